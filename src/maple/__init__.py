@@ -1,0 +1,51 @@
+"""MAPLE: class, probability, uncertainty and an out-of-distribution decision from one forward pass.
+
+Public names are imported on first use, so that ``import maple`` stays light and needs torch only where torch is used.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+__version__ = "0.1.0"
+
+_EXPORTS = {
+    "Backbone": "maple.backbone",
+    "create_backbone": "maple.backbone",
+    "embed": "maple.backbone",
+    "list_backbones": "maple.backbone",
+    "wrap_backbone": "maple.backbone",
+    "evaluate": "maple.benchmark",
+    "GMeans": "maple.cluster",
+    "XMeans": "maple.cluster",
+    "ImageSet": "maple.data",
+    "load_splits": "maple.data",
+    "open_images": "maple.data",
+    "MapleDetector": "maple.detector",
+    "create_detector": "maple.detector",
+    "list_detectors": "maple.detector",
+    "MapleError": "maple.errors",
+    "Moments": "maple.gaussian",
+    "Predictor": "maple.predictor",
+    "fit_predictor": "maple.predictor",
+    "load_predictor": "maple.predictor",
+    "MapleRecipe": "maple.recipe",
+    "write_report": "maple.report",
+    "train_backbone": "maple.train",
+    "Outputs": "maple.types",
+    "Prediction": "maple.types",
+    "Relabelling": "maple.types",
+}
+
+__all__ = sorted(_EXPORTS)
+
+
+def __getattr__(name: str) -> Any:
+    if name in _EXPORTS:
+        return getattr(import_module(_EXPORTS[name]), name)
+    raise AttributeError(f"module 'maple' has no attribute '{name}'")
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

@@ -1,0 +1,293 @@
+"""Images in, batches for a network out: order, augmentation, workers.
+
+Training batches are a function of (seed, epoch, rank) alone: nothing that happened before changes them, so a resumed
+run sees what an uninterrupted one would have seen, and torch's global random state is left alone. Only
+:func:`training_batches` can augment; :func:`evaluation_batches`, which statistics and evaluation use, cannot.
+
+Letters for shapes: B images in a batch, S side of the square.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from maple.data import ImageSet
+from maple.errors import DataError, UsageError, suggest
+
+Sampler = Literal["auto", "shuffle", "balanced"]
+
+AUGMENTATIONS = ("crop", "flip", "flip-both")
+IMAGES_PER_CLASS = 4  # K of the balanced sampler
+_ORDER, _AUGMENT = 0, 1  # random streams
+
+
+# --- augmentation ----------------------------------------------------------------------------------------------------
+
+
+def parse_augment(augment: str) -> frozenset[str]:
+    """``'crop,flip'`` as a set of names; ``'none'`` is the empty set.
+
+    >>> sorted(parse_augment("crop, flip-both"))
+    ['crop', 'flip-both']
+    """
+    names = frozenset(name.strip() for name in augment.split(","))
+    if names == {"none"}:
+        return frozenset()
+    for name in sorted(names - set(AUGMENTATIONS)):
+        raise UsageError(f"unknown augmentation '{name}': {suggest(name, [*AUGMENTATIONS, 'none'])}")
+    return names
+
+
+def augment_batch(images: Tensor, augment: str, generator: torch.Generator) -> Tensor:
+    """Crop and flip each image of a batch (B, S, S, 3) in its own way.
+
+    ``crop`` shifts by up to S / 8 pixels in both directions, with the border reflected; ``flip`` mirrors left-right,
+    ``flip-both`` left-right and up-down, each with probability one half. All of it only says from which row and which
+    column of the image a pixel is taken, so one gather does everything.
+
+    >>> batch = torch.arange(2 * 8 * 8 * 3, dtype=torch.uint8).reshape(2, 8, 8, 3)
+    >>> augment_batch(batch, "crop,flip", torch.Generator().manual_seed(0)).shape
+    torch.Size([2, 8, 8, 3])
+    """
+    names = parse_augment(augment)
+    if not names:
+        return images
+    n, size = images.shape[:2]
+    rows = torch.arange(size).expand(n, size)  # (B, S): the row that each row of the result is taken from
+    columns = rows
+    if "crop" in names:
+        rows = _shift(rows, size, generator)
+        columns = _shift(columns, size, generator)
+    if names & {"flip", "flip-both"}:
+        columns = _mirror(columns, size, generator)
+    if "flip-both" in names:
+        rows = _mirror(rows, size, generator)
+    first = torch.arange(n)[:, None] * size  # (B, 1)
+    flat = (first + rows)[:, :, None] * size + columns[:, None, :]  # (B, S, S): pixels of the whole batch, counted
+    return images.reshape(n * size * size, -1).index_select(0, flat.reshape(-1)).reshape(images.shape)
+
+
+def _shift(index: Tensor, size: int, generator: torch.Generator) -> Tensor:
+    """Shift (B, S) indices by up to S / 8 per image; what falls off the border is reflected."""
+    reach = size // 8
+    shifted = index + torch.randint(-reach, reach + 1, (len(index), 1), generator=generator)
+    return (size - 1) - ((size - 1) - shifted.abs()).abs()
+
+
+def _mirror(index: Tensor, size: int, generator: torch.Generator) -> Tensor:
+    """Reverse the (B, S) indices of half of the images."""
+    mirrored = torch.rand((len(index), 1), generator=generator) < 0.5
+    return torch.where(mirrored, size - 1 - index, index)
+
+
+def to_input(images: Tensor) -> Tensor:
+    """uint8 images (B, S, S, 3) as float32 (B, 3, S, S) in [0, 1], in channels_last memory."""
+    return images.permute(0, 3, 1, 2).to(torch.float32).div_(255)
+
+
+# --- the order of an epoch -------------------------------------------------------------------------------------------
+
+
+def count_batches(n_images: int, batch_size: int, world_size: int = 1) -> int:
+    """Batches in an epoch, the same for every rank and sampler.
+
+    The last, incomplete batch is dropped where it would leave a rank with fewer than two images, which batch
+    normalisation cannot use.
+
+    >>> count_batches(1000, 256), count_batches(1025, 256), count_batches(513, 256, world_size=2)
+    (4, 4, 2)
+    """
+    whole, rest = divmod(n_images, batch_size)
+    return whole + (rest // world_size >= 2)
+
+
+def plan_epoch(
+    targets: np.ndarray,
+    *,
+    batch_size: int,
+    sampler: Sampler = "auto",
+    seed: int,
+    epoch: int,
+    rank: int = 0,
+    world_size: int = 1,
+) -> list[np.ndarray]:
+    """The rows of each batch of one rank in one epoch.
+
+    ``batch_size`` counts the images of a step over all ranks. ``shuffle`` visits every image once. ``balanced`` fills
+    each rank's batch with P targets x K images (K = 4, less where the batch would hold fewer than two targets), so that
+    every image has positives and negatives in its batch: targets come in random order, each once before any comes
+    again; images likewise within a target. Rare targets are then seen more often, frequent ones less, in about as many
+    images per epoch. ``auto`` is balanced where a rank's batch is smaller than 4 images per target, else shuffle.
+
+    >>> [batch.tolist() for batch in plan_epoch(np.zeros(5), batch_size=3, sampler="shuffle", seed=0, epoch=1)]
+    [[1, 4, 3], [0, 2]]
+    """
+    targets = np.asarray(targets)
+    per_rank = batch_size // world_size
+    n_batches = count_batches(len(targets), batch_size, world_size)
+    if per_rank < 1:
+        raise UsageError(f"a batch of {batch_size} cannot be shared by {world_size} processes: raise the batch size")
+    if n_batches == 0:
+        raise DataError(
+            f"{len(targets)} training images cannot fill a batch for {world_size} process"
+            f"{'es' * (world_size > 1)}: add images"
+        )
+    rng = np.random.default_rng(_seed(seed, epoch, _ORDER))
+    if sampler == "auto":
+        sampler = "balanced" if per_rank < IMAGES_PER_CLASS * len(np.unique(targets)) else "shuffle"
+    if sampler == "shuffle":
+        order = rng.permutation(len(targets))
+        steps = [order[start : start + batch_size] for start in range(0, n_batches * batch_size, batch_size)]
+        return [np.array_split(step, world_size)[rank] for step in steps]
+    if sampler != "balanced":
+        raise UsageError(f"unknown sampler '{sampler}': {suggest(sampler, ['auto', 'shuffle', 'balanced'])}")
+    images_per_target = max(1, min(IMAGES_PER_CLASS, per_rank // 2))
+    targets_per_batch = per_rank // images_per_target
+    groups = _balanced_groups(targets, n_batches * world_size * targets_per_batch, images_per_target, rng)
+    batches = groups.reshape(n_batches, world_size, -1)  # (batches, ranks, P * K)
+    return list(batches[:, rank])
+
+
+def _balanced_groups(targets: np.ndarray, n_groups: int, size: int, rng: np.random.Generator) -> np.ndarray:
+    """(groups, size) rows: each group of one target, neighbouring groups of different ones."""
+    distinct, inverse = np.unique(targets, return_inverse=True)
+    sequence = _cycle(len(distinct), n_groups, rng)  # (groups,) which target
+    members = np.split(np.argsort(inverse, kind="stable"), np.cumsum(np.bincount(inverse))[:-1])
+    groups = np.empty((n_groups, size), dtype=np.int64)
+    for target, rows in enumerate(members):
+        places = np.flatnonzero(sequence == target)
+        groups[places] = _draw_groups(rows, len(places), size, rng)
+    return groups
+
+
+def _cycle(n: int, length: int, rng: np.random.Generator) -> np.ndarray:
+    """``length`` numbers below n: random permutations one after the other, never the same number twice in a row."""
+    rounds: list[np.ndarray] = []
+    for _ in range(-(-length // n)):
+        order = rng.permutation(n)
+        if rounds and n > 1 and order[0] == rounds[-1][-1]:
+            order = np.roll(order, 1)
+        rounds.append(order)
+    return np.concatenate(rounds)[:length] if rounds else np.zeros(0, dtype=np.int64)
+
+
+def _draw_groups(rows: np.ndarray, n_groups: int, size: int, rng: np.random.Generator) -> np.ndarray:
+    """(groups, size) of ``rows``: pass after pass in random order; a group repeats an image only if it must."""
+    if len(rows) < size:
+        return np.array([np.resize(rng.permutation(rows), size) for _ in range(n_groups)]).reshape(n_groups, size)
+    whole = len(rows) // size  # groups per pass; the images left over differ from pass to pass
+    passes = [rng.permutation(rows)[: whole * size] for _ in range(-(-n_groups // whole))]
+    return np.concatenate([*passes, rows[:0]]).reshape(-1, size)[:n_groups]
+
+
+def _seed(*numbers: int) -> np.random.SeedSequence:
+    return np.random.SeedSequence([number % 2**64 for number in numbers])
+
+
+# --- batches ---------------------------------------------------------------------------------------------------------
+
+
+def training_batches(
+    images: ImageSet,
+    targets: np.ndarray,
+    *,
+    batch_size: int,
+    augment: str = "auto",
+    sampler: Sampler = "auto",
+    seed: int,
+    epoch: int,
+    rank: int = 0,
+    world_size: int = 1,
+    workers: int = 0,
+) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """One epoch of (x, target, index): float32 (B, 3, S, S) in [0, 1], int64 (B,), int64 (B,).
+
+    ``batch_size`` counts the images of a step over all ranks; see :func:`plan_epoch` for the order. Images that are not
+    in memory are decoded by ``workers`` processes; augmentation always happens here, a whole batch at a time.
+    """
+    targets = np.asarray(targets, dtype=np.int64)
+    if len(targets) != len(images):
+        raise DataError(f"{len(images)} images but {len(targets)} targets: each image needs one target")
+    augment = images.augment if augment == "auto" else augment
+    parse_augment(augment)
+    plan = plan_epoch(
+        targets,
+        batch_size=batch_size,
+        sampler=sampler,
+        seed=seed,
+        epoch=epoch,
+        rank=rank,
+        world_size=world_size,
+    )
+    return _training_batches(images, targets, plan, augment, _generator(seed, epoch, _AUGMENT, rank), workers)
+
+
+def _training_batches(
+    images: ImageSet,
+    targets: np.ndarray,
+    plan: Sequence[np.ndarray],
+    augment: str,
+    generator: torch.Generator,
+    workers: int,
+) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    for index, batch in _read_batches(images, plan, workers):
+        x = to_input(augment_batch(batch, augment, generator))
+        yield x, torch.from_numpy(targets[index]), torch.from_numpy(index)
+
+
+def evaluation_batches(
+    images: ImageSet, *, batch_size: int = 512, indices: Any = None, workers: int = 0
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """(x, index) of all images, or of those at ``indices``, in order and as they are: never augmented.
+
+    >>> digits = ImageSet.from_arrays(np.full((5, 8, 8), 255, np.uint8))
+    >>> [(tuple(x.shape), index.tolist()) for x, index in evaluation_batches(digits, batch_size=3)]
+    [((3, 3, 8, 8), [0, 1, 2]), ((2, 3, 8, 8), [3, 4])]
+    """
+    rows = np.arange(len(images)) if indices is None else np.asarray(indices, dtype=np.int64)
+    plan = [rows[start : start + batch_size] for start in range(0, len(rows), batch_size)]
+    for index, batch in _read_batches(images, plan, workers):
+        yield to_input(batch), torch.from_numpy(index)
+
+
+def _generator(*numbers: int) -> torch.Generator:
+    state = int(_seed(*numbers).generate_state(1, np.uint64)[0])
+    return torch.Generator().manual_seed(state >> 1)
+
+
+def _read_batches(images: ImageSet, plan: Sequence[np.ndarray], workers: int) -> Iterator[tuple[np.ndarray, Tensor]]:
+    """Rows and uint8 images (B, S, S, 3) of each batch of the plan."""
+    if images.pixels is not None:
+        for index in plan:
+            yield index, torch.from_numpy(images.pixels[index])
+        return
+    loader = DataLoader(
+        _Batches(images),
+        batch_size=None,  # the plan holds whole batches
+        sampler=plan,
+        num_workers=workers,
+        generator=torch.Generator(),  # its own, so that the loader does not draw from the global one
+    )
+    for index, batch in zip(plan, loader):
+        if isinstance(batch, DataError):
+            raise batch
+        yield index, batch
+
+
+class _Batches(Dataset):
+    """Decodes whole batches, in a worker. An error comes back as a value, so that its sentence stays one sentence."""
+
+    def __init__(self, images: ImageSet) -> None:
+        self.images = images
+
+    def __getitem__(self, index: np.ndarray) -> Tensor | DataError:
+        try:
+            return torch.from_numpy(np.stack([self.images.read(i) for i in index]))
+        except DataError as error:
+            return error

@@ -1,0 +1,484 @@
+"""MAPLE next to the baselines on the same outputs: one pass over saved arrays, one record of everything reported.
+
+`evaluate` takes a fitted predictor and the ``Outputs`` of in-distribution (IND) and out-of-distribution (OOD) images;
+no network runs here. The `Results` it returns hold numbers, thinned curves and provenance: all that a table or a report
+needs, in a file that is strict JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import platform
+import re
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+
+import numpy as np
+from pydantic import BeforeValidator, TypeAdapter, ValidationError
+from rich.table import Table
+from scipy.special import log_softmax
+
+import maple
+from maple import metrics
+from maple.detector import Detector, create_detector
+from maple.errors import DataError, RunError, UsageError
+from maple.gaussian import reduce_clusters
+from maple.types import Outputs, Prediction
+
+if TYPE_CHECKING:
+    from maple.predictor import Predictor
+
+FORMAT_VERSION = 1
+CONFIDENCE_LEVELS = (0.5, 0.8, 0.9)
+MAX_CURVE_POINTS = 200
+HISTOGRAM_BINS = 50
+
+# A number that may be missing: NaN here, null in the file.
+Number = Annotated[float, BeforeValidator(lambda value: math.nan if value is None else value)]
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Results
+
+
+@dataclass(frozen=True)
+class Reliability:
+    """Accuracy against confidence in B bins of equal width; NaN in empty bins."""
+
+    edges: list[float]  # (B + 1,)
+    count: list[int]  # (B,)
+    accuracy: list[Number]  # (B,)
+    confidence: list[Number]  # (B,)
+
+
+@dataclass(frozen=True)
+class Classification:
+    """How good the classes and probabilities of one method are; NaN where the method has no such number."""
+
+    accuracy: Number
+    ece: Number
+    nll: Number
+    brier: Number
+    aurc: Number
+    accuracy_above: dict[str, Number]  # by confidence level, "0.5", "0.8", "0.9"
+    share_above: dict[str, Number]  # share of images kept at that level
+    reliability: Reliability
+
+
+@dataclass(frozen=True)
+class Detection:
+    """How well the score of one method separates one OOD set from the IND images."""
+
+    auroc: Number
+    aupr_out: Number  # OOD is the positive class
+    aupr_in: Number  # IND is the positive class
+    fpr95_ood_positive: Number  # share of IND flagged when 95 % of OOD is caught
+    fpr95_ind_positive: Number  # share of OOD accepted when 95 % of IND is accepted
+    flagged: Number  # share of the OOD set with ``is_ood``; NaN for methods without a threshold
+    roc_ind: list[float]  # share of IND flagged along the ROC curve
+    roc_ood: list[float]  # share of OOD flagged at the same thresholds
+
+
+@dataclass(frozen=True)
+class Histogram:
+    """Counts of scores in common bins; the few beyond the last edges are counted in the outer bins."""
+
+    edges: list[float]  # (B + 1,)
+    ind: list[int]  # (B,)
+    ood: dict[str, list[int]]
+
+
+@dataclass(frozen=True)
+class Method:
+    """One row of the table: what one way of reading the same outputs is worth."""
+
+    classification: Classification | None  # None for methods that only score
+    detection: dict[str, Detection]  # by OOD set
+    histogram: Histogram
+
+
+@dataclass(frozen=True)
+class Results:
+    """Everything `evaluate` found, by method: ``softmax``, ``energy``, ``maple``, ``maple-paper``, others as asked for.
+
+    ``maple`` is the calibrated class posterior, the predictor's score and its threshold; ``maple-paper`` reads the same
+    Gaussians as the paper does: nearest cluster, chi-square tail as probability and as uncertainty.
+    """
+
+    class_names: list[str]
+    methods: dict[str, Method]
+    n_ind: int
+    n_ood: dict[str, int]
+    n_components: int  # of the projection: degrees of freedom of the chi-square distribution
+    n_clusters: int
+    false_alarm: Number  # share of IND images with ``is_ood``; NaN without calibration
+    gaussian_error: Number  # Gaussian test on the squared distances to the nearest cluster, IND
+    qq_theoretical: list[float]
+    qq_observed: list[float]
+    confusion: list[list[int]]  # (C, C) rows: true classes; columns: ``maple`` classes
+    per_class_accuracy: list[Number]  # (C,)
+    latency_ms: Number = math.nan  # per image
+    provenance: dict[str, Any] = field(default_factory=dict)
+    format_version: int = FORMAT_VERSION
+
+    @property
+    def ood_names(self) -> list[str]:
+        return list(self.n_ood)
+
+    @property
+    def md_accuracy(self) -> float:
+        """Accuracy of the nearest cluster's class, the paper's rule."""
+        paper = self.methods["maple-paper"].classification
+        return paper.accuracy if paper else math.nan
+
+    def rows(self) -> list[dict[str, Any]]:
+        """The table as plain rows, one per method, every scalar under its own name (``auroc/svhn``)."""
+        return [_row(name, method) for name, method in self.methods.items()]
+
+    def to_json(self) -> str:
+        """Strict JSON: NaN is written as null, infinities as "inf" and "-inf"; arrays of numbers on one line each."""
+        text = json.dumps(_plain(asdict(self)), indent=2, ensure_ascii=False, allow_nan=False)
+        # A raw line break is never inside a JSON string, so that only lists without lists in them are joined.
+        return re.sub(r"\[\n[^\[\]{}]*?\n *\]", lambda match: re.sub(r"\n *", " ", match[0]), text)
+
+    @staticmethod
+    def from_json(text: str | bytes) -> Results:
+        """The results written by `to_json`."""
+        try:
+            values = json.loads(text)
+            written = values.get("format_version") if isinstance(values, dict) else None
+            if isinstance(written, int) and written > FORMAT_VERSION:
+                raise RunError(f"these results have format {written}, newer than {FORMAT_VERSION}: update maple")
+            return TypeAdapter(Results).validate_python(values)
+        except (json.JSONDecodeError, UnicodeDecodeError) as error:
+            raise RunError(f"these results are not valid JSON ({error}): evaluate the run again") from None
+        except ValidationError as error:
+            where = ".".join(str(part) for part in error.errors()[0]["loc"]) or "the file"
+            raise RunError(f"these results are incomplete or damaged at '{where}': evaluate the run again") from None
+
+
+def _row(name: str, method: Method) -> dict[str, Any]:
+    row: dict[str, Any] = {"method": name}
+    if method.classification is not None:
+        values = asdict(method.classification)
+        row |= {key: values[key] for key in ("accuracy", "ece", "nll", "brier", "aurc")}
+        for level in values["accuracy_above"]:
+            row[f"accuracy_above/{level}"] = values["accuracy_above"][level]
+            row[f"share_above/{level}"] = values["share_above"][level]
+    for ood_name, detection in method.detection.items():
+        row |= {f"{key}/{ood_name}": value for key, value in asdict(detection).items() if not key.startswith("roc_")}
+    return row
+
+
+def _plain(value: Any) -> Any:
+    """Values that strict JSON can hold; what it cannot becomes text."""
+    if isinstance(value, np.generic | np.ndarray):
+        value = value.tolist()
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None if math.isnan(value) else str(value)
+    return value if isinstance(value, str | int | float | None) else str(value)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Evaluation
+
+
+def evaluate(
+    predictor: Predictor,
+    ind: Outputs,
+    ood: Mapping[str, Outputs] | None = None,
+    *,
+    detectors: Sequence[str | Detector] = ("softmax", "energy"),
+    latency_ms: float | None = None,
+    seed: int | None = None,
+    provenance: Mapping[str, Any] | None = None,
+) -> Results:
+    """Judge a predictor and its baselines on labelled IND outputs and any number of named OOD outputs.
+
+    ``detectors`` are names or fitted instances; they add a row each with the detection metrics, and ``softmax`` adds its
+    class probabilities as well. Baselines that read logits are left out where the outputs have none. ``seed``, and
+    whatever ``provenance`` holds (configuration, command), is kept with the results next to the versions in use.
+    """
+    ood = dict(ood or {})
+    for name, outputs in {"in-distribution": ind, **ood}.items():
+        if len(outputs) == 0:
+            raise DataError(f"the {name} set has no images: check its source")
+    n_classes = len(predictor.class_names)
+    labels = _labels(ind, n_classes)
+    said = predictor.predict_outputs(ind)
+    said_ood = {name: predictor.predict_outputs(outputs) for name, outputs in ood.items()}
+
+    methods = _baselines(detectors, ind, ood, labels, n_classes)
+    methods["maple"] = _maple(predictor, ind, labels, said, said_ood)
+    methods["maple-paper"] = _maple_paper(predictor, ind, labels, said, said_ood)
+
+    degrees = predictor.detector.n_components
+    theoretical, observed = metrics.qq_points(said.squared_distance, degrees, MAX_CURVE_POINTS)
+    confusion = metrics.confusion_matrix(labels, said.class_id, n_classes)
+    return Results(
+        class_names=list(predictor.class_names),
+        methods=methods,
+        n_ind=len(ind),
+        n_ood={name: len(outputs) for name, outputs in ood.items()},
+        n_components=int(degrees),
+        n_clusters=int(predictor.detector.n_clusters),
+        false_alarm=_share_flagged(said),
+        gaussian_error=metrics.gaussian_test(said.squared_distance, degrees),
+        qq_theoretical=theoretical.tolist(),
+        qq_observed=observed.tolist(),
+        confusion=confusion.tolist(),
+        per_class_accuracy=metrics.per_class_accuracy(confusion).tolist(),
+        latency_ms=math.nan if latency_ms is None else float(latency_ms),
+        provenance=_plain({**(provenance or {}), "seed": seed, "versions": _versions()}),
+    )
+
+
+def _labels(ind: Outputs, n_classes: int) -> np.ndarray:
+    """The labels (N,), all of them known."""
+    if ind.labels is None:
+        raise DataError("the in-distribution images have no labels: give images sorted into class folders")
+    unknown = int(((ind.labels < 0) | (ind.labels >= n_classes)).sum())
+    if unknown:
+        raise DataError(
+            f"{unknown} of {len(ind)} in-distribution images have no label among the {n_classes} classes: "
+            "leave them out or give them as an OOD set"
+        )
+    return ind.labels
+
+
+def _baselines(
+    detectors: Sequence[str | Detector], ind: Outputs, ood: dict[str, Outputs], labels: np.ndarray, n_classes: int
+) -> dict[str, Method]:
+    """One method per detector; ``softmax`` has class probabilities too."""
+    methods = {}
+    for given in detectors:
+        detector = create_detector(given) if isinstance(given, str) else given
+        classification = _softmax_classification(ind, labels, n_classes) if detector.name == "softmax" else None
+        ood_scores = {name: detector.score(outputs) for name, outputs in ood.items()}
+        methods[detector.name] = _method(classification, detector.score(ind), ood_scores)
+    return methods
+
+
+def _class_log_softmax(outputs: Outputs, n_classes: int) -> np.ndarray:
+    """Log-softmax summed over the clusters of a class, (N, C): clusters are never compared with class labels."""
+    assert outputs.logits is not None
+    logs = log_softmax(outputs.logits.astype(np.float64), axis=1)  # (N, M)
+    if outputs.cluster_to_class is not None:
+        logs = reduce_clusters(logs, outputs.cluster_to_class, np.logaddexp)
+    if logs.shape[1] != n_classes:
+        raise UsageError(f"the logits are about {logs.shape[1]} classes, the predictor about {n_classes}: set "
+                         "cluster_to_class on the outputs")
+    return logs
+
+
+def _maple(
+    predictor: Predictor, ind: Outputs, labels: np.ndarray, said: Prediction, said_ood: dict[str, Prediction]
+) -> Method:
+    """The calibrated posterior, the predictor's score and its decision."""
+    return _method(
+        _judge_probabilities(predictor.log_probabilities(ind), labels),
+        said.score,
+        {name: prediction.score for name, prediction in said_ood.items()},
+        {name: _share_flagged(prediction) for name, prediction in said_ood.items()},
+    )
+
+
+def _maple_paper(
+    predictor: Predictor, ind: Outputs, labels: np.ndarray, said: Prediction, said_ood: dict[str, Prediction]
+) -> Method:
+    """The paper's reading: P_MD is the probability, unnormalised, so that it has no Brier score.
+
+    OOD images are ranked by squared distance, as uncertainty would if it did not round to 1 for every far image.
+    """
+    log_tails = predictor.detector.log_typicality_per_class(ind)  # (N, C)
+    return _method(
+        _judge(
+            said.typicality,
+            said.md_class_id == labels,
+            ranking=-said.squared_distance,
+            nll=metrics.negative_log_likelihood(log_tails, labels, log=True),
+        ),
+        said.squared_distance,
+        {name: prediction.squared_distance for name, prediction in said_ood.items()},
+    )
+
+
+def _judge_probabilities(log_probabilities: np.ndarray, labels: np.ndarray) -> Classification:
+    """The metrics of class probabilities (N, C) that sum to one, given as logarithms."""
+    probabilities = np.exp(log_probabilities)
+    confidence = probabilities.max(axis=1)
+    return _judge(
+        confidence,
+        probabilities.argmax(axis=1) == labels,
+        ranking=confidence,
+        nll=metrics.negative_log_likelihood(log_probabilities, labels, log=True),
+        brier=metrics.brier_score(probabilities, labels),
+    )
+
+
+def _judge(
+    confidence: np.ndarray, correct: np.ndarray, *, ranking: np.ndarray, nll: float, brier: float = math.nan
+) -> Classification:
+    """The metrics of a confidence (N,) and of whether each class was right."""
+    curve = metrics.reliability_curve(confidence, correct)
+    above = {f"{level:g}": metrics.accuracy_above(confidence, correct, level) for level in CONFIDENCE_LEVELS}
+    return Classification(
+        accuracy=float(correct.mean()),
+        ece=metrics.expected_calibration_error(confidence, correct),
+        nll=nll,
+        brier=brier,
+        aurc=metrics.aurc(ranking, correct),
+        accuracy_above={level: accuracy for level, (accuracy, _) in above.items()},
+        share_above={level: share for level, (_, share) in above.items()},
+        reliability=Reliability(
+            curve.edges.tolist(), curve.count.tolist(), curve.accuracy.tolist(), curve.confidence.tolist()
+        ),
+    )
+
+
+def _method(
+    classification: Classification | None,
+    ind_scores: np.ndarray,
+    ood_scores: dict[str, np.ndarray],
+    flagged: dict[str, float] | None = None,
+) -> Method:
+    """A row from its parts: detection on every OOD set, and the histogram over all of them."""
+    shares = flagged or {}
+    detection = {name: _detect(ind_scores, scores, shares.get(name, math.nan)) for name, scores in ood_scores.items()}
+    return Method(classification, detection, _histogram(ind_scores, ood_scores))
+
+
+def _detect(ind_scores: np.ndarray, ood_scores: np.ndarray, flagged: float) -> Detection:
+    roc_ind, roc_ood = _thin(*metrics.roc_curve(ind_scores, ood_scores)[:2])
+    return Detection(
+        auroc=metrics.auroc(ind_scores, ood_scores),
+        aupr_out=metrics.aupr_out(ind_scores, ood_scores),
+        aupr_in=metrics.aupr_in(ind_scores, ood_scores),
+        fpr95_ood_positive=metrics.fpr95_ood_positive(ind_scores, ood_scores),
+        fpr95_ind_positive=metrics.fpr95_ind_positive(ind_scores, ood_scores),
+        flagged=flagged,
+        roc_ind=roc_ind.tolist(),
+        roc_ood=roc_ood.tolist(),
+    )
+
+
+def _thin(x: np.ndarray, y: np.ndarray, points: int = MAX_CURVE_POINTS) -> tuple[np.ndarray, np.ndarray]:
+    """At most ``points`` of a rising curve from (0, 0) to (1, 1), evenly along it, both ends kept."""
+    along = x + y  # rises from 0 to 2
+    if len(along) > points:
+        kept = np.unique(np.searchsorted(along, np.linspace(0, along[-1], points)))
+        x, y = x[kept], y[kept]
+    return x, y
+
+
+def _histogram(ind_scores: np.ndarray, ood_scores: dict[str, np.ndarray], bins: int = HISTOGRAM_BINS) -> Histogram:
+    """Counts in common bins. A few extreme scores would squeeze all others into one bin, so that the range ends at
+    the 0.5 % and 99.5 % quantiles of the sets and the rest joins the outer bins."""
+    finite = [scores[np.isfinite(scores)] for scores in (ind_scores, *ood_scores.values())]
+    limits = [np.quantile(scores, (0.005, 0.995)) for scores in finite if len(scores)] or [np.zeros(2)]
+    low, high = min(pair[0] for pair in limits), max(pair[1] for pair in limits)
+    edges = np.linspace(low, high if high > low else low + 1, bins + 1)
+
+    def count(scores: np.ndarray) -> list[int]:
+        return np.histogram(np.clip(scores, edges[0], edges[-1]), edges)[0].tolist()
+
+    return Histogram(edges.tolist(), count(ind_scores), {name: count(scores) for name, scores in ood_scores.items()})
+
+
+def _share_flagged(prediction: Prediction) -> float:
+    """Share of images with ``is_ood``; NaN where nothing was calibrated."""
+    return math.nan if np.isnan(prediction.p_value).all() else float(prediction.is_ood.mean())
+
+
+def _versions() -> dict[str, str]:
+    """What computed this: packages by their installed versions, without importing any."""
+    versions = {"python": platform.python_version(), "maple": maple.__version__}
+    for package in ("numpy", "scipy", "scikit-learn", "torch"):
+        try:
+            versions[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return versions
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Table
+
+_COLUMNS = {"accuracy": "accuracy ↑", "ece": "ECE ↓", "nll": "NLL ↓"}
+
+
+def format_table(results: Results, *more: Results) -> Table:
+    """The summary as people read it; with several runs each cell is mean ± deviation over them."""
+    runs = [results, *more]
+    if any(list(run.methods) != list(results.methods) or run.ood_names != results.ood_names for run in more):
+        raise UsageError("these results have different methods or OOD sets: compare runs of the same evaluation")
+    columns = _COLUMNS | {f"auroc/{name}": f"AUROC ↑\n{name}" for name in results.ood_names}
+    table = Table(caption=_caption(runs), caption_justify="left")
+    table.add_column("method")
+    for heading in columns.values():
+        table.add_column(heading, justify="right")
+    for rows in zip(*(run.rows() for run in runs), strict=True):
+        table.add_row(rows[0]["method"], *(_cell([row.get(key, math.nan) for row in rows]) for key in columns))
+    return table
+
+
+def _cell(values: Sequence[float]) -> str:
+    """A number, a spread, or a dash where there is none."""
+    return "–" if any(math.isnan(value) for value in values) else metrics.format_spread(values)
+
+
+def _caption(runs: Sequence[Results]) -> str:
+    """What the threshold does, in words."""
+    first = runs[0]
+    parts = [f"{first.n_ind} in-distribution images, {first.n_clusters} clusters, {first.n_components} components."]
+    if not any(math.isnan(run.false_alarm) for run in runs):
+        shares = {"in-distribution images (false alarms)": [run.false_alarm for run in runs]}
+        for name in first.ood_names:
+            shares[name] = [run.methods["maple"].detection[name].flagged for run in runs]
+        parts.append("maple flags " + ", ".join(f"{_percent(values)} of {name}" for name, values in shares.items()) + ".")
+    latencies = [run.latency_ms for run in runs]
+    if not any(math.isnan(value) for value in latencies):
+        parts.append(f"{metrics.format_spread(latencies)} ms per image.")
+    return " ".join(parts)
+
+
+def _percent(shares: Sequence[float]) -> str:
+    return metrics.format_spread([100 * share for share in shares], digits=1) + " %"
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Latency
+
+
+class Latency(NamedTuple):
+    """Milliseconds per image over repeated batches."""
+
+    median: float
+    spread: float  # interquartile range
+
+
+def measure_latency(predict: Callable[[Any], Any], batch: Any, repeats: int = 10) -> Latency:
+    """Time ``predict(batch)`` after one call to warm up: median and interquartile range, per image.
+
+    >>> measure_latency(sum, [1.0, 2.0, 3.0], repeats=5).median >= 0
+    True
+    """
+    if repeats < 1:
+        raise UsageError(f"repeats is {repeats}: give at least 1")
+    if len(batch) == 0:
+        raise DataError("the batch is empty: give at least one image")
+    predict(batch)
+    seconds = []
+    for _ in range(repeats):
+        started = time.perf_counter()
+        predict(batch)
+        seconds.append(time.perf_counter() - started)
+    low, median, high = np.quantile(np.array(seconds) * 1000 / len(batch), (0.25, 0.5, 0.75))
+    return Latency(float(median), float(high - low))

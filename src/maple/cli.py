@@ -1,0 +1,273 @@
+"""The command line: one command per verb. Heavy imports happen inside the commands, so that ``--help`` is quick."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import fields
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+
+import typer
+from rich.console import Console
+
+from maple import __version__
+from maple.config import GROUPS, PRESETS, read_toml
+from maple.errors import MapleError, UsageError
+
+app = typer.Typer(
+    help="Class, probability, uncertainty and an out-of-distribution decision from one forward pass.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+)
+output = Console()
+
+DataRoot = Annotated[
+    Path | None, typer.Option(help="folder of named data sets, <name>/<split>.parquet", envvar="MAPLE_DATA")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="print JSON instead of a table")]
+FalseAlarm = Annotated[
+    float | None, typer.Option(help="share of in-distribution images flagged at most, on average; default: the run's")
+]
+PANELS = {"data": "Data", "model": "Model", "train": "Training", "recipe": "Recipe", "detector": "Detector"}
+
+
+def _values(annotation: Any) -> str | None:
+    """What a flag takes, for its help: ``sgd|adam``, ``NUMBER``, ``auto|NUMBER``, or None for plain text.
+
+    >>> _values(Literal["auto"] | int)
+    'auto|NUMBER'
+    """
+    if annotation in (int, float):
+        return "NUMBER"
+    if get_origin(annotation) is Annotated:
+        return _values(get_args(annotation)[0])
+    if get_origin(annotation) is Literal:
+        return "|".join(get_args(annotation))
+    if get_origin(annotation) is tuple:
+        return "NUMBER,..."
+    return "|".join(filter(None, map(_values, get_args(annotation)))) or None
+
+
+def with_options(*sections: str) -> Callable[[Callable], Callable]:
+    """Give a command one flag per option of these sections; those that were set arrive in ``flags``."""
+
+    def decorate(command: Callable) -> Callable:
+        command_hints = get_type_hints(command, include_extras=True)
+        parameters = [
+            parameter.replace(annotation=command_hints[parameter.name])
+            for parameter in inspect.signature(command).parameters.values()
+            if parameter.name != "flags"
+        ]
+        names = []
+        for section in sections:
+            hints = get_type_hints(GROUPS[section], include_extras=True)
+            for f in fields(GROUPS[section]):
+                if not f.metadata.get("flag", True):
+                    continue
+                names.append(f.name)
+                is_switch = f.type == "bool"
+                shown = ",".join(map(str, f.default)) if isinstance(f.default, tuple) else f.default
+                text = f.metadata["help"] + ("" if f.default is None else f" [dim]\\[default: {shown}][/]")
+                flag = typer.Option(
+                    help=text, rich_help_panel=PANELS[section], metavar=_values(hints[f.name]), show_default=False
+                )
+                annotation = Annotated[bool | None if is_switch else str | None, flag]
+                parameters.append(
+                    inspect.Parameter(f.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+                )
+
+        def wrapper(**given: Any) -> Any:
+            flags = {name: given.pop(name) for name in names}
+            set_flags = {name: value for name, value in flags.items() if value is not None}
+            if "splits" in set_flags:
+                set_flags["splits"] = set_flags["splits"].split(",")
+            return command(**given, flags=set_flags)
+
+        wrapper.__name__, wrapper.__doc__ = command.__name__, command.__doc__
+        wrapper.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        wrapper.__annotations__ = {p.name: p.annotation for p in parameters}
+        return wrapper
+
+    return decorate
+
+
+def _version(show: bool) -> None:
+    if show:
+        output.print(f"maple {__version__}", highlight=False)
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="print the version")
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command()
+def demo(
+    out: Annotated[Path, typer.Option(help="run folder to write")] = Path("runs/demo"),
+    seed: Annotated[int, typer.Option(help="seed")] = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Train, fit, evaluate and report on simulated diatoms, with unknown taxa: about two minutes."""
+    from maple.workflow import run_demo
+
+    _finish(run_demo(out, seed), as_json)
+
+
+@app.command()
+@with_options("model", "train", "recipe", "detector", "data")
+def train(
+    data: Annotated[str, typer.Argument(help="image folder, .parquet, .npz, or the name of a data set")],
+    out: Annotated[Path, typer.Option(help="run folder to write")],
+    flags: dict[str, Any],
+    data_root: DataRoot = None,
+    config: Annotated[Path | None, typer.Option(help="TOML file with options; flags go before it")] = None,
+    preset: Annotated[str | None, typer.Option(help=f"settings by name: {', '.join(PRESETS)}")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="continue an interrupted run")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="replace an existing run")] = False,
+    validation: Annotated[str | None, typer.Option(help="validation images, instead of a share of DATA")] = None,
+    calibration: Annotated[str | None, typer.Option(help="calibration images, instead of a share of DATA")] = None,
+    test: Annotated[str | None, typer.Option(help="test images, instead of a share of DATA")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Train a network on DATA, fit its detector and test it; the run folder holds everything."""
+    from maple.workflow import TrainRequest, train_run
+
+    request = TrainRequest(
+        source=data,
+        out=out,
+        data_root=data_root,
+        validation=validation,
+        calibration=calibration,
+        test=test,
+        flags=flags,
+        file=read_toml(config) if config else {},
+        preset=preset,
+        resume=resume,
+        overwrite=overwrite,
+        command=_command_line(),
+    )
+    results = train_run(request)
+    if results is not None:
+        _finish(results, as_json)
+
+
+@app.command()
+def predict(
+    run: Annotated[Path, typer.Argument(help="run folder")],
+    images: Annotated[list[str], typer.Argument(help="images, folders, globs, .parquet or names of data sets")],
+    out: Annotated[str, typer.Option(help="file to write, .csv or .jsonl; - prints CSV")] = "-",
+    false_alarm: FalseAlarm = None,
+    all_probabilities: Annotated[
+        bool, typer.Option("--all-probabilities", help="add a column p_<class> for every class")
+    ] = False,
+    batch_size: Annotated[int, typer.Option(min=1, help="images per forward pass")] = 256,
+    data_root: DataRoot = None,
+) -> None:
+    """Class, probability, uncertainty and in/out decision for each image: one row each."""
+    from maple.workflow import predict_images
+
+    predict_images(run, images, out, false_alarm, all_probabilities, batch_size, data_root)
+
+
+@app.command()
+def evaluate(
+    run: Annotated[Path, typer.Argument(help="run folder")],
+    ind: Annotated[str | None, typer.Option(help="in-distribution test images; default: the run's test split")] = None,
+    ood: Annotated[list[str] | None, typer.Option(help="NAME=SOURCE of unknown images; may be repeated")] = None,
+    false_alarm: FalseAlarm = None,
+    data_root: DataRoot = None,
+    as_json: AsJson = False,
+) -> None:
+    """Measure accuracy, calibration and detection of unknown images, and update the report."""
+    from maple.workflow import evaluate_run
+
+    _finish(evaluate_run(run, ind, _named_sources(ood or []), false_alarm, data_root, _command_line()), as_json)
+
+
+@app.command()
+def report(
+    run: Annotated[Path, typer.Argument(help="run folder")],
+    predictions: Annotated[Path | None, typer.Argument(help="predictions to include, .csv or .jsonl")] = None,
+    out: Annotated[Path | None, typer.Option(help="HTML file to write; default: report.html in the run")] = None,
+) -> None:
+    """Write one self-contained HTML file about a run."""
+    from maple.report import write_report
+
+    output.print(f"report: {write_report(run, out=out, predictions=predictions)}", highlight=False, soft_wrap=True)
+
+
+@app.command()
+def data(
+    source: Annotated[str | None, typer.Argument(help="data set to describe; without it, what there is")] = None,
+    data_root: DataRoot = None,
+    as_json: AsJson = False,
+) -> None:
+    """What data sets there are and where they are looked for; what is in one of them."""
+    from maple.workflow import describe_source, list_sources
+
+    rows = [describe_source(source, data_root)] if source else list_sources(data_root)
+    if as_json:
+        print(json.dumps(rows if source is None else rows[0], indent=1))
+        return
+    from rich.table import Table
+
+    table = Table(*rows[0]) if rows else Table("source")
+    for row in rows:
+        table.add_row(*(str(value) for value in row.values()))
+    output.print(table)
+
+
+def _named_sources(pairs: list[str]) -> dict[str, str]:
+    sources: dict[str, str] = {}
+    for pair in pairs:
+        name, separator, source = pair.partition("=")
+        if not separator or not name or not source:
+            raise UsageError(f"--ood takes NAME=SOURCE, such as svhn=svhn or debris=folder/debris; got '{pair}'")
+        if name in sources:
+            raise UsageError(f"--ood names '{name}' twice: give each set its own name")
+        sources[name] = source
+    return sources
+
+
+def _finish(results: Any, as_json: bool) -> None:
+    """Print the results of a run."""
+    if as_json:
+        print(results.to_json())
+        return
+    from maple.benchmark import format_table
+
+    output.print(format_table(results))
+
+
+def _command_line() -> str:
+    return " ".join(["maple", *sys.argv[1:]])
+
+
+def main() -> None:
+    """Entry point: errors are one sentence on standard error, with exit code 2 for wrong use and 1 for failure."""
+    errors = Console(stderr=True)
+    try:
+        app(prog_name="maple")
+    except MapleError as error:
+        errors.print("[bold red]error:[/] ", end="")
+        errors.print(str(error), markup=False, highlight=False, soft_wrap=True)
+        raise SystemExit(error.exit_code) from None
+    except KeyboardInterrupt:
+        errors.print("\ninterrupted: what was saved is intact; continue a training with --resume")
+        raise SystemExit(130) from None
+    except BrokenPipeError:
+        raise SystemExit(1) from None
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,283 @@
+"""Options: declared once, here, and read from Python keywords, TOML files and command-line flags alike.
+
+Each group of options is a frozen dataclass. The classes that use a group inherit from it, so that a constructor
+keyword, a key in ``config.toml`` and a flag of ``maple train`` are the same name with the same default. Precedence is
+flag, file, preset, default.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
+
+import tomli_w
+from pydantic import Field, TypeAdapter, ValidationError
+
+from maple.errors import ConfigError, suggest
+
+Options = TypeVar("Options")
+Positive = Annotated[int, Field(ge=1)]
+Share = Annotated[float, Field(ge=0, le=1)]
+NonNegative = Annotated[float, Field(ge=0)]
+
+
+def option(default: Any, help: str, flag: bool = True) -> Any:
+    """A field with a default and the sentence that ``--help`` shows; ``flag=False`` keeps it off the command line."""
+    return field(default=default, metadata={"help": help, "flag": flag})
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataOptions:
+    """How images are read and split."""
+
+    size: Literal["auto"] | Positive = option("auto", "side of the square images in pixels, or 'auto'")
+    fit: Literal["pad", "stretch", "crop"] = option("pad", "how images that are not square become square")
+    splits: tuple[Share, Share, Share, Share] = option(
+        (0.7, 0.1, 0.1, 0.1), "shares of train, validation, calibration and test; test is 0 where a test file exists"
+    )
+    min_images: Annotated[int, Field(ge=0)] = option(0, "leave out classes with fewer images than this")
+    split_seed: int = option(0, "seed of the split")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelOptions:
+    """What is trained."""
+
+    backbone: str = option("resnet9", "network: resnet9, resnet18, resnet20/32/44/56, wrn-D-W such as wrn-28-10")
+    embedding_size: Positive | None = option(None, "size of a linear embedding in front of the head (default: none)")
+    recipe: str = option("maple", "how it learns: cross-entropy, triplet, clustering or maple")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainOptions:
+    """How a network is trained, whatever the recipe."""
+
+    epochs: Positive = option(16, "passes over the training images")
+    batch_size: Positive = option(256, "images per step, over all devices")
+    optimizer: Literal["sgd", "adam"] = option("sgd", "optimiser")
+    learning_rate: Annotated[float, Field(gt=0)] = option(0.1, "learning rate; the peak of the schedule")
+    momentum: Share = option(0.9, "momentum of SGD")
+    nesterov: bool = option(True, "Nesterov momentum")
+    weight_decay: NonNegative = option(5e-4, "weight decay")
+    schedule: Literal["triangular", "cosine", "constant"] = option("triangular", "learning rate over the epochs")
+    augment: str = option("auto", "'auto', 'none', or a list of crop, flip, flip-both")
+    sampler: Literal["auto", "shuffle", "balanced"] = option(
+        "auto", "'balanced' draws several images of each of several classes; 'auto' does so when batches are small"
+    )
+    seed: int = option(0, "seed of weights, order and augmentation")
+    precision: Literal["auto", "32-true", "bf16-mixed", "16-mixed"] = option(
+        "auto", "'auto' takes bfloat16 where the hardware has it"
+    )
+    accelerator: Literal["auto", "cpu", "cuda", "mps"] = option("auto", "where to train")
+    devices: Positive = option(1, "processes on this machine; gradients are averaged")
+    nodes: Positive = option(1, "machines; start the same command on each with torchrun or SLURM")
+    workers: Annotated[int, Field(ge=0)] = option(2, "processes that decode images too many to hold in memory")
+    allocator: bool = option(True, "keep freed memory for the next step (Linux, CPU): several times faster")
+    checkpoint_every: Positive = option(1, "epochs between checkpoints")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecipeOptions:
+    """Cross-entropy, triplet loss and relabelling: the two switches and their settings."""
+
+    triplet: bool = option(True, "add the triplet loss", flag=False)
+    clustering: bool = option(True, "split hard classes into clusters", flag=False)
+    margin: NonNegative = option(0.7, "margin of the triplet loss")
+    triplet_weight: NonNegative = option(1.0, "weight of the triplet loss")
+    triplet_warmup: Share = option(0.25, "share of the training over which that weight grows from 0")
+    triplet_space: Literal["normalised", "raw"] = option("normalised", "embeddings the triplet loss compares")
+    relabel_every: Positive = option(5, "epochs between relabelling events (the paper's p)")
+    hard_class_error: Share = option(0.3, "false-negative ratio above which a class is split (the paper's t)")
+    max_clusters: Positive = option(5, "clusters per class at most")
+    min_cluster_size: Positive = option(20, "images per cluster at least")
+    cluster_method: Literal["xmeans", "gmeans", "kmeans"] = option("xmeans", "how a hard class is split")
+    cluster_space: Literal["normalised", "raw"] = option("normalised", "embeddings the clustering sees")
+    head_growth: Literal["keep", "fresh"] = option(
+        "keep", "'keep' grows the head without changing any class probability; 'fresh' starts a new head"
+    )
+    cluster_scope: Literal["cluster", "class"] = option(
+        "cluster", "'cluster' splits the clusters there are; 'class' clusters the whole class anew at each event"
+    )
+    class_rule: Literal["sum", "max"] = option("sum", "class probability from its clusters: their sum or the largest")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DetectorOptions:
+    """The Gaussians over the embeddings."""
+
+    explained_variance: Annotated[float, Field(gt=0, le=1)] = option(0.95, "share of variance that PCA keeps")
+    pca: bool = option(True, "reduce the embeddings by PCA first")
+    covariance: Literal["tied", "global", "full"] = option(
+        "tied", "shared within clusters (the paper), over everything, or one per cluster"
+    )
+    distance: Literal["mahalanobis", "euclidean"] = option("mahalanobis", "distance to the cluster means")
+    norm_exponent: Annotated[float, Field(ge=0, le=1)] = option(
+        1.0, "embeddings are divided by their norm to this power: 0 is the paper, 1 the unit sphere"
+    )
+
+
+_PAPER_RECIPE: dict[str, Any] = {
+    "margin": 0.7,
+    "triplet_weight": 1.0,
+    "triplet_warmup": 0.0,
+    "triplet_space": "raw",
+    "relabel_every": 10,
+    "hard_class_error": 0.3,
+    "max_clusters": 5,
+    "min_cluster_size": 1,
+    "cluster_space": "raw",
+    "head_growth": "fresh",
+    "cluster_scope": "class",
+    "class_rule": "max",
+}
+_PAPER_DETECTOR: dict[str, Any] = {"explained_variance": 0.95, "covariance": "tied", "norm_exponent": 0.0}
+
+PRESETS: dict[str, dict[str, Any]] = {
+    "paper": {
+        "backbone": "wrn-28-10",
+        "epochs": 200,
+        "batch_size": 64,
+        "optimizer": "sgd",
+        "learning_rate": 0.05,
+        "momentum": 0.9,
+        "nesterov": False,
+        "weight_decay": 1e-4,
+        "schedule": "constant",
+        "sampler": "shuffle",
+        **_PAPER_RECIPE,
+        **_PAPER_DETECTOR,
+    },
+    "paper-diatoms": {
+        "backbone": "wrn-28-10",
+        "epochs": 100,
+        "batch_size": 4,
+        "optimizer": "adam",
+        "learning_rate": 2e-4,
+        "weight_decay": 0.0,
+        "schedule": "constant",
+        "augment": "flip-both",
+        "sampler": "shuffle",
+        **_PAPER_RECIPE,
+        **_PAPER_DETECTOR,
+    },
+    "paper-imagenet": {
+        "embedding_size": 640,
+        "epochs": 300,
+        "batch_size": 64,
+        "optimizer": "adam",
+        "learning_rate": 0.01,
+        "weight_decay": 0.0,
+        "schedule": "constant",
+        "sampler": "shuffle",
+        **_PAPER_RECIPE,
+        "relabel_every": 20,
+        "hard_class_error": 0.2,
+        **_PAPER_DETECTOR,
+    },
+}
+
+
+GROUPS: dict[str, type] = {
+    "data": DataOptions,
+    "model": ModelOptions,
+    "train": TrainOptions,
+    "recipe": RecipeOptions,
+    "detector": DetectorOptions,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """All options of a run, one attribute per section of ``config.toml``."""
+
+    data: DataOptions
+    model: ModelOptions
+    train: TrainOptions
+    recipe: RecipeOptions
+    detector: DetectorOptions
+
+    def sections(self) -> dict[str, dict[str, Any]]:
+        return {name: as_dict(getattr(self, name)) for name in GROUPS}
+
+
+def resolve_config(
+    flags: dict[str, Any] | None = None, file: dict[str, Any] | None = None, preset: str | None = None
+) -> RunConfig:
+    """Merge flags over a file's sections over a preset over the defaults.
+
+    >>> config = resolve_config({"epochs": 3}, {"train": {"epochs": 5, "seed": 7}}, preset="paper")
+    >>> config.train.epochs, config.train.seed, config.train.batch_size, config.recipe.head_growth
+    (3, 7, 64, 'fresh')
+    """
+    if preset is not None and preset not in PRESETS:
+        raise ConfigError(f"unknown preset '{preset}': {suggest(preset, PRESETS)}")
+    file = file or {}
+    for section in file:
+        if section not in GROUPS:
+            raise ConfigError(f"unknown section '{section}' in the configuration file: {suggest(section, GROUPS)}")
+    base = {**(PRESETS[preset] if preset else {})}
+    built = {}
+    for section, group in GROUPS.items():
+        known = {f.name for f in fields(group)}
+        values = {
+            **{key: value for key, value in base.items() if key in known},
+            **file.get(section, {}),
+            **{key: value for key, value in (flags or {}).items() if key in known},
+        }
+        built[section] = build_options(group, values, f"section [{section}]")
+    return RunConfig(**built)
+
+
+def build_options(group: type[Options], values: dict[str, Any], where: str = "configuration") -> Options:
+    """Validate ``values`` and make the options of ``group``; an unknown key fails with a suggestion.
+
+    >>> build_options(TrainOptions, {"epochs": "3"}).epochs
+    3
+    >>> build_options(TrainOptions, {"epoch": 3})
+    Traceback (most recent call last):
+    ...
+    maple.errors.ConfigError: unknown key 'epoch' in configuration: did you mean 'epochs'?
+    """
+    known = [f.name for f in fields(group)]  # type: ignore[arg-type]
+    for key in values:
+        if key not in known:
+            raise ConfigError(f"unknown key '{key}' in {where}: {suggest(key, known)}")
+    try:
+        return TypeAdapter(group).validate_python(values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(str(part) for part in first["loc"])
+        raise ConfigError(f"'{key}' in {where} is {first['input']!r}: {first['msg'].lower()}") from None
+
+
+def as_dict(options: Any, group: type | None = None) -> dict[str, Any]:
+    """The options as plain values; with ``group``, only those that the group declares."""
+    values = asdict(options)
+    if group is not None:
+        values = {f.name: values[f.name] for f in fields(group)}
+    return {key: list(value) if isinstance(value, tuple) else value for key, value in values.items()}
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """A TOML file as a dictionary."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"cannot read the configuration '{path}': {error.strerror or error}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"'{path}' is not valid TOML: {error}") from None
+
+
+def to_toml(values: dict[str, Any]) -> str:
+    """Nested dictionaries as TOML text; keys without a value (``None``) are left out."""
+    return tomli_w.dumps(_drop_none(values))
+
+
+def _drop_none(values: dict[str, Any]) -> dict[str, Any]:
+    return {
+        key: _drop_none(value) if isinstance(value, dict) else value
+        for key, value in values.items()
+        if value is not None
+    }

@@ -1,0 +1,67 @@
+"""The exception tree. Every error says what is wrong and what to do next, in one sentence.
+
+MapleError            exit code 1: the work failed
+├── UsageError        exit code 2: the request is wrong (unknown name, wrong option, wrong type)
+│   └── ConfigError   a configuration file or key
+├── DataError         images, labels or splits that cannot be used
+├── FitError          arrays no Gaussian can be fitted to
+├── NotFittedError    a detector or estimator used before ``fit``
+├── TrainError        training that cannot go on (diverged, collapsed)
+└── RunError          a run folder that cannot be read or written
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class MapleError(Exception):
+    """Base of all errors that the package raises on purpose."""
+
+    exit_code = 1
+
+
+class UsageError(MapleError):
+    """The request itself is wrong: an unknown name, option or combination."""
+
+    exit_code = 2
+
+
+class ConfigError(UsageError):
+    """A configuration file or one of its keys is wrong."""
+
+
+class DataError(MapleError):
+    """Images, labels or splits that cannot be used."""
+
+
+class FitError(MapleError):
+    """Arrays that no Gaussian can be fitted to."""
+
+
+class NotFittedError(MapleError):
+    """A detector was used before ``fit``."""
+
+
+class TrainError(MapleError):
+    """Training that cannot go on."""
+
+
+class RunError(MapleError):
+    """A run folder that cannot be read or written."""
+
+
+def suggest(name: str, known: Iterable[str]) -> str:
+    """A hint for an unknown name: the nearest known one, or the list of them.
+
+    >>> suggest("resnet90", ["resnet9", "resnet18"])
+    "did you mean 'resnet9'?"
+    >>> suggest("zzz", ["digits", "cifar10"])
+    'known: cifar10, digits'
+    """
+    known = sorted(known)
+    nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+    if nearest:
+        return f"did you mean '{nearest[0]}'?"
+    return f"known: {', '.join(known)}"

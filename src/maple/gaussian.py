@@ -1,0 +1,702 @@
+"""Gaussians over embeddings: moments, PCA, covariances, squared distances and the chi-square tail.
+
+The way from embeddings to a distance, for the letters of ``types`` (N images, D embedding, K projection, M clusters):
+
+1. :class:`Moments` adds up counts, sums and second moments, batch by batch, in float64. Nothing else of the training
+   images is needed, so that memory is O(D² + MD) whatever N is.
+2. :func:`fit_gaussians` turns moments into :class:`Gaussians`: standardise, PCA, covariance and whitening folded into
+   one (D, K) matrix and one (K,) offset, and M centroids in the whitened space.
+3. :meth:`Gaussians.squared_distances` is then two matrix products: embeddings to projection, projection to centroids.
+
+Everything is NumPy and SciPy; torch tensors are accepted wherever an array is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+from scipy.sparse import csr_array
+from scipy.special import gammainc, gammaln, log_ndtr, logsumexp
+
+from maple.errors import DataError, FitError, UsageError
+
+# Directions whose variance is below this share of the largest one are rounding noise: nothing is divided by less.
+RELATIVE_FLOOR = 1e-10
+# A feature whose deviation is below this share of its mean is a constant that was rounded.
+CONSTANT_FEATURE = 1e-12
+# Fewer images per component than this, and the covariance is shrunk (OAS).
+IMAGES_PER_COMPONENT = 10
+# A cluster with fewer images has no covariance of its own, however much it is shrunk.
+MIN_IMAGES_FULL = 4
+# Whitened coordinates have deviation 1: float32 products serve while their rounding stays below this.
+FLOAT32_ROUNDING = 1e-3
+# Elements per row block, small enough for the cache and large enough for BLAS.
+BLOCK_ELEMENTS = 1 << 20
+
+
+# ---------------------------------------------------------------------------------------------------------- arrays
+
+
+def as_array(values: Any) -> np.ndarray:
+    """A NumPy array from an array, a list or a torch tensor (of any device and float type)."""
+    if hasattr(values, "detach"):
+        values = values.detach().cpu()
+        if str(values.dtype) == "torch.bfloat16":  # NumPy has none
+            values = values.float()
+    return np.asarray(values)
+
+
+def as_embeddings(values: Any) -> np.ndarray:
+    """An (N, D) array of float32 or float64; half precision and integers become float32."""
+    array = as_array(values)
+    if array.ndim != 2:
+        raise UsageError(f"embeddings must be a table of N rows and D columns, but have shape {array.shape}")
+    return array if array.dtype in (np.float32, np.float64) else array.astype(np.float32)
+
+
+def row_blocks(n_rows: int, n_columns: int) -> Iterator[slice]:
+    """Consecutive slices over the rows, each of about ``BLOCK_ELEMENTS`` elements.
+
+    >>> list(row_blocks(5000, 512))
+    [slice(0, 2048, None), slice(2048, 4096, None), slice(4096, 5000, None)]
+    """
+    step = max(64, BLOCK_ELEMENTS // max(1, n_columns))
+    for start in range(0, n_rows, step):
+        yield slice(start, min(start + step, n_rows))
+
+
+def row_norms(embeddings: np.ndarray) -> np.ndarray:
+    """Euclidean norm of each row (N,); rows that over- or underflow in float32 are done again in float64."""
+    with np.errstate(over="ignore", under="ignore", invalid="ignore"):
+        squares = np.einsum("nd,nd->n", embeddings, embeddings)
+        norms = np.sqrt(squares)
+        extreme = ~((squares > 1e-30) & (squares < 1e30))  # also catches NaN
+        if extreme.any():
+            norms = norms.astype(np.float64)
+            norms[extreme] = np.linalg.norm(embeddings[extreme].astype(np.float64), axis=1)
+    return norms
+
+
+def _norm_factors(embeddings: np.ndarray, exponent: float) -> np.ndarray:
+    """1 / ||e||^exponent for each row (N,); 1 for a zero vector, which stays zero."""
+    norms = row_norms(embeddings)
+    norms[norms == 0] = 1
+    return norms**-exponent
+
+
+def normalise(embeddings: Any, exponent: float = 1.0) -> np.ndarray:
+    """Each embedding divided by its norm to the power ``exponent``: e / ||e||^exponent; zero vectors stay zero.
+
+    0 leaves embeddings as they are (the paper), 1 puts them on the unit sphere (Mahalanobis++).
+
+    >>> normalise([[3.0, 4.0], [0.0, 0.0]])
+    array([[0.6, 0.8],
+           [0. , 0. ]])
+    """
+    embeddings = as_embeddings(embeddings)
+    if exponent == 0:
+        return embeddings
+    factors = _norm_factors(embeddings, exponent)
+    with np.errstate(invalid="ignore"):  # an infinite embedding becomes NaN here and is reported where it is used
+        return (embeddings * factors[:, None]).astype(embeddings.dtype, copy=False)
+
+
+# --------------------------------------------------------------------------------------------------------- moments
+
+
+class Moments:
+    """Counts, sums and second moment of the embeddings of M clusters, accumulated batch by batch in float64.
+
+    All sums are taken around ``shift`` (by default the mean of the first batch), since E[x²] - E[x]² loses every digit
+    when the mean is large next to the deviation. Two ``Moments`` add up, whatever their shifts.
+
+    >>> x = np.array([[0.0, 0.0], [2.0, 0.0], [10.0, 4.0], [12.0, 4.0]])
+    >>> moments = Moments(2, 2).update(x, [0, 0, 1, 1])
+    >>> moments.means
+    array([[ 1.,  0.],
+           [11.,  4.]])
+    >>> moments.within_covariance.round(9)
+    array([[1., 0.],
+           [0., 0.]])
+    """
+
+    def __init__(self, n_clusters: int, dim: int, shift: ArrayLike | None = None) -> None:
+        self.counts = np.zeros(n_clusters, dtype=np.int64)  # (M,)
+        self.sums = np.zeros((n_clusters, dim))  # (M, D) sum of x - shift
+        self.second = np.zeros((dim, dim))  # (D, D) sum of (x - shift)(x - shift)'
+        self.shift = None if shift is None else np.array(shift, dtype=np.float64)  # (D,)
+
+    def __repr__(self) -> str:
+        return f"Moments(n_clusters={self.n_clusters}, dim={self.dim}, n_images={self.n_images})"
+
+    # -- adding images
+
+    def update(self, embeddings: Any, cluster_ids: Any) -> Moments:
+        """Add a batch: ``embeddings`` (N, D) and ``cluster_ids`` (N,) in 0..M-1. Returns itself."""
+        embeddings = as_embeddings(embeddings)
+        cluster_ids = as_array(cluster_ids)
+        self._check(embeddings, cluster_ids)
+        if len(embeddings) == 0:
+            return self
+        if self.shift is None:
+            self.shift = embeddings[next(row_blocks(*embeddings.shape))].mean(axis=0, dtype=np.float64)
+        for rows in row_blocks(*embeddings.shape):
+            self._add_block(np.subtract(embeddings[rows], self.shift, dtype=np.float64), cluster_ids[rows])
+        self.counts += np.bincount(cluster_ids, minlength=self.n_clusters)
+        return self
+
+    def _add_block(self, centred: np.ndarray, cluster_ids: np.ndarray) -> None:
+        self.second += centred.T @ centred  # NumPy sees the symmetric product: half the work
+        present, column = np.unique(cluster_ids, return_inverse=True)
+        members = csr_array(
+            (np.ones(len(column)), (column, np.arange(len(column)))), shape=(len(present), len(column))
+        )
+        self.sums[present] += members @ centred  # a sparse product costs N x D, whatever M is
+
+    def _check(self, embeddings: np.ndarray, cluster_ids: np.ndarray) -> None:
+        if embeddings.shape[1] != self.dim:
+            raise FitError(f"embeddings have {embeddings.shape[1]} columns where {self.dim} are expected")
+        if cluster_ids.shape != embeddings.shape[:1]:
+            raise FitError(f"{len(embeddings)} embeddings need as many cluster ids, not shape {cluster_ids.shape}")
+        if not np.issubdtype(cluster_ids.dtype, np.integer) and len(cluster_ids):
+            raise FitError(f"cluster ids must be integers, not {cluster_ids.dtype}")
+        if len(cluster_ids) and (cluster_ids.min() < 0 or cluster_ids.max() >= self.n_clusters):
+            n_wrong = int(((cluster_ids < 0) | (cluster_ids >= self.n_clusters)).sum())
+            raise FitError(
+                f"{n_wrong} of {len(cluster_ids)} images have no label among the {self.n_clusters} known: "
+                "leave them out of the fit"
+            )
+        _check_finite(embeddings)
+
+    # -- combining
+
+    def grow(self, n_clusters: int) -> Moments:
+        """Make room for more clusters, empty so far. Returns itself."""
+        more = n_clusters - self.n_clusters
+        if more > 0:
+            self.counts = np.append(self.counts, np.zeros(more, dtype=np.int64))
+            self.sums = np.vstack([self.sums, np.zeros((more, self.dim))])
+        return self
+
+    def copy(self) -> Moments:
+        return Moments.from_arrays({name: array.copy() for name, array in self.to_arrays().items()})
+
+    def moved_to(self, shift: np.ndarray) -> Moments:
+        """The same moments around another shift.
+
+        With a = old shift - new shift: sum (x + a) = sum x + n a, and
+        sum (x + a)(x + a)' = sum x x' + (sum x) a' + a (sum x)' + n a a'.
+        """
+        moved = Moments(self.n_clusters, self.dim, shift)
+        if self.shift is not None:
+            step = self.shift - shift  # (D,)
+            cross = np.outer(self.sums.sum(axis=0), step)  # (D, D)
+            moved.counts = self.counts.copy()
+            moved.sums = self.sums + self.counts[:, None] * step
+            moved.second = self.second + cross + cross.T + self.n_images * np.outer(step, step)
+        return moved
+
+    def __add__(self, other: Moments) -> Moments:
+        """The moments of both sets of images, around the shift of the first that has one."""
+        if not isinstance(other, Moments):
+            return NotImplemented
+        if self.dim != other.dim:
+            raise FitError(f"moments of {self.dim} and {other.dim} dimensions do not add up")
+        n_clusters = max(self.n_clusters, other.n_clusters)
+        total = self.copy().grow(n_clusters)
+        if other.shift is None:
+            return total
+        if total.shift is None:
+            return other.copy().grow(n_clusters)
+        aligned = other.moved_to(total.shift).grow(n_clusters)
+        total.counts += aligned.counts
+        total.sums += aligned.sums
+        total.second += aligned.second
+        return total
+
+    def merge(self, sum_over_ranks: Callable[[np.ndarray], np.ndarray]) -> Moments:
+        """The moments of all processes, given a function that sums an array over them (an all-reduce).
+
+        Every process calls it and gets the same result; the shifts may differ, the number of clusters may not.
+
+        >>> ranks = [Moments(1, 1).update([[1.0]], [0]), Moments(1, 1).update([[3.0]], [0])]
+        >>> alone = ranks[0].merge(lambda array: array)  # one process: nothing to add
+        >>> alone.means
+        array([[1.]])
+        """
+        has_shift = self.shift is not None
+        votes = np.append(self.shift if has_shift else np.zeros(self.dim), float(has_shift))
+        votes = sum_over_ranks(votes)
+        if votes[-1] == 0:
+            return self.copy()
+        moved = self.moved_to(votes[:-1] / votes[-1])
+        moved.counts = sum_over_ranks(moved.counts)
+        moved.sums = sum_over_ranks(moved.sums)
+        moved.second = sum_over_ranks(moved.second)
+        return moved
+
+    def to_arrays(self) -> dict[str, np.ndarray]:
+        """All there is, by name. Arrays of several processes with a common shift add up, save for ``shift`` itself."""
+        arrays = {"counts": self.counts, "sums": self.sums, "second": self.second}
+        return arrays if self.shift is None else arrays | {"shift": self.shift}
+
+    @classmethod
+    def from_arrays(cls, arrays: dict[str, np.ndarray]) -> Moments:
+        """The inverse of :meth:`to_arrays`."""
+        moments = cls(*arrays["sums"].shape, shift=arrays.get("shift"))
+        moments.counts = np.asarray(arrays["counts"], dtype=np.int64)
+        moments.sums = np.asarray(arrays["sums"], dtype=np.float64)
+        moments.second = np.asarray(arrays["second"], dtype=np.float64)
+        return moments
+
+    # -- what follows from them; covariances are divided by N, as in the paper
+
+    @property
+    def n_clusters(self) -> int:
+        return len(self.counts)
+
+    @property
+    def dim(self) -> int:
+        return self.second.shape[0]
+
+    @property
+    def n_images(self) -> int:
+        return int(self.counts.sum())
+
+    @property
+    def mean(self) -> np.ndarray:
+        """Mean of all images (D,)."""
+        return self._shift() + self.sums.sum(axis=0) / self.n_images
+
+    @property
+    def means(self) -> np.ndarray:
+        """Mean of each cluster (M, D); NaN for an empty one."""
+        counts = np.where(self.counts > 0, self.counts, np.nan)
+        return self._shift() + self.sums / counts[:, None]
+
+    @property
+    def deviation(self) -> np.ndarray:
+        """Standard deviation of each feature (D,); exactly 0 for a constant one."""
+        centre = self.sums.sum(axis=0) / self.n_images
+        variance = np.maximum(np.diag(self.second) / self.n_images - centre**2, 0.0)
+        deviation = np.sqrt(variance)
+        return np.where(deviation > CONSTANT_FEATURE * np.abs(self._shift() + centre), deviation, 0.0)
+
+    @property
+    def total_covariance(self) -> np.ndarray:
+        """Covariance of all images around their mean (D, D)."""
+        centre = self.sums.sum(axis=0) / self.n_images
+        return self.second / self.n_images - np.outer(centre, centre)
+
+    @property
+    def within_covariance(self) -> np.ndarray:
+        """Covariance of the images around the means of their clusters (D, D): the paper's Sigma."""
+        centres = self.sums / np.sqrt(np.maximum(self.counts, 1))[:, None]  # (M, D)
+        return (self.second - centres.T @ centres) / self.n_images
+
+    def _shift(self) -> np.ndarray:
+        if self.shift is None or self.n_images == 0:
+            raise FitError("there are no images to fit: add images")
+        return self.shift
+
+
+def _check_finite(embeddings: np.ndarray) -> None:
+    """NaN, infinity and what overflows when squared are errors, found before anything is added."""
+    for rows in row_blocks(*embeddings.shape):
+        block = embeddings[rows]
+        with np.errstate(over="ignore", invalid="ignore"):
+            if np.isfinite(np.vdot(block, block)):  # one quick pass, nearly always enough
+                continue
+            wide = block.astype(np.float64)
+            fine = np.isfinite(np.vdot(wide, wide))
+        if n_broken := count_broken(embeddings):
+            raise FitError(
+                f"{n_broken} of {len(embeddings)} embeddings hold NaN or infinity: "
+                "the network has diverged or those images are broken; train again or leave them out"
+            )
+        if not fine:
+            raise FitError("embeddings are too large to be squared: scale them down")
+
+
+def count_broken(embeddings: np.ndarray) -> int:
+    """How many rows hold NaN or infinity."""
+    return int((~np.isfinite(embeddings)).any(axis=1).sum())
+
+
+# --------------------------------------------------------------------------------------------- PCA and covariances
+
+
+def count_components(eigenvalues: np.ndarray, explained_variance: float) -> int:
+    """The least number of leading eigenvalues whose sum reaches the share ``explained_variance``; at least 1.
+
+    >>> count_components(np.array([6.0, 3.0, 1.0]), 0.9)
+    2
+    >>> count_components(np.array([6.0, 3.0, 1.0]), 0.91)
+    3
+    """
+    reached = np.cumsum(eigenvalues)
+    needed = explained_variance * reached[-1] * (1 - 1e-12)  # 0.6 + 0.3 counts as 0.9
+    return min(int(np.searchsorted(reached, needed)) + 1, len(eigenvalues))
+
+
+def principal_axes(covariance: np.ndarray, explained_variance: float = 1.0) -> tuple[np.ndarray, np.ndarray]:
+    """Leading eigenvalues (K,) and eigenvectors (D, K), largest first; null directions are never among them.
+
+    With ``explained_variance=1`` this is the whole space less the null directions, so that K is its rank.
+    """
+    eigenvalues, axes = np.linalg.eigh(covariance)  # ascending
+    eigenvalues, axes = eigenvalues[::-1], axes[:, ::-1]
+    rank = int((eigenvalues > RELATIVE_FLOOR * eigenvalues[0]).sum())
+    n_components = min(rank, count_components(np.maximum(eigenvalues, 0.0), explained_variance))
+    return eigenvalues[:n_components], axes[:, :n_components]
+
+
+def oas_covariance(covariance: np.ndarray, n_images: int) -> np.ndarray:
+    """Oracle-approximating shrinkage (Chen et al. 2010): (1 - r) S + r (tr S / K) I.
+
+    r = (a + m²) / ((n + 1)(a - m²/K)), at most 1, with a the mean of the squared entries of S and m = tr S / K.
+    Unlike Ledoit-Wolf it needs second moments only.
+    """
+    n_components = len(covariance)
+    scale = np.trace(covariance) / n_components
+    spread = np.mean(covariance**2)
+    excess = (n_images + 1) * (spread - scale**2 / n_components)
+    shrinkage = min(1.0, (spread + scale**2) / excess) if excess > 0 else 1.0
+    shrunk = (1 - shrinkage) * covariance
+    shrunk.flat[:: n_components + 1] += shrinkage * scale
+    return shrunk
+
+
+def whitening(covariance: np.ndarray, floor: float) -> tuple[np.ndarray, float]:
+    """W (K, K) with W' S W = I, and log det S; eigenvalues below ``floor`` count as ``floor``."""
+    eigenvalues, axes = np.linalg.eigh(covariance)
+    eigenvalues = np.maximum(eigenvalues, floor)
+    return axes / np.sqrt(eigenvalues), float(np.log(eigenvalues).sum())
+
+
+# ----------------------------------------------------------------------------------------------- fitted Gaussians
+
+
+@dataclass(frozen=True, eq=False)
+class Gaussians:
+    """M Gaussians over embeddings, ready to score: all that a graph or another language needs to do the same.
+
+    The projection of an embedding e is ``(e / ||e||^norm_exponent) @ matrix + offset``; there, a squared distance is
+    plain Euclidean. With one covariance per cluster, ``whitenings[c]`` is applied to the projection first.
+    """
+
+    matrix: np.ndarray  # (D, K) standardise, rotate, whiten
+    offset: np.ndarray  # (K,)
+    centroids: np.ndarray  # (M, K) cluster means in the projection
+    log_priors: np.ndarray  # (M,) log share of the images
+    norm_exponent: float = 0.0
+    float32: bool = True  # whether float32 products are exact enough
+    whitenings: np.ndarray | None = None  # (M, K, K), one covariance per cluster only
+    log_determinants: np.ndarray | None = None  # (M,), one covariance per cluster only
+
+    @property
+    def dim(self) -> int:
+        return self.matrix.shape[0]
+
+    @property
+    def n_components(self) -> int:
+        """K, which is also the degrees of freedom of the chi-square tail."""
+        return self.matrix.shape[1]
+
+    @property
+    def n_clusters(self) -> int:
+        return len(self.centroids)
+
+    @property
+    def log_weights(self) -> np.ndarray:
+        """What the log density of each cluster adds to -d²/2, up to a common constant (M,)."""
+        return self.log_priors if self.log_determinants is None else self.log_priors - self.log_determinants / 2
+
+    def project(self, embeddings: Any) -> np.ndarray:
+        """The projection (N, K), float64."""
+        embeddings = self._check(embeddings)
+        projection = np.empty((len(embeddings), self.n_components))
+        for rows, block in self._projected_blocks(embeddings):
+            projection[rows] = block
+        return projection
+
+    def squared_distances(self, embeddings: Any) -> np.ndarray:
+        """Squared distance of each embedding to each cluster (N, M), float64, never negative."""
+        embeddings = self._check(embeddings)
+        distances = np.empty((len(embeddings), self.n_clusters))
+        for rows, block in self._projected_blocks(embeddings):
+            distances[rows] = self._block_distances(block)
+        if not np.isfinite(distances).all():
+            self._repair(embeddings, distances)
+        return distances
+
+    def _check(self, embeddings: Any) -> np.ndarray:
+        embeddings = as_embeddings(embeddings)
+        if embeddings.shape[1] != self.dim:
+            raise UsageError(
+                f"embeddings have {embeddings.shape[1]} columns, but the detector was fitted on {self.dim}: "
+                "use the same backbone"
+            )
+        return embeddings
+
+    def _projected_blocks(self, embeddings: np.ndarray) -> Iterator[tuple[slice, np.ndarray]]:
+        single = self.float32 and embeddings.dtype == np.float32
+        matrix = self.matrix.astype(np.float32) if single else self.matrix
+        for rows in row_blocks(*embeddings.shape):
+            block = embeddings[rows]
+            with np.errstate(over="ignore", invalid="ignore"):
+                projection = (block @ matrix).astype(np.float64, copy=False)  # (B, K)
+                if self.norm_exponent:  # scaling K columns is cheaper than scaling D
+                    projection *= _norm_factors(block, self.norm_exponent)[:, None]
+            yield rows, np.add(projection, self.offset, out=projection)
+
+    def _block_distances(self, projection: np.ndarray) -> np.ndarray:
+        if self.whitenings is None:
+            return squared_distances(projection, self.centroids)
+        return full_squared_distances(projection, self.centroids, self.whitenings)
+
+    def _repair(self, embeddings: np.ndarray, distances: np.ndarray) -> None:
+        """Rows that overflowed in float32 are done again in float64; NaN and infinite embeddings are an error."""
+        if n_broken := count_broken(embeddings):
+            raise DataError(f"{n_broken} of {len(embeddings)} embeddings hold NaN or infinity: leave those images out")
+        overflowed = ~np.isfinite(distances).all(axis=1)
+        exact = replace(self, float32=False)
+        blocks = exact._projected_blocks(embeddings[overflowed].astype(np.float64))
+        largest = np.finfo(np.float64).max
+        repaired = np.concatenate([exact._block_distances(block) for _, block in blocks])
+        distances[overflowed] = np.nan_to_num(repaired, nan=largest, posinf=largest)
+
+
+def fit_gaussians(
+    moments: Moments,
+    *,
+    explained_variance: float = 0.95,
+    pca: bool = True,
+    covariance: str = "tied",
+    distance: str = "mahalanobis",
+    norm_exponent: float = 0.0,
+) -> Gaussians:
+    """Standardise, PCA, covariance and whitening from ``moments``, folded into one affine map.
+
+    Standardised, the covariance of all images is a correlation matrix; PCA keeps its leading axes that explain
+    ``explained_variance`` of it, all axes but null directions without ``pca``. In that space the covariance is
+
+    - ``tied``: around the cluster means, shared by all clusters (the paper's Eq. 1); shrunk by OAS where there are
+      fewer than 10 images per component;
+    - ``global``: around the common mean;
+    - ``full``: one per cluster, which needs a second pass: see :func:`with_full_covariances`; this gives the tied one.
+
+    ``distance="euclidean"`` leaves the standardised components unwhitened. ``norm_exponent`` is only recorded: the
+    moments are those of embeddings normalised so before.
+
+    >>> rng = np.random.default_rng(0)
+    >>> labels = np.arange(2000) % 2
+    >>> x = rng.normal(size=(2000, 3)) + 5 * labels[:, None]
+    >>> gaussians = fit_gaussians(Moments(2, 3).update(x, labels), pca=False)
+    >>> squared = gaussians.squared_distances(x)  # (N, M)
+    >>> bool(abs(squared[np.arange(2000), labels].mean() - 3) < 1e-9)  # K = 3, exactly, by definition of Sigma
+    True
+    """
+    _check_enough(moments, needs_within=covariance != "global" and distance == "mahalanobis")
+    scale = _inverse_deviation(moments)  # (D,)
+    correlation = moments.total_covariance * np.outer(scale, scale)  # (D, D)
+    eigenvalues, axes = principal_axes(correlation, explained_variance if pca else 1.0)
+    matrix = scale[:, None] * axes  # (D, K)
+    floor = RELATIVE_FLOOR * eigenvalues[0]
+    if distance == "mahalanobis" and covariance == "global":
+        matrix = matrix / np.sqrt(eigenvalues)
+    elif distance == "mahalanobis":
+        within = _projected_within(moments, matrix, floor)
+        matrix = matrix @ whitening(within, floor)[0]
+    mean = moments.mean
+    return Gaussians(
+        matrix=matrix,
+        offset=-mean @ matrix,
+        centroids=(moments.means - mean) @ matrix,
+        log_priors=np.log(moments.counts / moments.n_images),
+        norm_exponent=float(norm_exponent),
+        float32=_float32_suffices(moments, matrix),
+    )
+
+
+def with_full_covariances(gaussians: Gaussians, covariances: np.ndarray, counts: np.ndarray) -> Gaussians:
+    """Gaussians with one covariance each, from ``covariances`` (M, K, K) of the projections around the centroids.
+
+    Since the projection is whitened by the tied covariance, shrinking towards a multiple of the identity (OAS) means
+    shrinking towards a multiple of the tied covariance.
+    """
+    for cluster, (covariance, count) in enumerate(zip(covariances, counts)):
+        if count < MIN_IMAGES_FULL or np.trace(covariance) <= RELATIVE_FLOOR * len(covariance):
+            raise FitError(
+                f"cluster {cluster} has {count} images, too few or too alike for its own covariance: "
+                "add images or use covariance='tied'"
+            )
+    shrunk = [oas_covariance(covariance, count) for covariance, count in zip(covariances, counts)]
+    pairs = [whitening(covariance, RELATIVE_FLOOR * np.trace(covariance)) for covariance in shrunk]
+    return replace(
+        gaussians,
+        whitenings=np.stack([matrix for matrix, _ in pairs]),
+        log_determinants=np.array([log_determinant for _, log_determinant in pairs]),
+    )
+
+
+def add_scatter(
+    scatter: np.ndarray, projection: np.ndarray, cluster_ids: np.ndarray, centroids: np.ndarray
+) -> np.ndarray:
+    """Add sum (z - centroid)(z - centroid)' of each cluster, in place, to ``scatter`` (M, K, K); returned as well."""
+    for cluster in np.unique(cluster_ids):
+        centred = projection[cluster_ids == cluster] - centroids[cluster]
+        scatter[cluster] += centred.T @ centred
+    return scatter
+
+
+def _check_enough(moments: Moments, needs_within: bool) -> None:
+    if moments.n_images == 0:
+        raise FitError("there are no images to fit: add images")
+    if (empty := np.flatnonzero(moments.counts == 0)).size:
+        which = ", ".join(map(str, empty[:5])) + (", ..." if len(empty) > 5 else "")
+        raise FitError(
+            f"{len(empty)} of {moments.n_clusters} clusters have no images (cluster {which}): add images or leave them out"
+        )
+    if needs_within and moments.n_images <= moments.n_clusters:
+        raise FitError(
+            f"{moments.n_images} images in {moments.n_clusters} clusters leave nothing to estimate a covariance from: "
+            "add images, or use covariance='global'"
+        )
+
+
+def _inverse_deviation(moments: Moments) -> np.ndarray:
+    """1 / deviation of each feature (D,); 0 for constant ones, which drop out."""
+    deviation = moments.deviation
+    if not deviation.any():
+        raise FitError(
+            f"all {moments.n_images} embeddings are equal: the network has collapsed; train again with a lower learning "
+            "rate or a smaller triplet_weight, or add different images"
+        )
+    return np.divide(1.0, deviation, out=np.zeros_like(deviation), where=deviation > 0)
+
+
+def _projected_within(moments: Moments, matrix: np.ndarray, floor: float) -> np.ndarray:
+    """The covariance around the cluster means in the standardised components (K, K), shrunk where images are few."""
+    within = matrix.T @ moments.within_covariance @ matrix
+    if np.trace(within) <= floor * len(within):
+        raise FitError(
+            "all embeddings of each cluster are equal, so that there is no covariance around the cluster means: "
+            "add different images, or use covariance='global'"
+        )
+    n_free = moments.n_images - moments.n_clusters
+    return oas_covariance(within, n_free) if n_free < IMAGES_PER_COMPONENT * len(within) else within
+
+
+def _float32_suffices(moments: Moments, matrix: np.ndarray) -> bool:
+    """Whether rounding e @ matrix to float32 moves whitened coordinates by less than ``FLOAT32_ROUNDING``.
+
+    The bound is eps sum_d |e_d| |matrix_dk| for a typical e: large when embeddings lie far from 0 next to their
+    deviation, or when clusters are very tight.
+    """
+    typical = np.sqrt(moments.mean**2 + moments.deviation**2)  # (D,)
+    rounding = np.finfo(np.float32).eps * (typical @ np.abs(matrix))  # (K,)
+    return bool(rounding.max() < FLOAT32_ROUNDING)
+
+
+# ---------------------------------------------------------------------------------------- distances, tail, posterior
+
+
+def squared_distances(projection: np.ndarray, centroids: np.ndarray) -> np.ndarray:
+    """Squared Euclidean distances (N, M) as one product: ||z||² - 2 z c' + ||c||², never negative.
+
+    >>> squared_distances(np.array([[0.0, 0.0], [3.0, 4.0]]), np.array([[0.0, 0.0]]))
+    array([[ 0.],
+           [25.]])
+    """
+    with np.errstate(over="ignore", invalid="ignore"):
+        distances = projection @ (-2 * centroids.T)  # (N, M)
+        distances += np.einsum("nk,nk->n", projection, projection)[:, None]
+        distances += np.einsum("mk,mk->m", centroids, centroids)
+    return np.maximum(distances, 0.0, out=distances)
+
+
+def full_squared_distances(projection: np.ndarray, centroids: np.ndarray, whitenings: np.ndarray) -> np.ndarray:
+    """||(z - c_m) W_m||² for every image and cluster (N, M), as one product per row block."""
+    n_clusters, n_components = centroids.shape
+    stacked = np.concatenate(list(whitenings), axis=1)  # (K, M K)
+    offsets = np.einsum("mk,mkj->mj", centroids, whitenings).ravel()  # (M K)
+    distances = np.empty((len(projection), n_clusters))
+    for rows in row_blocks(len(projection), n_clusters * n_components):
+        with np.errstate(over="ignore", invalid="ignore"):
+            whitened = (projection[rows] @ stacked - offsets).reshape(-1, n_clusters, n_components)  # (B, M, K)
+            distances[rows] = np.einsum("bmk,bmk->bm", whitened, whitened)
+    return distances
+
+
+def log_chi_square_tail(squared_distances: ArrayLike, degrees_of_freedom: int) -> np.ndarray:
+    """log P(X >= d²) of a chi-square variable, finite and strictly decreasing however far out d² is.
+
+    With a = k/2 and z = d²/2 the tail is Q(a, z). Up to its mean, Q = 1 - P with P from SciPy. Beyond, the finite sum
+    exp(-z) sum_i z^i / Gamma(i + 1) over i = a-1, a-2, ... down to 0 (even k) or 1/2 (odd k, plus erfc(sqrt z)): its
+    first term is the largest and is taken out, so that only its logarithm is ever needed.
+
+    >>> log_chi_square_tail([0.0, 11.0, 1e5], 11).round(3)
+    array([ 0.0000000e+00, -8.1400000e-01, -4.9955269e+04])
+    """
+    half = np.minimum(np.asarray(squared_distances, dtype=np.float64) / 2, 1e300)  # infinity stays finite
+    if degrees_of_freedom < 1 or int(degrees_of_freedom) != degrees_of_freedom:
+        raise UsageError(f"degrees of freedom must be a whole number of at least 1, not {degrees_of_freedom}")
+    shape = degrees_of_freedom / 2
+    far = half > shape
+    log_tail = np.log1p(-gammainc(shape, np.where(far, 0.0, half))) + 0.0  # never -0
+    if far.any():
+        log_tail = np.asarray(log_tail)
+        log_tail[far] = _log_far_tail(half[far], int(degrees_of_freedom))
+    return log_tail
+
+
+def _log_far_tail(half: np.ndarray, degrees_of_freedom: int) -> np.ndarray:
+    """The finite sum for z > k/2, where each term is smaller than the one before (Horner from the last one)."""
+    odd = degrees_of_freedom % 2
+    log_erfc = np.log(2) + log_ndtr(-np.sqrt(2 * half)) if odd else -np.inf
+    if degrees_of_freedom == 1:
+        return np.asarray(log_erfc)
+    first = degrees_of_freedom / 2 - 1
+    total = np.ones_like(half)
+    for i in np.arange(odd / 2 + 1, first + 1):  # the ratio of the terms i - 1 and i is i / z
+        total *= i / half
+        total += 1
+    log_sum = first * np.log(half) - gammaln(first + 1) - half + np.log(total)
+    return np.logaddexp(log_sum, log_erfc)
+
+
+def reduce_clusters(values: np.ndarray, cluster_to_class: np.ndarray, reduce: np.ufunc) -> np.ndarray:
+    """Per-cluster columns (N, M) to per-class columns (N, C) by ``reduce``: np.maximum or np.logaddexp, say.
+
+    A class without clusters gets -inf.
+
+    >>> reduce_clusters(np.array([[1.0, 5.0, 2.0]]), np.array([0, 1, 0]), np.maximum)
+    array([[2., 5.]])
+    """
+    order = np.argsort(cluster_to_class, kind="stable")
+    classes, starts = np.unique(cluster_to_class[order], return_index=True)
+    reduced = np.full((len(values), int(classes[-1]) + 1), -np.inf)
+    reduced[:, classes] = reduce.reduceat(values[:, order], starts, axis=1)
+    return reduced
+
+
+def log_posterior(
+    squared_distances: np.ndarray, log_weights: np.ndarray, cluster_to_class: np.ndarray, temperature: float = 1.0
+) -> np.ndarray:
+    """Log class probabilities (N, C) of the Gaussians: Bayes over clusters, summed over the clusters of a class.
+
+    log p(class | e) = log sum over its clusters of exp(w_c - d_c² / 2T), normalised; w_c is ``log_weights``: the log
+    prior, less half the log determinant where covariances differ.
+
+    >>> d2 = np.array([[2.0, 2.0, 2.0]])
+    >>> np.exp(log_posterior(d2, np.log([0.2, 0.3, 0.5]), np.array([0, 0, 1]))).round(3)
+    array([[0.5, 0.5]])
+    """
+    log_joint = log_weights - squared_distances / (2 * temperature)  # (N, M)
+    log_class = reduce_clusters(log_joint, cluster_to_class, np.logaddexp)  # (N, C)
+    return log_class - logsumexp(log_class, axis=1, keepdims=True)

@@ -1,0 +1,411 @@
+"""The plots of the report, each an inline SVG that follows the page: its colours, its font, light and dark.
+
+A plot is a function from plain numbers to a :class:`Plot`. Matplotlib draws; :func:`inline_svg` makes the drawing part
+of a page. Equal numbers give equal text, so that reports can be compared byte for byte.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import math
+import re
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import wraps
+from typing import Any, ParamSpec
+
+import numpy as np
+from markupsafe import Markup
+from matplotlib import rc_context
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import PathPatch
+from matplotlib.path import Path as Outline
+from matplotlib.ticker import MaxNLocator, PercentFormatter
+
+from maple.benchmark import Reliability
+
+# Matplotlib writes these colours, the page puts its own in their place.
+INK, MUTED, GRID, CARD, REST, BLUE, ORANGE, GREEN, PINK = (f"#0{i}0{i}0{i}" for i in range(1, 10))
+CLASS_COLOURS = tuple(f"#0{i}1{i}2{i}" for i in range(10))
+_PAGE_COLOURS = {
+    INK: "var(--ink)",
+    MUTED: "var(--muted)",
+    GRID: "var(--line)",
+    CARD: "var(--card)",
+    REST: "var(--rest)",
+    BLUE: "var(--blue)",
+    ORANGE: "var(--orange)",
+    GREEN: "var(--green)",
+    PINK: "var(--pink)",
+    **{colour: f"var(--c{i})" for i, colour in enumerate(CLASS_COLOURS)},
+}
+_DOTTED = (0, (2, 3))
+_STYLE: Any = {
+    "svg.fonttype": "none",  # text stays text: it can be searched, read aloud, and takes the page's font
+    "svg.hashsalt": "maple",
+    "text.parse_math": False,  # a class may be called $x$
+    "path.simplify": False,
+    "font.family": "sans-serif",
+    "font.size": 10,
+    "axes.titlesize": 10.5,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "axes.labelsize": 10,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "axes.edgecolor": MUTED,
+    "axes.labelcolor": INK,
+    "axes.titlecolor": INK,
+    "axes.facecolor": "none",
+    "figure.facecolor": "none",
+    "text.color": INK,
+    "xtick.color": MUTED,
+    "ytick.color": MUTED,
+    "xtick.labelcolor": INK,
+    "ytick.labelcolor": INK,
+    "xtick.labelsize": 9,
+    "ytick.labelsize": 9,
+    "grid.color": GRID,
+    "grid.linewidth": 0.7,
+    "lines.linewidth": 2,
+    "legend.frameon": False,
+    "legend.fontsize": 9.5,
+}
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Numbers as people read them
+
+
+def percent(share: float) -> str:
+    """A share with one decimal where it matters.
+
+    >>> [percent(share).replace("\u202f", " ") for share in (0.5, 0.973, 0.0004, 0.9999, 1.0, float("nan"))]
+    ['50 %', '97.3 %', '< 0.1 %', '> 99.9 %', '100 %', '–']
+    """
+    if math.isnan(share):
+        return "–"
+    if 0 < share < 0.0005:
+        return "<\u202f0.1\u202f%"
+    if 0.9995 <= share < 1:
+        return ">\u202f99.9\u202f%"
+    return f"{100 * share:.1f}".removesuffix(".0") + "\u202f%"
+
+
+def number(value: float, digits: int = 3) -> str:
+    """A number of fixed digits, shorter where it is large, a dash where it is missing.
+
+    >>> [number(value) for value in (0.97345, 12.5, 1234.5, float("inf"), float("nan"))]
+    ['0.973', '12.50', '1,234', '∞', '–']
+    """
+    if math.isnan(value):
+        return "–"
+    if math.isinf(value):
+        return "∞" if value > 0 else "-∞"
+    if abs(value) >= 1000:
+        return f"{value:,.0f}"
+    return f"{value:.{digits if abs(value) < 10 else max(digits - 1, 0)}f}"
+
+
+def shorten(text: str, length: int) -> str:
+    """Text of at most ``length`` characters.
+
+    >>> shorten("Navicula", 5)
+    'Navi…'
+    """
+    return text if len(text) <= length else text[: length - 1] + "…"
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# From Matplotlib to the page
+
+
+@dataclass(frozen=True)
+class Plot:
+    """A drawing and the words that stand for it where it cannot be seen."""
+
+    svg: Markup
+    alt: str
+
+
+Arguments = ParamSpec("Arguments")
+
+
+def _plot(draw: Callable[Arguments, tuple[Figure, str]]) -> Callable[Arguments, Plot]:
+    """Turn a function that returns a figure and its description into one that returns a :class:`Plot`."""
+
+    @wraps(draw)
+    def wrapper(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Plot:
+        with rc_context(_STYLE), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="Glyph .* missing from")  # the browser has the glyph
+            figure, alt = draw(*args, **kwargs)
+            buffer = io.StringIO()
+            figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
+        return Plot(inline_svg(buffer.getvalue(), alt), alt)
+
+    return wrapper
+
+
+def inline_svg(text: str, alt: str) -> Markup:
+    """A Matplotlib SVG file as an element of the page: own ids, the page's colours, no namespaces, a description."""
+    text = text[text.index("<svg") :]
+    text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
+    text = text.replace("xlink:href", "href")
+    prefix = hashlib.sha256((alt + text).encode("utf-8", "replace")).hexdigest()[:8]
+    used = set(re.findall(r"(?<=[(\"])#([^)\"]+)", text))  # in url(#..) and href="#.."
+
+    def rename(match: re.Match[str]) -> str:
+        if match[1].startswith("label"):
+            return ' class="label"'
+        return f' id="{prefix}-{match[1]}"' if match[1] in used else ""
+
+    def restyle(match: re.Match[str]) -> str:
+        """Inside a tag only, so that text on the plot stays as it is."""
+        tag = re.sub(r' id="([^"]*)"', rename, match[0])
+        tag = re.sub(r"(?<=url\(#)|(?<=href=\"#)", f"{prefix}-", tag)
+        return re.sub(r"#[0-9a-f]{6}", lambda colour: _PAGE_COLOURS.get(colour[0], colour[0]), tag)
+
+    text = re.sub(r"<[^>]*>", restyle, text)
+    view = re.search(r'viewBox="[^"]*"', text)
+    opening = f'<svg {view[0] if view else ""} role="img" aria-label="{Markup.escape(alt)}">'
+    text = re.sub(r"<svg [^>]*>", lambda _: opening, text, count=1)
+    return Markup(re.sub(r">\s+<", "><", text).strip())
+
+
+def _axes(width: float, height: float) -> tuple[Figure, Axes]:
+    figure = Figure(figsize=(width, height), layout="constrained")
+    return figure, figure.add_subplot()
+
+
+def _percent_axes(*axes: Axes) -> None:
+    for each in axes:
+        each.xaxis.set_major_formatter(PercentFormatter(1, decimals=0))
+        each.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
+
+
+def _beside(x: float, to_left: bool = False) -> dict[str, Any]:
+    return {"xytext": (-x if to_left else x, 0), "textcoords": "offset points", "ha": "right" if to_left else "left"}
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Evaluation
+
+
+@dataclass(frozen=True)
+class Line:
+    """How a method is drawn: never told apart by colour alone."""
+
+    label: str
+    colour: str
+    dashes: str
+
+    def style(self) -> dict[str, Any]:
+        return {"color": self.colour, "linestyle": self.dashes}
+
+
+@_plot
+def plot_reliability(curves: Sequence[tuple[Line, Reliability]]) -> tuple[Figure, str]:
+    """Accuracy against confidence, and below how many images have which confidence."""
+    figure = Figure(figsize=(4.6, 5.3), layout="constrained")
+    upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=(4, 1))
+    upper.plot([0, 1], [0, 1], color=MUTED, linewidth=1, linestyle=_DOTTED)
+    for order, (line, curve) in enumerate(curves):
+        count = np.array(curve.count)
+        full = count > 0
+        confidence, accuracy = np.array(curve.confidence)[full], np.array(curve.accuracy)[full]
+        share = count / max(count.sum(), 1)
+        upper.plot(confidence, accuracy, label=line.label, zorder=3 - order / 10, **line.style())
+        # Bins with few images scatter: large dots are the ones to trust.
+        upper.scatter(
+            confidence, accuracy, s=8 + 90 * share[full], color=line.colour, linewidths=0, zorder=3 - order / 10
+        )
+        lower.stairs(share, curve.edges, linewidth=1.6, clip_on=False, **line.style())
+    upper.set(xlim=(0, 1), ylim=(0, 1.02), ylabel="share that is right")
+    upper.annotate("too cautious", (0.32, 0.55), color=MUTED, ha="center", fontsize=9, gid="label")
+    upper.annotate("too sure", (0.70, 0.40), color=MUTED, ha="center", fontsize=9, gid="label")
+    upper.legend(loc="upper left")
+    lower.set(xlabel="probability given to the class", ylabel="images", ylim=(0, None))
+    lower.yaxis.set_major_locator(MaxNLocator(2))
+    _percent_axes(upper, lower)
+    names = ", ".join(line.label for line, _ in curves)
+    return figure, f"Reliability diagram of {names}: the nearer to the diagonal, the better calibrated"
+
+
+@_plot
+def plot_roc(
+    name: str, curves: Sequence[tuple[Line, Sequence[float], Sequence[float]]], false_alarm: float
+) -> tuple[Figure, str]:
+    """Unknown images caught against known images flagged, one line per method."""
+    figure, axes = _axes(4.4, 3.9)
+    axes.plot([0, 1], [0, 1], color=MUTED, linewidth=1, linestyle=_DOTTED)
+    axes.axvline(false_alarm, color=MUTED, linewidth=1)
+    text = f"{percent(false_alarm)} false alarms"
+    axes.annotate(text, (false_alarm, 0.03), color=MUTED, fontsize=9, **_beside(5, to_left=false_alarm > 0.5))
+    for order, (line, ind, ood) in enumerate(curves):
+        axes.plot(ind, ood, label=line.label, zorder=3 - order / 10, **line.style())  # the first on top
+    axes.set(xlim=(0, 1), ylim=(0, 1.01), xlabel="known images flagged", ylabel="unknown images caught")
+    axes.legend(loc="lower right", bbox_to_anchor=(1, 0.07))
+    _percent_axes(axes)
+    return figure, f"ROC curve for {name}: {'; '.join(line.label for line, *_ in curves)}"
+
+
+@_plot
+def plot_scores(
+    name: str, edges: Sequence[float], ind: Sequence[int], ood: Sequence[int], threshold: float | None
+) -> tuple[Figure, str]:
+    """How the scores of known and unknown images are distributed, and where the threshold lies."""
+    figure, axes = _axes(4.4, 3.9)
+    top = 0.0
+    for counts, label, colour, dashes in ((ind, "known", BLUE, "-"), (ood, f"unknown: {name}", ORANGE, "--")):
+        share = np.array(counts) / max(sum(counts), 1)
+        top = max(top, float(share.max()))
+        axes.stairs(share, edges, fill=True, color=colour, alpha=0.25, linewidth=0)
+        axes.stairs(share, edges, color=colour, linewidth=1.6, label=shorten(label, 40), linestyle=dashes)
+    if threshold is not None:
+        to_left = threshold > (edges[0] + edges[-1]) / 2
+        axes.axvline(threshold, ymax=0.8, color=INK, linewidth=1.2)
+        axes.annotate("threshold", (threshold, top * 1.04), va="center", fontsize=9, **_beside(5, to_left))
+    axes.set(xlim=(edges[0], edges[-1]), ylim=(0, 1.35 * top or 1), xlabel="score: more unusual to the right")
+    axes.set_ylabel("share of images")
+    axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=None))
+    axes.legend(loc="upper right")
+    return figure, f"Histogram of the MAPLE scores of known images and of {name}"
+
+
+@_plot
+def plot_quantiles(theoretical: Sequence[float], observed: Sequence[float], degrees: int) -> tuple[Figure, str]:
+    """Squared distances against what they would be if the clusters were Gaussian."""
+    figure, axes = _axes(4.4, 3.9)
+    end = max(theoretical)
+    axes.plot([0, end], [0, end], color=MUTED, linewidth=1.2, linestyle=_DOTTED, label="Gaussian")
+    axes.plot(theoretical, observed, "o", color=BLUE, markersize=3.2, markeredgewidth=0, label="test images")
+    axes.set(xlabel=f"chi-square quantile ({degrees} degrees of freedom)", ylabel="squared distance")
+    axes.set(xlim=(0, None), ylim=(0, None))
+    axes.legend(loc="upper left")
+    return figure, "Chi-square Q-Q plot of the squared distances: on the dotted line the clusters are Gaussian"
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Latent space
+
+
+@_plot
+def plot_projection(
+    title: str,
+    points: np.ndarray,  # (n, 2)
+    class_ids: np.ndarray,  # (n,)
+    cluster_ids: np.ndarray,  # (n,)
+    names: Mapping[int, str],
+    colours: Mapping[int, str],
+    explained: tuple[float, float],
+) -> tuple[Figure, str]:
+    """Images in the plane of the two main axes; classes without a colour are grey, those with one have their name."""
+    figure, axes = _axes(5.0, 4.7)
+    rest = ~np.isin(class_ids, list(colours))
+    _dots(axes, points[rest], REST, 2.2)
+    labels, places = [], []
+    for class_id, colour in colours.items():
+        own = class_ids == class_id
+        if own.any():
+            _dots(axes, points[own], colour, 3.2)
+            _mark_clusters(axes, points[own], cluster_ids[own], colour)
+            labels.append((shorten(names.get(class_id, str(class_id)), 18), colour))
+            places.append(np.median(points[own], axis=0))
+    axes.margins(0.06)
+    axes.autoscale_view()
+    for (label, colour), (x, y) in zip(labels, _spread(np.array(places).reshape(-1, 2), axes)):
+        axes.text(x, y, label, color=colour, ha="center", va="center", weight="bold", gid="label")
+    axes.set(title=title, xlabel=f"axis 1: {percent(explained[0])} of the variance", xticks=[], yticks=[])
+    axes.set_ylabel(f"axis 2: {percent(explained[1])}")
+    return figure, f"{title}: {len(points)} images on the two main axes of the latent space, by class"
+
+
+def _dots(axes: Axes, points: np.ndarray, colour: str, size: float) -> None:
+    """Many points as one path of zero-length strokes with round ends: a tenth of the bytes of as many markers."""
+    if len(points):
+        outline = Outline(np.repeat(points, 2, axis=0), np.tile([Outline.MOVETO, Outline.LINETO], len(points)))
+        axes.add_patch(
+            PathPatch(outline, edgecolor=colour, facecolor="none", linewidth=size, capstyle="round", alpha=0.75)
+        )
+        axes.update_datalim(points)
+
+
+def _mark_clusters(axes: Axes, points: np.ndarray, cluster_ids: np.ndarray, colour: str) -> None:
+    """A ring at the mean of each cluster of a class that has several."""
+    clusters = np.unique(cluster_ids)
+    if len(clusters) > 1:
+        x, y = np.transpose([points[cluster_ids == cluster].mean(axis=0) for cluster in clusters])
+        axes.plot(x, y, "o", markersize=8, markerfacecolor=CARD, markeredgecolor=colour, markeredgewidth=2.2)
+
+
+def _spread(places: np.ndarray, axes: Axes, rounds: int = 60) -> np.ndarray:
+    """Move labels apart vertically until none covers another."""
+    low, high = np.transpose([axes.get_xlim(), axes.get_ylim()])
+    unit = (places - low) / (high - low)
+    rank = np.arange(len(unit))
+    for _ in range(rounds):
+        gap = unit[:, None] - unit[None]  # (n, n, 2)
+        close = (np.abs(gap[..., 0]) < 0.2) & (np.abs(gap[..., 1]) < 0.055)
+        above = np.sign(gap[..., 1] + 1e-9 * np.subtract.outer(rank, rank))  # ties go by order; 0 for itself
+        unit[:, 1] = np.clip(unit[:, 1] + 0.006 * (close * above).sum(axis=1), 0.03, 0.97)
+    return unit * (high - low) + low
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Training
+
+
+@_plot
+def plot_losses(history: Mapping[str, np.ndarray], events: Sequence[int]) -> tuple[Figure, str]:
+    """Training and validation loss per epoch."""
+    figure, axes = _axes(3.7, 3.0)
+    drawn = (
+        ("cross_entropy", "cross-entropy", BLUE, "-"),
+        ("triplet", "triplet loss", GREEN, ":"),
+        ("validation_loss", "validation loss", ORANGE, "--"),
+    )
+    for column, label, colour, dashes in drawn:
+        if np.isfinite(history[column]).any():
+            axes.plot(history["epoch"], history[column], color=colour, linestyle=dashes, label=label, **_dot(history))
+    _epoch_axis(axes, events)
+    axes.set(ylim=(0, None), ylabel="loss")
+    axes.legend()
+    return figure, "Losses per epoch"
+
+
+@_plot
+def plot_accuracy(history: Mapping[str, np.ndarray], events: Sequence[int]) -> tuple[Figure, str]:
+    """Validation accuracy per epoch."""
+    figure, axes = _axes(3.7, 3.0)
+    axes.plot(history["epoch"], history["validation_accuracy"], color=BLUE, **_dot(history))
+    _epoch_axis(axes, events)
+    axes.set_ylabel("validation accuracy")
+    axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=None))
+    return figure, "Validation accuracy per epoch"
+
+
+@_plot
+def plot_clusters(history: Mapping[str, np.ndarray], events: Sequence[int]) -> tuple[Figure, str]:
+    """Number of clusters per epoch."""
+    figure, axes = _axes(3.7, 3.0)
+    axes.step(history["epoch"], history["clusters"], where="post", color=BLUE, **_dot(history))
+    _epoch_axis(axes, events)
+    axes.set_ylabel("clusters")
+    axes.yaxis.set_major_locator(MaxNLocator(integer=True))
+    return figure, "Number of clusters per epoch"
+
+
+def _epoch_axis(axes: Axes, events: Sequence[int]) -> None:
+    axes.set_xlabel("epoch")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    for epoch in events:
+        axes.axvline(epoch, color=PINK, linewidth=1.4, linestyle=(0, (5, 3)), zorder=1.5)
+
+
+def _dot(history: Mapping[str, np.ndarray]) -> dict[str, Any]:
+    """A single epoch makes no line, so that it gets a dot."""
+    return {"marker": "o"} if len(history["epoch"]) == 1 else {}

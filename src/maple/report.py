@@ -1,0 +1,1030 @@
+"""One self-contained HTML file about a run: what was measured, what the clustering found, what to look at first.
+
+The report draws what the run folder holds and runs no model. It needs neither network nor scripts: styles and SVG
+plots are inline, thumbnails are data URIs, and a content security policy in the file forbids everything else. Names
+of classes and files are data, never markup. Equal run folders give equal reports, byte for byte.
+"""
+
+from __future__ import annotations
+
+import base64
+import csv
+import heapq
+import io
+import json
+import math
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from PIL import Image, features
+
+from maple import __version__
+from maple.benchmark import Method, Results
+from maple.checkpoint import load_json, write_atomic
+from maple.config import read_toml
+from maple.data import decode_image
+from maple.errors import DataError, MapleError, RunError
+from maple.gallery import ClusterExemplars, Example, Examples, Gallery, read_gallery
+from maple.plots import (
+    BLUE,
+    CLASS_COLOURS,
+    GREEN,
+    ORANGE,
+    PINK,
+    Line,
+    Plot,
+    number,
+    percent,
+    plot_accuracy,
+    plot_clusters,
+    plot_losses,
+    plot_projection,
+    plot_quantiles,
+    plot_reliability,
+    plot_roc,
+    plot_scores,
+    shorten,
+)
+from maple.types import PREDICTION_COLUMNS
+
+MAX_MATRIX = 20  # classes; with more, the confusion matrix is a picture without names
+MAX_ROWS = 200  # predictions listed
+UNFOLDED_ROWS = 25  # of them seen at once
+MAX_PREVIEWS = 60  # of them with a thumbnail
+MAX_SKIPPED = 200
+UNFOLDED_EXAMPLES = 12
+CRISP = 16  # images of so few pixels a side are shown as pixels, not blurred
+MAX_THUMBNAILS = 1_500  # of clusters, in all
+DEFAULT_FALSE_ALARM = 0.05  # compares methods where nothing was calibrated
+OURS, BASELINE = "maple", "softmax"
+
+_LINES = {
+    "maple": Line("MAPLE", BLUE, "-"),
+    "softmax": Line("softmax", ORANGE, "--"),
+    "energy": Line("energy", GREEN, ":"),
+    "maple-paper": Line("MAPLE as in the paper", PINK, "-."),
+}
+
+# Attribute of Classification or Detection, name, better direction, what it says.
+_QUALITY = (
+    ("accuracy", "accuracy", "higher", "share of images given the right class"),
+    ("ece", "calibration error (ECE)", "lower", "mean gap between probability and share that is right"),
+    ("nll", "negative log-likelihood", "lower", "punishes confident mistakes"),
+    ("brier", "Brier score", "lower", "squared error of the probabilities"),
+    ("aurc", "risk-coverage area (AURC)", "lower", "errors left when the least certain images go to an expert first"),
+)
+_DETECTION = (
+    ("auroc", "AUROC", "higher", "chance that an unknown image scores above a known one; 0.5 is guessing"),
+    ("aupr_out", "AUPR, unknown", "higher", "precision averaged over recall, unknown images as positives"),
+    ("aupr_in", "AUPR, known", "higher", "the same with known images as positives"),
+    ("fpr95_ood_positive", "FPR95", "lower", "known images flagged when 95 % of the unknown ones are caught"),
+)
+
+_EXAMPLE_KINDS = {
+    "uncertain": ("Most uncertain known images", "{source}; unusual views, poor images, or not what their label says"),
+    "mistakes": ("Most confident mistakes", "{source}; a wrong class with a high probability: is the label right?"),
+    "missed": ("Unknown images that look most familiar: {source}", "the lowest scores of the set"),
+    "caught": ("Unknown images that look most unusual: {source}", "the highest scores of the set"),
+}
+
+
+def write_report(run_folder: str | Path, out: str | Path | None = None, predictions: str | Path | None = None) -> Path:
+    """Write the report of a run, ``report.html`` in its folder unless ``out`` says otherwise, and return its path.
+
+    ``predictions`` is a file written by ``maple predict`` (CSV or JSON lines); it adds a section of its own.
+    """
+    record = read_run(Path(run_folder))
+    foretold = None if predictions is None else read_predictions(Path(predictions))
+    path = record.folder / "report.html" if out is None else Path(out)
+    write_atomic(path, render_report(record, foretold))
+    return path
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Reading
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class RunRecord:
+    """What a run folder says; parts that it does not hold are ``None`` or empty."""
+
+    folder: Path
+    config_text: str | None
+    config: dict[str, Any]
+    classes: dict[str, Any] | None
+    history: list[dict[str, str]]
+    results: Results | None
+    gallery: Gallery
+
+    @property
+    def class_names(self) -> list[str]:
+        if self.classes is not None:
+            return list(self.classes["classes"])
+        return self.results.class_names if self.results else []
+
+    @property
+    def name(self) -> str:
+        return self.folder.resolve().name
+
+    @property
+    def origin(self) -> dict[str, Any]:
+        return self.config.get("origin", {})
+
+
+def read_run(folder: Path) -> RunRecord:
+    """Read the files of a run that the report draws."""
+    if not folder.is_dir():
+        raise RunError(f"'{folder}' is not a folder: give the run folder that maple train wrote")
+    known = [folder / name for name in ("config.toml", "classes.json", "history.csv", "results.json")]
+    if not any(path.is_file() for path in known):
+        raise RunError(f"'{folder}' is not a run folder: it holds none of {', '.join(path.name for path in known)}")
+    config_path, classes_path, history_path, results_path = known
+    return RunRecord(
+        folder=folder,
+        config_text=config_path.read_text(encoding="utf-8") if config_path.is_file() else None,
+        config=read_toml(config_path) if config_path.is_file() else {},
+        classes=load_json(classes_path) if classes_path.is_file() else None,
+        history=_read_history(history_path) if history_path.is_file() else [],
+        results=_read_results(results_path) if results_path.is_file() else None,
+        gallery=read_gallery(folder / "gallery"),
+    )
+
+
+def _read_results(path: Path) -> Results:
+    try:
+        return Results.from_json(path.read_bytes())
+    except RunError as error:
+        raise RunError(f"'{path}': {error}") from None
+
+
+def _read_history(path: Path) -> list[dict[str, str]]:
+    with path.open(encoding="utf-8", newline="") as file:
+        return [{key: value or "" for key, value in row.items() if key} for row in csv.DictReader(file)]
+
+
+@dataclass
+class Predictions:
+    """A prediction file, summed up: rows may be many, so that only the most uncertain are kept."""
+
+    path: Path
+    n_images: int = 0
+    counts: Counter[str] = field(default_factory=Counter)  # images per class
+    flagged: Counter[str] = field(default_factory=Counter)
+    rows: list[dict[str, Any]] = field(default_factory=list)  # most uncertain first
+
+
+def read_predictions(path: Path, keep: int = MAX_ROWS) -> Predictions:
+    """Count the predictions per class and keep the most uncertain; memory does not grow with the file."""
+    found = Predictions(path)
+
+    def counted() -> Iterator[dict[str, Any]]:
+        for number_of_row, row in enumerate(_prediction_rows(path), start=1):
+            parsed = _parse_prediction(row, path, number_of_row)
+            found.n_images += 1
+            found.counts[parsed["class"]] += 1
+            found.flagged[parsed["class"]] += parsed["is_ood"]
+            yield parsed
+
+    found.rows = heapq.nlargest(keep, counted(), key=_most_uncertain)
+    return found
+
+
+def _most_uncertain(row: dict[str, Any]) -> tuple[float, float]:
+    return tuple(-math.inf if math.isnan(row[key]) else row[key] for key in ("uncertainty", "score"))  # type: ignore
+
+
+def _prediction_rows(path: Path) -> Iterator[dict[str, Any]]:
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            if path.suffix.lower() == ".csv":
+                yield from csv.DictReader(file)
+            else:
+                yield from (json.loads(line) for line in file if line.strip())
+    except OSError as error:
+        raise DataError(f"cannot read the predictions '{path}': {error.strerror or error}") from None
+    except (ValueError, csv.Error) as error:
+        raise DataError(
+            f"'{path}' is neither CSV (.csv) nor JSON lines ({error}): write it with maple predict"
+        ) from None
+
+
+def _parse_prediction(row: Any, path: Path, number_of_row: int) -> dict[str, Any]:
+    missing = [name for name in PREDICTION_COLUMNS if not isinstance(row, dict) or name not in row]
+    if missing:
+        raise DataError(
+            f"'{path}' row {number_of_row} lacks {', '.join(missing[:3])}: give a file written by maple predict"
+        )
+    values = {name: _float(row[name]) for name in ("probability", "uncertainty", "score", "p_value")}
+    is_ood = str(row["is_ood"]).strip().lower() in ("true", "1")
+    return {"file": str(row["file"]), "class": str(row["class"]), "is_ood": is_ood, **values}
+
+
+def _float(value: Any) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        return math.nan
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The page
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def render_report(record: RunRecord, predictions: Predictions | None = None) -> str:
+    """The report as HTML text."""
+    environment = Environment(
+        loader=PackageLoader("maple"), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    text = environment.get_template("report.html.j2").render(_context(record, predictions))
+    return _CONTROL.sub("\N{REPLACEMENT CHARACTER}", text)
+
+
+# File names may hold anything; these characters may stand in no HTML or XML document, however escaped.
+_CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff\ufffe\uffff]")
+
+
+def _context(record: RunRecord, predictions: Predictions | None) -> dict[str, Any]:
+    results, gallery = record.results, record.gallery
+    ood = _ood_sections(results) if results else []
+    contents = [
+        ("summary", "In short"),
+        *([("predictions", "Predictions")] if predictions else []),
+        ("results", "Results next to softmax"),
+        ("unknown", "Telling unknown images apart"),
+        ("calibration", "Are the probabilities honest?"),
+        ("confusion", "Which classes are confused?"),
+        ("clusters", "What did the clustering find?"),
+        ("images", "Images worth a look"),
+        ("latent", "Latent space"),
+        ("gaussian", "Are the clusters Gaussian?"),
+        ("history", "Training"),
+        ("skipped", "Left out"),
+        ("words", "Words used here"),
+        ("reproduce", "How to reproduce"),
+        ("cite", "How to cite"),
+    ]
+    return {
+        "version": __version__,
+        "title": f"MAPLE report: {record.name}",
+        "subtitle": _subtitle(record),
+        "contents": contents,
+        "summary": summary_sentences(record),
+        "tiles": _tiles(record),
+        "first": _look_first(record, predictions),
+        "predictions": _prediction_section(predictions) if predictions else None,
+        "quality": _quality_table(results) if results else None,
+        "detection": _detection_table(results) if results and results.n_ood else None,
+        "ood": ood,
+        "reliability": _reliability_plot(results) if results else None,
+        "calibration_words": _calibration_words(results) if results else [],
+        "confusion": _confusion_section(results) if results else None,
+        "clusters": _cluster_section(gallery.clusters),
+        "examples": _example_sections(gallery.examples),
+        "projections": _projection_plots(record),
+        "projection_note": _projection_note(record),
+        "quantiles": _quantile_plot(results) if results and results.qq_observed else None,
+        "quantile_note": _quantile_note(results) if results else "",
+        "history": _history_section(record.history),
+        "skipped": _skipped_section(record.classes),
+        "commands": _commands(record, predictions),
+        "facts": _facts(record),
+        "config": record.config_text,
+        "missing": _missing(record),
+    }
+
+
+def _missing(record: RunRecord) -> dict[str, str]:
+    """What to say where the run holds nothing to draw."""
+    again = f"maple evaluate {record.folder} --ood NAME=SOURCE"
+    return {
+        "evaluation": f"This run has not been evaluated yet: {again}",
+        "ood": f"No unknown images were tried. To see how well they are told apart, name some: {again}",
+        "clusters": "The run holds no thumbnails of its clusters: they are written at the end of a training.",
+        "examples": f"The run holds no example images: they are written by {again}",
+        "projections": "The run holds no projections of its latent space: they are written during training.",
+        "quantiles": f"The run holds no squared distances to compare: they are written by {again}",
+        "history": "The run holds no training history: its network was not trained here, or not yet.",
+        "classes": "The run does not say which images it was trained on.",
+        "config": "The run holds no configuration.",
+    }
+
+
+def _subtitle(record: RunRecord) -> str:
+    model = record.config.get("model", {})
+    parts = [
+        record.origin.get("source"),
+        model.get("backbone"),
+        model.get("recipe"),
+        f"seed {seed}" if (seed := _seed(record)) is not None else None,
+    ]
+    return " · ".join(str(part) for part in parts if part)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# In words
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def plural(n: int, noun: str) -> str:
+    """A count and its noun.
+
+    >>> plural(1, "class"), plural(2, "class"), plural(1200, "image")
+    ('1 class', '2 classes', '1,200 images')
+    """
+    ending = "" if n == 1 else "es" if noun.endswith("s") else "s"
+    return f"{n:,} {noun}{ending}"
+
+
+def listed(items: Sequence[str]) -> str:
+    """Words as a list in a sentence.
+
+    >>> listed(["a"]), listed(["a", "b"]), listed(["a", "b", "c"])
+    ('a', 'a and b', 'a, b and c')
+    """
+    return " and ".join([", ".join(items[:-1]), items[-1]]) if len(items) > 1 else "".join(items)
+
+
+def method_name(method: str) -> str:
+    """How a method is called on the page."""
+    return _line(method).label
+
+
+def _line(method: str) -> Line:
+    return _LINES.get(method, Line(method, PINK, ":"))
+
+
+def summary_sentences(record: RunRecord) -> list[str]:
+    """What a reader who stops here should know."""
+    results = record.results
+    sentences = [_training_sentence(record)]
+    if results is None:
+        return [*sentences, "How good it is has not been measured yet."]
+    ours = _ours(results)
+    baseline = results.methods.get(BASELINE)
+    if ours.classification:
+        right, tested = percent(ours.classification.accuracy), plural(results.n_ind, "test image")
+        sentences.append(f"It names the right class for {right} of {tested} that it had not seen before.")
+    if results.n_ood:
+        rate = _false_alarm(results)
+        caught = [f"{percent(_caught(results, OURS, name))} of {name}" for name in results.n_ood]
+        sentence = f"With {percent(rate)} of the known images flagged by mistake, it catches {listed(caught)}"
+        if baseline:
+            others = [percent(_caught(results, BASELINE, name)) for name in results.n_ood]
+            sentence += f"; softmax of the same network, at the same rate of false alarms, {listed(others)}"
+        sentences.append(sentence + ".")
+    return sentences
+
+
+def _training_sentence(record: RunRecord) -> str:
+    n_classes = len(record.class_names)
+    what = f"This network tells {plural(n_classes, 'class')} apart" if n_classes else "This is a classifier"
+    sizes = record.classes.get("cluster_sizes", []) if record.classes else []
+    if not sizes:
+        return what + "."
+    split = len(sizes) - n_classes
+    how = f", which were split into {len(sizes):,} clusters" if split > 0 else ""
+    return f"{what}{how}; it learnt them from {plural(int(sum(sizes)), 'image')}."
+
+
+@dataclass(frozen=True)
+class Tile:
+    """One figure in large print."""
+
+    value: str
+    name: str
+    note: str
+
+
+def _tiles(record: RunRecord) -> list[Tile]:
+    results = record.results
+    if results is None:
+        return []
+    tiles = []
+    ours, baseline = _ours(results).classification, results.methods.get(BASELINE)
+    theirs = baseline.classification if baseline else None
+    if ours:
+        accuracy, ece = (percent(theirs.accuracy), number(theirs.ece)) if theirs else (None, None)
+        tiles.append(Tile(percent(ours.accuracy), "accuracy", _softmax_note(accuracy)))
+        tiles.append(Tile(number(ours.ece), "calibration error", _softmax_note(ece)))
+    for name in list(results.n_ood)[:4]:
+        other = percent(_caught(results, BASELINE, name)) if baseline else None
+        tiles.append(Tile(percent(_caught(results, OURS, name)), f"of {name} caught", _softmax_note(other)))
+    if results.n_ood:
+        calibrated = not math.isnan(results.false_alarm)
+        note = "of the known test images flagged" if calibrated else "assumed: the run has no threshold"
+        tiles.append(Tile(percent(_false_alarm(results)), "false alarms", note))
+    return tiles
+
+
+def _softmax_note(value: str | None) -> str:
+    return f"softmax {value}" if value else ""
+
+
+@dataclass(frozen=True)
+class Pointer:
+    """Something to look at, and where it is."""
+
+    text: str
+    anchor: str
+    link: str
+
+
+def _look_first(record: RunRecord, predictions: Predictions | None) -> list[Pointer]:
+    """The few things on the page that ask for a person's judgement."""
+    return [
+        *_point_at_predictions(predictions),
+        *_point_at_results(record.results),
+        *_point_at_gallery(record.gallery),
+        *_point_at_skipped(record.classes),
+    ]
+
+
+def _point_at_predictions(predictions: Predictions | None) -> Iterator[Pointer]:
+    if predictions and (flagged := predictions.flagged.total()):
+        share = percent(flagged / predictions.n_images)
+        text = f"{flagged:,} of {plural(predictions.n_images, 'predicted image')} ({share}) are flagged as unknown."
+        yield Pointer(text, "predictions", "See them")
+
+
+def _point_at_results(results: Results | None) -> Iterator[Pointer]:
+    if results is None:
+        return
+    hardest = _hardest_classes(results)
+    if hardest and hardest[0].right < 0.95:
+        name, pairs = hardest[0].name, [pair for pair in _confusions(results) if pair.label == hardest[0].name]
+        most = f", most often taken for {pairs[0].called}" if pairs else ""
+        text = f"The hardest class is {name}: {percent(hardest[0].right)} of its images are recognised{most}."
+        yield Pointer(text, "confusion", "Which classes are confused?")
+    worse = [name for name in results.n_ood if _is_worse(results, name)]
+    if worse:
+        yield Pointer(f"Softmax ranks the images of {listed(worse)} better than MAPLE does.", "unknown", "Compare")
+
+
+def _point_at_gallery(gallery: Gallery) -> Iterator[Pointer]:
+    split = [name for name, count in Counter(c.class_name for c in gallery.clusters).items() if count > 1]
+    if split:
+        shown = listed([*split[:3], *([f"{len(split) - 3} more"] if len(split) > 3 else [])])
+        text = f"Split into clusters: {shown}. Do the clusters mean anything to you?"
+        yield Pointer(text, "clusters", "See them")
+    if any(group.kind == "mistakes" and group.images for group in gallery.examples):
+        yield Pointer("The most confident mistakes may be wrong labels.", "images", "Check them")
+
+
+def _point_at_skipped(classes: Mapping[str, Any] | None) -> Iterator[Pointer]:
+    if classes and classes.get("skipped"):
+        yield Pointer(f"{plural(len(classes['skipped']), 'file')} could not be used.", "skipped", "Why?")
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Results
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def _ours(results: Results) -> Method:
+    return results.methods[OURS]
+
+
+def _ordered(results: Results) -> list[str]:
+    """MAPLE first, softmax next, then the others as they came."""
+    return sorted(results.methods, key=lambda name: (name != OURS, name != BASELINE))
+
+
+def _false_alarm(results: Results) -> float:
+    """The share of known test images that is flagged; where nothing was calibrated, a usual one."""
+    return DEFAULT_FALSE_ALARM if math.isnan(results.false_alarm) else results.false_alarm
+
+
+def _caught(results: Results, method: str, ood_name: str) -> float:
+    """Share of the unknown images that is flagged when the false alarms are as many as MAPLE's."""
+    detection = results.methods[method].detection[ood_name]
+    if not math.isnan(detection.flagged):
+        return detection.flagged
+    return caught_at(detection.roc_ind, detection.roc_ood, _false_alarm(results))
+
+
+def caught_at(roc_ind: Sequence[float], roc_ood: Sequence[float], false_alarm: float) -> float:
+    """Height of a ROC curve at one false-alarm rate: the top where it is vertical, straight between points.
+
+    >>> caught_at([0, 0, 0.1, 1], [0, 0.5, 0.7, 1], 0.05)
+    0.6
+    >>> caught_at([0, 0, 0.1, 1], [0, 0.5, 0.7, 1], 0.0)
+    0.5
+    """
+    ind, ood = np.asarray(roc_ind), np.asarray(roc_ood)
+    last = np.append(ind[1:] != ind[:-1], True)  # the highest point of each vertical stretch
+    left = int(np.searchsorted(ind[last], false_alarm, side="right")) - 1
+    x, y, first = ind[last], ood[last], ood[np.append(True, ind[1:] != ind[:-1])]
+    if left + 1 == len(x):
+        return float(y[-1])
+    share = (false_alarm - x[left]) / (x[left + 1] - x[left])
+    return round(float(y[left] + share * (first[left + 1] - y[left])), 12)
+
+
+def _is_worse(results: Results, ood_name: str) -> bool:
+    if BASELINE not in results.methods:
+        return False
+    ours, theirs = (results.methods[name].detection[ood_name].auroc for name in (OURS, BASELINE))
+    return round(ours, 3) < round(theirs, 3)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A number in a table: its text, whether it is the best of its kind, and how it compares with softmax."""
+
+    text: str
+    best: bool = False
+    verdict: str = ""  # "better", "worse" or "same", for MAPLE only
+
+
+def compare(values: Mapping[str, float], higher: bool, write: Callable[..., str] = number) -> dict[str, Cell]:
+    """The values of all methods as cells. What looks equal on the page counts as equal.
+
+    >>> cells = compare({"maple": 0.91, "softmax": 0.89}, higher=True)
+    >>> cells["maple"], cells["softmax"]
+    (Cell(text='0.910', best=True, verdict='better'), Cell(text='0.890', best=False, verdict=''))
+    """
+    seen = {name: round(value, 3) * (1 if higher else -1) for name, value in values.items() if not math.isnan(value)}
+    best = max(seen.values(), default=math.nan)
+    cells = {name: Cell(write(value), seen.get(name) == best) for name, value in values.items()}
+    if OURS in seen and BASELINE in seen:
+        gain = seen[OURS] - seen[BASELINE] if seen[OURS] != seen[BASELINE] else 0.0
+        verdict = "better" if gain > 0 else "worse" if gain < 0 else "same"
+        cells[OURS] = Cell(cells[OURS].text, cells[OURS].best, verdict)
+    return cells
+
+
+def _quality_table(results: Results) -> dict[str, Any]:
+    judged = {name: c for name in _ordered(results) if (c := results.methods[name].classification) is not None}
+    rows = []
+    for key, name, direction, meaning in _QUALITY:
+        values = {method: getattr(judged[method], key) for method in judged}
+        cells = compare(values, direction == "higher", percent if key == "accuracy" else number)
+        rows.append({"name": name, "direction": direction, "meaning": meaning, "cells": list(cells.values())})
+    for level in judged[OURS].accuracy_above if OURS in judged else ():
+        values = {method: judged[method].accuracy_above[level] for method in judged}
+        kept = {method: judged[method].share_above[level] for method in judged}
+        cells = compare(values, True, percent)
+        rows.append(
+            {
+                "name": f"accuracy above {level}",
+                "direction": "higher",
+                "meaning": "of the images with that probability (their share)",
+                "cells": [Cell(f"{cells[m].text} ({percent(kept[m])})", cells[m].best) for m in judged],
+            }
+        )
+    note = f"{plural(results.n_ind, 'test image')}, {plural(len(results.class_names), 'class')}"
+    return {"columns": [method_name(name) for name in judged], "rows": rows, "note": note}
+
+
+def _detection_table(results: Results) -> dict[str, Any]:
+    names, methods = list(results.n_ood), _ordered(results)
+    rate = percent(_false_alarm(results))
+    groups: list[tuple[str, str, str, dict[str, dict[str, float]], Callable[..., str]]] = [
+        (
+            f"caught at {rate} false alarms",
+            "higher",
+            "share of the unknown images that is flagged",
+            {name: {method: _caught(results, method, name) for method in methods} for name in names},
+            percent,
+        )
+    ]
+    for key, title, direction, meaning in _DETECTION:
+        values = {name: {m: getattr(results.methods[m].detection[name], key) for m in methods} for name in names}
+        groups.append((title, direction, meaning, values, number))
+    columns = [f"{name} ({results.n_ood[name]:,})" for name in names] + (["mean"] if len(names) > 1 else [])
+    return {"columns": columns, "groups": [_detection_group(*group, methods) for group in groups]}
+
+
+def _detection_group(
+    title: str,
+    direction: str,
+    meaning: str,
+    values: Mapping[str, Mapping[str, float]],  # by OOD set, then by method
+    write: Callable[..., str],
+    methods: Sequence[str],
+) -> dict[str, Any]:
+    columns = list(values.values())
+    if len(columns) > 1:
+        columns.append({method: float(np.mean([column[method] for column in columns])) for method in methods})
+    compared = [compare(column, direction == "higher", write) for column in columns]
+    rows = [
+        {"name": method_name(method), "ours": method == OURS, "cells": [cells[method] for cells in compared]}
+        for method in methods
+    ]
+    return {"name": title, "direction": direction, "meaning": meaning, "rows": rows}
+
+
+def _ood_sections(results: Results) -> list[dict[str, Any]]:
+    rate = _false_alarm(results)
+    histogram = _ours(results).histogram
+    threshold = None if math.isnan(results.false_alarm) else threshold_at(histogram.edges, histogram.ind, rate)
+    sections = []
+    for name, count in results.n_ood.items():
+        caught = f"{percent(_caught(results, OURS, name))} caught at {percent(rate)} false alarms"
+        sections.append(
+            {
+                "name": name,
+                "note": f"{plural(count, 'image')}; {caught}",
+                "roc": _roc_plot(results, name, rate),
+                "scores": plot_scores(name, histogram.edges, histogram.ind, histogram.ood[name], threshold),
+            }
+        )
+    return sections
+
+
+def _roc_plot(results: Results, ood_name: str, false_alarm: float) -> Plot:
+    curves = []
+    for method in _ordered(results):
+        found = results.methods[method].detection[ood_name]
+        line = replace(_line(method), label=f"{method_name(method)}, AUROC {number(found.auroc)}")
+        curves.append((line, found.roc_ind, found.roc_ood))
+    return plot_roc(ood_name, curves, false_alarm)
+
+
+def threshold_at(edges: Sequence[float], counts: Sequence[int], false_alarm: float) -> float:
+    """Where the threshold lies, to within a bin: the share ``false_alarm`` of a histogram is to its right.
+
+    >>> threshold_at([0, 1, 2], [5, 5], 0.25)
+    1.5
+    """
+    below = np.concatenate([[0.0], np.cumsum(counts)]) / max(float(np.sum(counts)), 1.0)
+    return float(np.interp(1 - false_alarm, below, edges))
+
+
+def _reliability_plot(results: Results) -> Plot:
+    judged = [(method, results.methods[method].classification) for method in _ordered(results)]
+    return plot_reliability([(_line(method), c.reliability) for method, c in judged if c is not None])
+
+
+def _calibration_words(results: Results) -> list[str]:
+    words = []
+    for method in _ordered(results):
+        judged = results.methods[method].classification
+        if judged is None:
+            continue
+        curve = judged.reliability
+        said = sum(n * c for n, c in zip(curve.count, curve.confidence) if n) / max(sum(curve.count), 1)
+        gap = said - judged.accuracy
+        verdict = "too sure" if gap > 0.005 else "too cautious" if gap < -0.005 else "neither too sure nor too cautious"
+        words.append(
+            f"{method_name(method)}: mean probability {percent(said)}, right {percent(judged.accuracy)}; "
+            f"on average {verdict}. Calibration error {number(judged.ece)}."
+        )
+    return words
+
+
+def _quantile_plot(results: Results) -> Plot:
+    return plot_quantiles(results.qq_theoretical, results.qq_observed, results.n_components)
+
+
+def _quantile_note(results: Results) -> str:
+    return f"Mean difference to the dotted line: {number(results.gaussian_error, 2)}."
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Confusion
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ClassRecall:
+    """How many images of a class were recognised."""
+
+    name: str
+    count: int
+    right: float
+
+    @property
+    def share(self) -> str:
+        return percent(self.right)
+
+
+@dataclass(frozen=True)
+class Confusion:
+    """Images of one class that were taken for another."""
+
+    label: str
+    called: str
+    count: int
+    share: str
+
+
+def _hardest_classes(results: Results) -> list[ClassRecall]:
+    """Classes with test images, the least recognised first."""
+    rows = zip(results.class_names, results.confusion, results.per_class_accuracy)
+    recalls = [ClassRecall(name, sum(row), right) for name, row, right in rows if sum(row)]
+    return sorted(recalls, key=lambda recall: recall.right)
+
+
+def _confusions(results: Results) -> list[Confusion]:
+    """Pairs of classes, the most frequent confusion first."""
+    counts = np.array(results.confusion)
+    totals = counts.sum(axis=1)
+    errors = counts - np.diag(np.diag(counts))
+    order = np.argsort(-errors, axis=None, kind="stable")[: np.count_nonzero(errors)]
+    names = results.class_names
+    return [
+        Confusion(names[i], names[j], int(errors[i, j]), percent(errors[i, j] / totals[i]))
+        for i, j in zip(*np.unravel_index(order, errors.shape))
+    ]
+
+
+def _confusion_section(results: Results) -> dict[str, Any]:
+    counts, names = np.array(results.confusion), results.class_names
+    shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)  # (C, C)
+    small = len(names) <= MAX_MATRIX
+    hardest = _hardest_classes(results)
+    return {
+        "intro": f"MAPLE's classes for {plural(int(counts.sum()), 'test image')}. Blue is right, orange is wrong; the "
+        "darker, the larger the share of the true class.",
+        "names": [shorten(name, 24) for name in names],
+        "matrix": [_matrix_row(i, counts, shares, names) for i in range(len(names))] if small else None,
+        "heat": None if small else data_uri(_heat(shares), lossless=True),
+        "heat_alt": f"Confusion matrix of {len(names)} classes",
+        "heat_caption": "One row per true class, one column per class given, in alphabetical or data order.",
+        "pairs": _confusions(results)[: 10 if small else 25],
+        "hardest": hardest[: 10 if small else 25],
+        "hardest_note": f"{min(len(hardest), 10 if small else 25)} of {len(hardest)}",
+    }
+
+
+def _matrix_row(i: int, counts: np.ndarray, shares: np.ndarray, names: Sequence[str]) -> dict[str, Any]:
+    total = int(counts[i].sum())
+    cells = []
+    for j, (count, share) in enumerate(zip(counts[i].tolist(), shares[i].tolist())):
+        tint = "--tint" if i == j else "--tint-wrong"
+        alpha = share if i == j else min(1.0, 0.15 + 1.6 * share)
+        cells.append(
+            {
+                "text": count or "",
+                "style": f"background:rgba(var({tint}),{alpha:.2f})" if count else "",
+                "strong": bool(count) and alpha > 0.6,
+                "title": f"{count} of {total} {names[i]} called {names[j]} ({percent(share)})",
+            }
+        )
+    return {"name": names[i], "cells": cells}
+
+
+def _heat(shares: np.ndarray) -> np.ndarray:
+    """Shares (C, C) as an RGBA picture: right in blue, wrong in orange, weak shares made visible."""
+    right = np.eye(len(shares), dtype=bool)
+    picture = np.zeros((*shares.shape, 4), dtype=np.uint8)
+    picture[..., :3] = np.where(right[..., None], (36, 128, 190), (222, 104, 12))
+    picture[..., 3] = np.round(255 * np.where(right, shares, np.sqrt(shares)).clip(0, 1))
+    return picture
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Images
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def data_uri(image: np.ndarray, lossless: bool = False) -> str:
+    """A picture as text, to stand inside the page."""
+    as_png = lossless or image.shape[0] <= CRISP or not features.check("webp")
+    buffer = io.BytesIO()
+    if as_png:
+        Image.fromarray(image).save(buffer, "PNG", optimize=True)
+    else:
+        Image.fromarray(image).save(buffer, "WEBP", quality=88, use_sharp_yuv=True)
+    kind = "png" if as_png else "webp"
+    return f"data:image/{kind};base64,{base64.b64encode(buffer.getvalue()).decode('ascii')}"
+
+
+def _cluster_section(clusters: Sequence[ClusterExemplars]) -> dict[str, Any] | None:
+    if not clusters:
+        return None
+    per_class: dict[str, list[ClusterExemplars]] = {}
+    for cluster in clusters:
+        per_class.setdefault(cluster.class_name, []).append(cluster)
+    shown = max(2, MAX_THUMBNAILS // len(clusters))
+    split = {name: own for name, own in per_class.items() if len(own) > 1}
+    whole = {name: parts for name, parts in per_class.items() if len(parts) == 1}
+    intro = f"None of the {plural(len(per_class), 'class')} was split: each is one cluster."
+    if split:
+        verb = "was" if len(split) == 1 else "were"
+        parts = len(clusters) - len(whole)
+        intro = f"Of {plural(len(per_class), 'class')} {len(split)} {verb} split, into {parts} clusters in all."
+    return {
+        "intro": intro,
+        "split": [_class_gallery(name, parts, shown) for name, parts in split.items()],
+        "whole": [_class_gallery(name, parts, min(shown, 6)) for name, parts in whole.items()],
+        "folded": len(whole) > 24,
+        "crisp": any(c.thumbnails.shape[1] <= CRISP for c in clusters if len(c.thumbnails)),
+    }
+
+
+def _class_gallery(name: str, parts: Sequence[ClusterExemplars], shown: int) -> dict[str, Any]:
+    total = sum(part.count for part in parts)
+    note = plural(total, "image") + (f", {len(parts)} clusters" if len(parts) > 1 else "")
+    largest_first = sorted(parts, key=lambda part: -part.count)
+    return {"name": name, "note": note, "clusters": [_cluster_strip(part, shown) for part in largest_first]}
+
+
+def _cluster_strip(part: ClusterExemplars, shown: int) -> dict[str, Any]:
+    return {
+        "number": part.cluster,
+        "count": f"{part.count:,}",
+        "share": percent(part.share),
+        "width": max(2, round(120 * part.share)),
+        "images": [
+            {"uri": data_uri(image), "file": file, "alt": f"{part.class_name}, cluster {part.cluster}: {file}"}
+            for image, file in zip(part.thumbnails[:shown], part.files)
+        ],
+    }
+
+
+def _example_sections(groups: Sequence[Examples]) -> list[dict[str, Any]]:
+    """Known images first; then the unknown ones set by set, what was missed before what was caught."""
+    kinds = list(_EXAMPLE_KINDS)
+
+    def place(group: Examples) -> tuple[bool, str, int]:
+        is_unknown = group.kind in ("missed", "caught")
+        return is_unknown, group.source if is_unknown else "", kinds.index(group.kind)
+
+    return [_example_section(group) for group in sorted((g for g in groups if g.kind in kinds), key=place)]
+
+
+def _example_section(group: Examples) -> dict[str, Any]:
+    title, note = (text.format(source=group.source) for text in _EXAMPLE_KINDS[group.kind])
+    images = [_example(image, group.kind) for image in group.images]
+    return {"title": title, "note": note, "images": images[:UNFOLDED_EXAMPLES], "more": images[UNFOLDED_EXAMPLES:]}
+
+
+def _example(image: Example, kind: str) -> dict[str, Any]:
+    is_known = kind in ("uncertain", "mistakes")
+    return {
+        "uri": data_uri(image.thumbnail),
+        "crisp": image.thumbnail.shape[0] <= CRISP,
+        "alt": f"{image.file}: taken for {image.class_name}",
+        "file": image.file,
+        "file_name": shorten(Path(image.file).name, 40),
+        "class_name": image.class_name,
+        "probability": percent(image.probability),
+        "uncertainty": number(image.uncertainty),
+        "label": image.label,
+        "is_wrong": is_known and image.label != image.class_name,
+        "is_ood": image.is_ood,
+    }
+
+
+def _prediction_section(predictions: Predictions) -> dict[str, Any]:
+    total, flagged = predictions.n_images, predictions.flagged.total()
+    rows = [_prediction_row(row, predictions.path.parent, i < MAX_PREVIEWS) for i, row in enumerate(predictions.rows)]
+    return {
+        "intro": f"{predictions.path.name}: {plural(total, 'image')}, of which {flagged:,} "
+        f"({percent(flagged / total) if total else '–'}) are flagged: their score is above the threshold.",
+        "classes": [
+            {
+                "name": name,
+                "count": f"{count:,}",
+                "share": percent(count / total),
+                "width": round(120 * count / total),
+                "flagged": f"{predictions.flagged[name]:,}",
+                "flagged_share": percent(predictions.flagged[name] / count),
+                "flagged_width": round(120 * predictions.flagged[name] / count),
+            }
+            for name, count in sorted(predictions.counts.items(), key=lambda item: (-item[1], item[0]))
+        ],
+        "rows": rows[:UNFOLDED_ROWS],
+        "more": rows[UNFOLDED_ROWS:],
+        "has_images": any(row["uri"] for row in rows),
+        "shown": f"{len(rows):,} of {total:,}",
+    }
+
+
+def _prediction_row(row: Mapping[str, Any], folder: Path, with_image: bool) -> dict[str, Any]:
+    return {
+        "file": row["file"],
+        "class_name": row["class"],
+        "probability": percent(row["probability"]),
+        "uncertainty": number(row["uncertainty"]),
+        "score": number(row["score"]),
+        "p_value": number(row["p_value"]),
+        "is_ood": row["is_ood"],
+        "uri": _preview(row["file"], folder) if with_image else None,
+    }
+
+
+def _preview(file: str, folder: Path) -> str | None:
+    """A thumbnail of a predicted image, where the file still lies where it was."""
+    for path in (Path(file), folder / file):
+        try:
+            if path.is_file():
+                return data_uri(decode_image(path, 96, "pad"))
+        except (MapleError, OSError, ValueError):  # moved, changed or not a path at all: the row does without
+            continue
+    return None
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Latent space, history, provenance
+# ---------------------------------------------------------------------------------------------------------------------
+
+_PROJECTION_TITLES = {"before": "Before the first relabelling", "after": "After training"}
+
+
+def _projection_plots(record: RunRecord) -> list[Plot]:
+    projections = record.gallery.projections
+    colours = dict(zip(_highlighted(record), CLASS_COLOURS))
+    plots = []
+    for name in sorted(projections, key=lambda name: (name != "before", name != "after", name)):
+        found = projections[name]
+        names = dict(enumerate(found.class_names or record.class_names))
+        title = _PROJECTION_TITLES.get(name, name)
+        plots.append(
+            plot_projection(title, found.points, found.class_ids, found.cluster_ids, names, colours, found.explained)
+        )
+    return plots
+
+
+def _highlighted(record: RunRecord) -> list[int]:
+    """Class ids that get a colour: all, or with many classes those that were split, then the largest."""
+    found = list(record.gallery.projections.values())
+    counts = Counter(class_id for p in found for class_id in p.class_ids.tolist() if class_id >= 0)
+    names = next((p.class_names for p in found), ())
+    parts = Counter(cluster.class_name for cluster in record.gallery.clusters)
+    split = {i for i, name in enumerate(names) if parts[name] > 1}
+    return sorted(sorted(counts, key=lambda i: (i not in split, -counts[i], i))[: len(CLASS_COLOURS)])
+
+
+def _projection_note(record: RunRecord) -> str:
+    n_classes = max((len(p.class_names) for p in record.gallery.projections.values()), default=0)
+    n_colours = len(CLASS_COLOURS)
+    if n_classes <= n_colours:
+        return ""
+    return f"{n_colours} of {n_classes} classes are coloured, first those that were split; the others are grey."
+
+
+def _history_section(rows: Sequence[Mapping[str, str]]) -> dict[str, Any] | None:
+    if not rows:
+        return None
+    columns = ("epoch", "cross_entropy", "triplet", "validation_loss", "validation_accuracy", "clusters", "seconds")
+    history = {name: np.array([_float(row.get(name)) for row in rows]) for name in columns}
+    events: list[dict[str, Any]] = [
+        {
+            "epoch": int(_float(row["epoch"])),
+            "classes": listed(row["relabelled"].split(";")),
+            "clusters": row.get("clusters", ""),
+            "shift": f"{shift:.0e}" if not math.isnan(shift := _float(row.get("relabel_shift"))) else "",
+        }
+        for row in rows
+        if row.get("relabelled")
+    ]
+    epochs = [event["epoch"] for event in events]
+    minutes = np.nansum(history["seconds"]) / 60
+    happened = plural(len(events), "relabelling event") if events else "no class was split"
+    return {
+        "intro": f"{plural(len(rows), 'epoch')} in {minutes:.1f} minutes; {happened}. "
+        f"Validation accuracy at the end: {percent(float(history['validation_accuracy'][-1]))}.",
+        "losses": plot_losses(history, epochs),
+        "accuracy": plot_accuracy(history, epochs),
+        "clusters": plot_clusters(history, epochs),
+        "events": events,
+    }
+
+
+def _skipped_section(classes: Mapping[str, Any] | None) -> dict[str, Any]:
+    files = list(classes.get("skipped", [])) if classes else []
+    shown = f", the first {MAX_SKIPPED} are listed" if len(files) > MAX_SKIPPED else ""
+    return {
+        "known": classes is not None,
+        "classes": list(classes.get("left_out", [])) if classes else [],
+        "files": files[:MAX_SKIPPED],
+        "note": f"{plural(len(files), 'file')} could not be used{shown}.",
+    }
+
+
+def _seed(record: RunRecord) -> Any:
+    seed = record.config.get("train", {}).get("seed")
+    return record.results.provenance.get("seed") if seed is None and record.results else seed
+
+
+def _commands(record: RunRecord, predictions: Predictions | None) -> str:
+    said = [record.origin.get("command"), record.results.provenance.get("command") if record.results else None]
+    commands = [*dict.fromkeys(command for command in said if command), f"maple report {record.folder}"]
+    if predictions:
+        commands[-1] += f" {predictions.path}"
+    return "\n".join(commands)
+
+
+def _facts(record: RunRecord) -> list[tuple[str, str]]:
+    facts = [("seed", str(seed))] if (seed := _seed(record)) is not None else []
+    results = record.results
+    if results is None:
+        return [*facts, ("version", f"maple {__version__}")]
+    size = f"{plural(results.n_clusters, 'cluster')}, {plural(results.n_components, 'component')}"
+    facts.append(("Gaussian model", size))
+    if not math.isnan(results.latency_ms):
+        facts.append(("time per image", f"{number(results.latency_ms, 2)} ms"))
+    versions = results.provenance.get("versions", {})
+    facts.append(("versions", ", ".join(f"{name} {value}" for name, value in versions.items())))
+    return facts

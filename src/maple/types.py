@@ -1,0 +1,139 @@
+"""The values that travel between the parts: plain frozen records of arrays.
+
+Letters for shapes, everywhere: N images, D embedding, K projection, C classes, M clusters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+
+
+@dataclass(frozen=True, eq=False)
+class Outputs:
+    """What a backbone says about N images; all that a detector sees.
+
+    ``logits`` has one column per *cluster* (pseudo-class); ``cluster_to_class`` maps columns to classes.
+    Before any class is split, clusters are classes.
+    """
+
+    embeddings: np.ndarray  # (N, D) float32
+    logits: np.ndarray | None = None  # (N, M) float32
+    labels: np.ndarray | None = None  # (N,) int64 class ids; -1 where unknown
+    cluster_ids: np.ndarray | None = None  # (N,) int64; training images only
+    cluster_to_class: np.ndarray | None = None  # (M,) int64
+
+    def __len__(self) -> int:
+        return len(self.embeddings)
+
+    def __getitem__(self, index: Any) -> Outputs:
+        """The rows at ``index`` (slice, mask or integer array)."""
+        rows = {
+            f.name: value[index]
+            for f in fields(self)
+            if f.name != "cluster_to_class" and (value := getattr(self, f.name)) is not None
+        }
+        return Outputs(**rows, cluster_to_class=self.cluster_to_class)
+
+    @staticmethod
+    def concatenate(parts: list[Outputs]) -> Outputs:
+        """One ``Outputs`` from consecutive batches."""
+        rows = {
+            f.name: np.concatenate([getattr(part, f.name) for part in parts])
+            for f in fields(Outputs)
+            if f.name != "cluster_to_class" and getattr(parts[0], f.name) is not None
+        }
+        return Outputs(**rows, cluster_to_class=parts[0].cluster_to_class)
+
+
+@dataclass(frozen=True, eq=False)
+class Relabelling:
+    """Which cluster each training image belongs to, and which class each cluster belongs to.
+
+    ``parents`` and ``shares`` say how the clusters came out of those before the last event: cluster j took the
+    share ``shares[j]`` of the images of the former cluster ``parents[j]``.
+    """
+
+    cluster_ids: np.ndarray  # (N,) int64
+    cluster_to_class: np.ndarray  # (M,) int64
+    parents: np.ndarray  # (M,) int64
+    shares: np.ndarray  # (M,) float64, in (0, 1]
+
+    @property
+    def n_clusters(self) -> int:
+        return len(self.cluster_to_class)
+
+    @staticmethod
+    def initial(labels: np.ndarray, n_classes: int) -> Relabelling:
+        """One cluster per class."""
+        identity = np.arange(n_classes, dtype=np.int64)
+        return Relabelling(labels.astype(np.int64), identity, identity, np.ones(n_classes))
+
+
+@dataclass(frozen=True, eq=False)
+class Prediction:
+    """What is said about N images. Columns as in the prediction files; ids index ``class_names`` and clusters."""
+
+    class_id: np.ndarray  # (N,) int64: argmax of ``probabilities``
+    probability: np.ndarray  # (N,) probability of that class
+    typicality: np.ndarray  # (N,) chi-square tail of the nearest cluster: the paper's P_MD
+    uncertainty: np.ndarray  # (N,) 1 - typicality: the paper's u
+    score: np.ndarray  # (N,) higher is more out-of-distribution
+    p_value: np.ndarray  # (N,) conformal; NaN without calibration
+    is_ood: np.ndarray  # (N,) bool; False without calibration
+    cluster: np.ndarray  # (N,) int64: the nearest cluster
+    md_class_id: np.ndarray  # (N,) int64: the class of the nearest cluster
+    softmax_class_id: np.ndarray  # (N,) int64
+    probabilities: np.ndarray  # (N, C) sums to 1
+    squared_distance: np.ndarray  # (N,) to the nearest cluster
+    class_names: tuple[str, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.class_id)
+
+    def rows(self, files: list[str], all_probabilities: bool = False) -> Iterator[dict[str, Any]]:
+        """One dictionary per image, in the columns of the prediction files."""
+        names = self.class_names or tuple(str(i) for i in range(self.probabilities.shape[1]))
+        for i, file in enumerate(files):
+            row: dict[str, Any] = {
+                "file": file,
+                "class": names[self.class_id[i]],
+                "probability": float(self.probability[i]),
+                "typicality": float(self.typicality[i]),
+                "uncertainty": float(self.uncertainty[i]),
+                "score": float(self.score[i]),
+                "p_value": float(self.p_value[i]),
+                "is_ood": bool(self.is_ood[i]),
+                "cluster": int(self.cluster[i]),
+                "md_class": names[self.md_class_id[i]],
+                "softmax_class": names[self.softmax_class_id[i]],
+            }
+            if all_probabilities:
+                row |= {f"p_{name}": float(self.probabilities[i, c]) for c, name in enumerate(names)}
+            yield row
+
+
+PREDICTION_COLUMNS = (
+    "file",
+    "class",
+    "probability",
+    "typicality",
+    "uncertainty",
+    "score",
+    "p_value",
+    "is_ood",
+    "cluster",
+    "md_class",
+    "softmax_class",
+)
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """A file that could not be used, and why."""
+
+    file: str
+    reason: str

@@ -1,0 +1,92 @@
+"""Files are written whole or not at all."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from maple.checkpoint import FORMAT_VERSION, load_arrays, load_json, save_arrays, save_json, write_atomic
+from maple.errors import RunError
+
+
+def test_round_trip(tmp_path):
+    arrays = {"a": np.arange(6.0).reshape(2, 3), "b": np.array(3, np.int64), "c": np.zeros((0, 2), np.float32)}
+    save_arrays(tmp_path / "x.safetensors", arrays, {"names": ["ä", "b"]})
+    loaded, metadata = load_arrays(tmp_path / "x.safetensors")
+    assert metadata == {"format": FORMAT_VERSION, "names": ["ä", "b"]}
+    for name, array in arrays.items():
+        np.testing.assert_array_equal(loaded[name], array)
+        assert loaded[name].dtype == array.dtype
+
+
+def test_full_disk_keeps_the_previous_version(tmp_path, monkeypatch):
+    path = tmp_path / "weights.safetensors"
+    save_arrays(path, {"a": np.ones(3)}, {})
+
+    def full(_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(RunError, match=r"No space left.*--resume"):
+        save_arrays(path, {"a": np.zeros(3)}, {})
+    np.testing.assert_array_equal(load_arrays(path)[0]["a"], np.ones(3))
+    assert [p.name for p in tmp_path.iterdir()] == ["weights.safetensors"]
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
+def test_really_full_device(monkeypatch, tmp_path):
+    """Write through a device that is always full."""
+    target = tmp_path / "x.json"
+    real = tempfile.NamedTemporaryFile
+
+    def on_full_device(**kwargs):
+        file = real(**kwargs)
+        full = os.open("/dev/full", os.O_WRONLY)
+        os.dup2(full, file.fileno())
+        os.close(full)
+        return file
+
+    monkeypatch.setattr(tempfile, "NamedTemporaryFile", on_full_device)
+    with pytest.raises(RunError, match="No space left"):
+        write_atomic(target, b"x" * 10_000)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_newer_format_is_refused_with_the_remedy(tmp_path):
+    path = tmp_path / "classes.json"
+    path.write_text(json.dumps({"format": FORMAT_VERSION + 1}))
+    with pytest.raises(RunError, match="pip install --upgrade"):
+        load_json(path)
+
+
+@pytest.mark.parametrize("content", [b"", b"not a file", b"\xff" * 100])
+def test_damaged_files(tmp_path, content):
+    path = tmp_path / "x.safetensors"
+    path.write_bytes(content)
+    with pytest.raises(RunError, match="damaged"):
+        load_arrays(path)
+    path.write_bytes(content)
+    with pytest.raises(RunError):
+        load_json(path)
+
+
+def test_missing_and_foreign_files(tmp_path):
+    with pytest.raises(RunError, match="folder of a finished run"):
+        load_arrays(tmp_path / "weights.safetensors")
+    (tmp_path / "x.json").write_text("{}")
+    with pytest.raises(RunError, match="not written by maple"):
+        load_json(tmp_path / "x.json")
+
+
+def test_json_has_no_nan(tmp_path):
+    save_json(tmp_path / "x.json", {"a": float("nan"), "b": [np.float32(1.5), np.inf], "c": np.arange(2)})
+    value = load_json(tmp_path / "x.json")
+    assert value["a"] is None
+    assert value["b"] == [1.5, None]
+    assert value["c"] == [0, 1]

@@ -1,0 +1,298 @@
+"""The gallery: what is chosen, that it survives the disk, and that captions never part from their thumbnails."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from sklearn.decomposition import PCA
+
+from maple.errors import DataError, RunError, UsageError
+from maple.gallery import (
+    MAX_EXEMPLARS,
+    from_sheet,
+    main_axes,
+    read_gallery,
+    thumbnail,
+    to_sheet,
+    write_cluster_gallery,
+    write_examples,
+    write_gallery,
+    write_projection,
+)
+from maple.types import Outputs, Prediction
+
+
+@dataclass
+class Pictures:
+    """As much of an ``ImageSet`` as the gallery uses; image i is filled with the number i."""
+
+    labels: np.ndarray
+    class_names: tuple[str, ...] = ("a", "b")
+    name: str = "blobs/test"
+    side: int = 8
+    files: tuple[str, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.files = tuple(f"{i}.png" for i in range(len(self.labels)))
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def read(self, i: int) -> np.ndarray:
+        return np.full((self.side, self.side, 3), i % 256, dtype=np.uint8)
+
+
+def make_prediction(n: int, n_classes: int = 2, **changes: np.ndarray) -> Prediction:
+    values = {
+        "class_id": np.zeros(n, np.int64),
+        "probability": np.full(n, 0.5),
+        "typicality": np.full(n, 0.5),
+        "uncertainty": np.full(n, 0.5),
+        "score": np.arange(n, dtype=float),
+        "p_value": np.full(n, np.nan),
+        "is_ood": np.zeros(n, bool),
+        "cluster": np.zeros(n, np.int64),
+        "md_class_id": np.zeros(n, np.int64),
+        "softmax_class_id": np.zeros(n, np.int64),
+        "probabilities": np.full((n, n_classes), 1 / n_classes),
+        "squared_distance": np.arange(n, dtype=float),
+    }
+    return Prediction(**(values | changes), class_names=("a", "b"))
+
+
+@pytest.fixture
+def clustered(rng: np.random.Generator) -> tuple[Pictures, Outputs]:
+    """Class a has the clusters 0 (60 images) and 2 (30), class b the cluster 1 (20)."""
+    cluster_ids = rng.permutation(np.repeat([0, 1, 2], [60, 20, 30]))
+    embeddings = rng.normal(size=(110, 5)).astype(np.float32) + 10 * cluster_ids[:, None]
+    cluster_to_class = np.array([0, 1, 0])
+    labels = cluster_to_class[cluster_ids]
+    outputs = Outputs(embeddings, labels=labels, cluster_ids=cluster_ids, cluster_to_class=cluster_to_class)
+    return Pictures(labels), outputs
+
+
+# Clusters
+
+
+def test_cluster_gallery_holds_the_images_nearest_to_each_mean(tmp_path: Path, clustered) -> None:
+    images, outputs = clustered
+    write_cluster_gallery(tmp_path, images, outputs)
+    clusters = read_gallery(tmp_path).clusters
+    assert [(c.class_name, c.count) for c in clusters] == [("a", 60), ("b", 20), ("a", 30)]
+    assert [c.share for c in clusters] == pytest.approx([60 / 90, 1, 30 / 90])
+    for cluster in clusters:
+        members = [i for i in range(110) if outputs.cluster_ids[i] == cluster.cluster]
+        mean = np.mean([outputs.embeddings[i] for i in members], axis=0)
+        expected = sorted(members, key=lambda i: float(np.sum((outputs.embeddings[i] - mean) ** 2)))[:12]
+        assert list(cluster.files) == [f"{i}.png" for i in expected]
+        assert cluster.thumbnails[:, 0, 0, 0].tolist() == expected  # each picture with its own caption
+
+
+def test_squared_distances_decide_where_given(tmp_path: Path, clustered) -> None:
+    images, outputs = clustered
+    distance = np.arange(110, dtype=float)[::-1]
+    write_cluster_gallery(tmp_path, images, outputs, squared_distance=distance, per_cluster=3)
+    for cluster in read_gallery(tmp_path).clusters:
+        members = np.flatnonzero(outputs.cluster_ids == cluster.cluster)
+        assert list(cluster.files) == [f"{i}.png" for i in members[::-1][:3]]
+
+
+def test_clusters_are_classes_where_nothing_was_split(tmp_path: Path, clustered) -> None:
+    images, outputs = clustered
+    write_cluster_gallery(tmp_path, images, Outputs(outputs.embeddings, labels=outputs.labels))
+    assert [(c.class_name, c.count, c.share) for c in read_gallery(tmp_path).clusters] == [("a", 90, 1), ("b", 20, 1)]
+
+
+def test_an_empty_cluster_is_listed_without_thumbnails(tmp_path: Path, clustered) -> None:
+    images, outputs = clustered
+    more = Outputs(outputs.embeddings, None, outputs.labels, outputs.cluster_ids, np.array([0, 1, 0, 1]))
+    write_cluster_gallery(tmp_path, images, more)
+    last = read_gallery(tmp_path).clusters[-1]
+    assert (last.count, last.files, len(last.thumbnails)) == (0, (), 0)
+
+
+def test_with_many_clusters_the_sheet_stays_small(tmp_path: Path) -> None:
+    n_clusters = MAX_EXEMPLARS // 2
+    ids = np.repeat(np.arange(n_clusters), 3)
+    images = Pictures(ids % 2, side=2)
+    outputs = Outputs(np.zeros((len(ids), 1), np.float32), None, ids % 2, ids, np.arange(n_clusters) % 2)
+    write_cluster_gallery(tmp_path, images, outputs)
+    assert {len(c.files) for c in read_gallery(tmp_path).clusters} == {2}
+
+
+def test_rows_that_do_not_match_are_refused(tmp_path: Path, clustered) -> None:
+    images, outputs = clustered
+    with pytest.raises(DataError, match="110 images of 'blobs/test' but 5 outputs"):
+        write_cluster_gallery(tmp_path, images, outputs[:5])
+    with pytest.raises(DataError, match="110 images of 'blobs/test' but 5 predictions"):
+        write_examples(tmp_path, "uncertain", images, make_prediction(5))
+
+
+# Projections
+
+
+def test_main_axes_agree_with_scikit_learn(rng: np.random.Generator) -> None:
+    embeddings = rng.normal(size=(300, 12)) * np.arange(1, 13)
+    points, explained = main_axes(embeddings)
+    oracle = PCA(n_components=2).fit(embeddings)
+    assert np.abs(points) == pytest.approx(np.abs(oracle.transform(embeddings)), abs=1e-8)
+    assert explained == pytest.approx(tuple(oracle.explained_variance_ratio_))
+
+
+@pytest.mark.parametrize("shape", [(1, 4), (5, 1), (2, 2), (3, 50)])
+def test_main_axes_of_little_data(shape: tuple[int, int], rng: np.random.Generator) -> None:
+    points, explained = main_axes(rng.normal(size=shape))
+    assert points.shape == (shape[0], 2)
+    assert np.isfinite(points).all() and 0 <= sum(explained) <= 1 + 1e-9
+
+
+def test_projection_is_sampled_once_and_for_all(tmp_path: Path, rng: np.random.Generator) -> None:
+    outputs = Outputs(rng.normal(size=(2_500, 3)).astype(np.float32), labels=np.arange(2_500))
+    write_projection(tmp_path / "1", "before", outputs, ["a", "b"])
+    write_projection(tmp_path / "2", "before", outputs, ["a", "b"])
+    one, two = (read_gallery(tmp_path / part).projections["before"] for part in "12")
+    assert one.points.shape == (2_000, 2) and one.n_images == 2_500
+    assert (one.points == two.points).all()
+    assert len(set(one.class_ids.tolist())) == 2_000  # no image twice
+    assert one.class_names == ("a", "b")
+    assert (one.cluster_ids == one.class_ids).all()
+
+
+def test_projection_of_diverged_embeddings_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="diverged"):
+        write_projection(tmp_path, "after", Outputs(np.array([[1.0, np.nan]], np.float32)))
+    with pytest.raises(UsageError, match="lower-case"):
+        write_projection(tmp_path, "../after", Outputs(np.ones((3, 2), np.float32)))
+
+
+# Examples
+
+
+def test_uncertain_examples_rank_by_score_where_uncertainty_ties(tmp_path: Path) -> None:
+    images = Pictures(np.array([0, 0, 1, -1]))
+    prediction = make_prediction(4, uncertainty=np.array([1.0, 0.2, 1.0, 0.9]), score=np.array([50.0, 1.0, 900.0, 9.0]))
+    write_examples(tmp_path, "uncertain", images, prediction)
+    (examples,) = read_gallery(tmp_path).examples
+    assert (examples.kind, examples.source) == ("uncertain", "blobs/test")
+    assert [e.file for e in examples.images] == ["2.png", "0.png", "3.png", "1.png"]
+    assert [e.label for e in examples.images] == ["b", "a", None, "a"]
+    assert [int(e.thumbnail[0, 0, 0]) for e in examples.images] == [2, 0, 3, 1]
+
+
+def test_mistakes_compare_names_not_numbers(tmp_path: Path) -> None:
+    images = Pictures(np.array([0, 1, 0, 1, -1]), class_names=("b", "a"))  # numbered the other way round
+    prediction = make_prediction(5, class_id=np.array([0, 0, 0, 1, 0]), probability=np.array([0.6, 0.7, 0.9, 0.8, 1.0]))
+    write_examples(tmp_path, "mistakes", images, prediction)
+    (examples,) = read_gallery(tmp_path).examples
+    assert [(e.file, e.label, e.class_name) for e in examples.images] == [
+        ("2.png", "b", "a"),
+        ("3.png", "a", "b"),
+        ("0.png", "b", "a"),
+    ]
+
+
+def test_caught_and_missed_are_the_two_ends_of_the_score(tmp_path: Path) -> None:
+    images, prediction = Pictures(np.full(5, -1)), make_prediction(5, score=np.array([3.0, np.inf, 1.0, 5.0, 2.0]))
+    write_examples(tmp_path, "caught", images, prediction, source="far", limit=2)
+    write_examples(tmp_path, "missed", images, prediction, source="far", limit=2)
+    caught, missed = read_gallery(tmp_path).examples
+    assert [e.file for e in caught.images] == ["1.png", "3.png"]
+    assert [e.file for e in missed.images] == ["2.png", "4.png"]
+    assert np.isnan(caught.images[0].score)  # infinity has no JSON
+
+
+def test_unknown_kind_is_refused_with_a_suggestion(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="did you mean 'missed'"):
+        write_examples(tmp_path, "mised", Pictures(np.zeros(2, int)), make_prediction(2))
+
+
+def test_source_names_cannot_leave_the_folder_or_collide(tmp_path: Path) -> None:
+    images, prediction = Pictures(np.zeros(2, int)), make_prediction(2)
+    sources = ["../../x", "x", "X", "<script>", "naïve/ü", ""]
+    for source in sources:
+        write_examples(tmp_path / "gallery", "caught", images, prediction, source=source)
+    assert sorted(e.source for e in read_gallery(tmp_path / "gallery").examples) == sorted(sources)
+    assert [path.name for path in tmp_path.iterdir()] == ["gallery"]
+
+
+# The whole
+
+
+def test_write_gallery_keeps_other_parts_and_replaces_old_examples(tmp_path: Path, clustered) -> None:
+    images, outputs = clustered
+    write_gallery(tmp_path, train=(images, outputs), snapshots={"before": outputs, "after": outputs})
+    two = (Pictures(np.zeros(2, int)), make_prediction(2, class_id=np.ones(2, int)))
+    write_gallery(tmp_path, test=two, ood={"near": two, "far": two})
+    write_gallery(tmp_path, test=two, ood={"near": two})
+    gallery = read_gallery(tmp_path)
+    assert len(gallery.clusters) == 3
+    assert set(gallery.projections) == {"before", "after"}
+    assert gallery.projections["after"].class_names == ("a", "b")
+    assert {(e.kind, e.source) for e in gallery.examples} == {
+        ("uncertain", "blobs/test"),
+        ("mistakes", "blobs/test"),
+        ("caught", "near"),
+        ("missed", "near"),
+    }
+    sheets = list(tmp_path.glob("*.png"))
+    assert len(sheets) == 5  # one per JSON file, none left over
+
+
+def test_nothing_there_is_an_empty_gallery(tmp_path: Path) -> None:
+    gallery = read_gallery(tmp_path / "none")
+    assert (gallery.clusters, dict(gallery.projections), gallery.examples) == ((), {}, ())
+
+
+def test_a_missing_or_damaged_sheet_is_named(tmp_path: Path, clustered) -> None:
+    write_cluster_gallery(tmp_path, *clustered)
+    (sheet,) = tmp_path.glob("clusters.*.png")
+    sheet.write_bytes(sheet.read_bytes()[:40])
+    with pytest.raises(RunError, match=sheet.name):
+        read_gallery(tmp_path)
+    sheet.unlink()
+    with pytest.raises(RunError, match=sheet.name):
+        read_gallery(tmp_path)
+
+
+def test_a_newer_gallery_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "clusters.json").write_text('{"format": 99}')
+    with pytest.raises(RunError, match="upgrade"):
+        read_gallery(tmp_path)
+
+
+# Thumbnails
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 4, 5, 12, 17])
+def test_sheet_round_trip(n: int, rng: np.random.Generator) -> None:
+    thumbnails = rng.integers(0, 256, size=(n, 6, 6, 3), dtype=np.uint8)
+    assert (from_sheet(to_sheet(thumbnails), n, 6) == thumbnails).all()
+
+
+def test_colours_survive_the_disk(tmp_path: Path) -> None:
+    class Red(Pictures):
+        def read(self, i: int) -> np.ndarray:
+            return np.broadcast_to(np.uint8([200, i, 0]), (8, 8, 3))
+
+    write_examples(tmp_path, "uncertain", Red(np.zeros(3, int)), make_prediction(3))
+    thumbnails = [e.thumbnail[4, 4].tolist() for e in read_gallery(tmp_path).examples[0].images]
+    assert thumbnails == [[200, 2, 0], [200, 1, 0], [200, 0, 0]]
+    (sheet,) = tmp_path.glob("*.png")
+    assert Image.open(sheet).mode == "RGB"
+
+
+def test_grey_sheets_take_one_channel(tmp_path: Path, clustered) -> None:
+    write_cluster_gallery(tmp_path, *clustered)
+    (sheet,) = tmp_path.glob("*.png")
+    assert Image.open(sheet).mode == "L"
+
+
+def test_large_images_become_thumbnails() -> None:
+    gradient = np.repeat(np.linspace(0, 255, 300).astype(np.uint8)[:, None], 300, axis=1)
+    small = thumbnail(np.stack([gradient] * 3, axis=-1), 96)
+    assert small.shape == (96, 96, 3)
+    assert small[:, 0, 0].tolist() == sorted(small[:, 0, 0].tolist())

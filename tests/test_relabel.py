@@ -1,0 +1,103 @@
+"""Hard classes, summed probabilities and splits that keep their bookkeeping."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from sklearn.metrics import recall_score
+
+from maple.relabel import class_probabilities, false_negative_ratios, hard_classes, split_clusters
+from maple.types import Relabelling
+
+
+def blobs(rng, centres, n=60):
+    return np.concatenate([rng.normal(c, 0.3, (n, 2)) for c in centres]).astype(np.float32)
+
+
+def test_class_probabilities_by_loops(rng):
+    logits = rng.normal(size=(7, 5)).astype(np.float32)
+    mapping = np.array([2, 0, 1, 0, 2])
+    exponentials = np.exp(logits.astype(np.float64))
+    soft = exponentials / exponentials.sum(1, keepdims=True)
+    for rule, reduce in (("sum", sum), ("max", max)):
+        expected = [[reduce(row[m] for m in range(5) if mapping[m] == c) for c in range(3)] for row in soft]
+        np.testing.assert_allclose(class_probabilities(logits, mapping, rule), expected, rtol=1e-10)
+
+
+def test_summing_does_not_make_split_classes_look_hard():
+    # Five equal children of class 0 with 0.19 each against 0.05 + ... : the class has 0.6 in all, each child only 0.12.
+    probabilities = np.array([[0.12] * 5 + [0.4]])
+    mapping = np.array([0] * 5 + [1])
+    assert class_probabilities(np.log(probabilities), mapping, "sum").argmax(1) == 0
+    assert class_probabilities(np.log(probabilities), mapping, "max").argmax(1) == 1
+
+
+def test_false_negative_ratio_is_one_minus_recall(rng):
+    labels, predicted = rng.integers(0, 4, 200), rng.integers(0, 4, 200)
+    expected = 1 - recall_score(labels, predicted, average=None)
+    np.testing.assert_allclose(false_negative_ratios(predicted, labels, 4), expected)
+
+
+def test_class_without_validation_images_is_never_hard():
+    predicted, labels = np.array([1, 0]), np.array([0, 0])
+    assert hard_classes(predicted, labels, 3, 0.3).tolist() == [0]
+
+
+def test_threshold_is_exclusive():
+    predicted, labels = np.array([0, 1]), np.array([0, 0])
+    assert hard_classes(predicted, labels, 2, 0.5).tolist() == []
+
+
+def test_split_finds_planted_clusters_and_leaves_other_classes_alone(rng):
+    points = blobs(rng, [(-5, 0), (5, 0), (0, 5)])
+    labels = np.repeat([0, 0, 1], 60)
+    after = split_clusters(points[:120], np.arange(120), Relabelling.initial(labels, 2), np.array([0]))
+    assert after.cluster_to_class.tolist() == [0, 0, 1]
+    assert after.parents.tolist() == [0, 0, 1]
+    assert len(set(after.cluster_ids[:60])) == len(set(after.cluster_ids[60:120])) == 1
+    np.testing.assert_array_equal(after.cluster_to_class[after.cluster_ids], labels)
+    np.testing.assert_allclose(after.shares, [0.5, 0.5, 1])
+
+
+def test_later_events_split_existing_clusters_further(rng):
+    points = blobs(rng, [(-5, -5), (-5, 5), (5, -5), (5, 5)])
+    labels = np.zeros(240, np.int64)
+    first = Relabelling(np.repeat([0, 1], 120), np.array([0, 0]), np.array([0, 0]), np.array([0.5, 0.5]))
+    after = split_clusters(points, np.arange(240), first, np.array([0]), max_clusters=4)
+    assert after.n_clusters == 4
+    for cluster in range(4):  # no image changes its former cluster
+        assert len(set(first.cluster_ids[after.cluster_ids == cluster])) == 1
+    np.testing.assert_array_equal(after.cluster_to_class[after.cluster_ids], labels)
+
+
+def test_max_clusters_counts_the_whole_class(rng):
+    points = blobs(rng, [(-9, -9), (-9, 9), (9, -9), (9, 9), (0, 0), (0, 20)])
+    current = Relabelling(np.repeat([0, 1], 180), np.array([0, 0]), np.array([0, 0]), np.array([0.5, 0.5]))
+    after = split_clusters(points, np.arange(360), current, np.array([0]), max_clusters=3)
+    assert after.n_clusters == 3
+
+
+def test_min_cluster_size(rng):
+    points = np.concatenate([blobs(rng, [(0, 0)], 100), blobs(rng, [(9, 9)], 5)])
+    start = Relabelling.initial(np.zeros(105, np.int64), 1)
+    kwargs = {"rows": np.arange(105), "current": start, "hard": np.array([0])}
+    assert split_clusters(points, min_cluster_size=10, **kwargs).n_clusters == 1
+    assert split_clusters(points, min_cluster_size=5, **kwargs).n_clusters == 2
+
+
+def test_class_scope_starts_again_from_whole_classes(rng):
+    points = blobs(rng, [(0, 0), (0, 0), (8, 8)])
+    labels = np.repeat([0, 0, 1], 60)
+    current = Relabelling(np.repeat([0, 1, 2], 60), np.array([0, 0, 1]), np.array([0, 0, 1]), np.array([0.5, 0.5, 1]))
+    after = split_clusters(points[:0], np.arange(0), current, np.array([], np.int64), scope="class")
+    assert after.cluster_to_class.tolist() == [0, 1]
+    np.testing.assert_array_equal(after.cluster_ids, labels)
+
+
+@pytest.mark.parametrize("method", ["xmeans", "gmeans", "kmeans"])
+def test_every_method_is_deterministic(rng, method):
+    points = blobs(rng, [(-5, 0), (5, 0)])
+    start = Relabelling.initial(np.zeros(120, np.int64), 1)
+    results = [split_clusters(points, np.arange(120), start, np.array([0]), method=method, seed=3) for _ in range(2)]
+    np.testing.assert_array_equal(results[0].cluster_ids, results[1].cluster_ids)
+    assert results[0].n_clusters >= 2
