@@ -367,12 +367,16 @@ def test_no_images_give_empty_outputs(backbone: Backbone, pixels: np.ndarray) ->
 
 
 def test_batches_add_up_and_are_lazy(backbone: Backbone, pixels: np.ndarray) -> None:
-    done: list[int] = []
-    batches = embed_batches(backbone, pixels, batch_size=4, progress=done.append)
+    done: list[tuple[int, int]] = []
+    batches = embed_batches(backbone, pixels, batch_size=4, progress=lambda *counts: done.append(counts))
     first = next(batches)
     assert len(first) == 4 and done == []
     parts = [first, *batches]
-    assert [len(part) for part in parts] == [4, 4, 3] and done == [4, 4, 3]
+    assert [len(part) for part in parts] == [4, 4, 3] and done == [(4, 11), (8, 11), (11, 11)]
+    for source, n in ((DataLoader(list(plain(pixels)), batch_size=8), 11), (plain(pixels).split(8), 0)):
+        done.clear()
+        embed(backbone, source, progress=lambda *counts: done.append(counts))
+        assert done == [(8, n), (11, n)]
     whole = embed(backbone, pixels, batch_size=4)
     assert np.array_equal(Outputs.concatenate(parts).embeddings, whole.embeddings)
 

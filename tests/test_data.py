@@ -36,7 +36,7 @@ from maple.data import (
     share_out,
     split_indices,
 )
-from maple.errors import DataError, MapleError, UsageError
+from maple.errors import DataError, UsageError
 
 SHARES = (0.7, 0.1, 0.1, 0.1)
 
@@ -418,8 +418,10 @@ def test_unlabelled_sources(tmp_path: Path, rng: np.random.Generator) -> None:
     assert len(open_images(odd, labelled=False)) == 1
     with pytest.raises(DataError, match="no images match"):
         open_images(str(folder / "*.tiff"), labelled=False)
-    with pytest.raises(UsageError, match="one source"):
+    with pytest.raises(UsageError, match="no data set, file or folder"):
         open_images(str(folder / "*.png"))
+    with pytest.raises(UsageError, match="one source"):
+        open_images([folder, folder])
     with pytest.raises(UsageError, match="no images were given"):
         open_images([], labelled=False)
     with pytest.raises(UsageError, match="no file or folder"):
@@ -683,6 +685,17 @@ def test_unknown_names_get_a_suggestion(root: Path) -> None:
         open_images(3)  # type: ignore[arg-type]
 
 
+def test_a_folder_may_begin_like_a_built_in_set(
+    tmp_path: Path, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_folder(tmp_path / "digits" / "mine", {"a": 1, "b": 1}, rng)
+    monkeypatch.chdir(tmp_path)
+    assert open_images("digits/mine").class_names == ("a", "b")
+    assert len(open_images("digits")) == 1797
+    with pytest.raises(UsageError, match="did you mean 'simulated-diatoms'"):
+        open_images("simulated-diatom?n=5")
+
+
 def test_an_open_set_is_taken_as_it_is() -> None:
     images = arrays(4, 2)
     assert open_images(images) is images and open_images(images, size=8) is images
@@ -815,6 +828,10 @@ def test_a_named_data_set_keeps_its_test_file(root: Path) -> None:
         assert set(splits.test.keys).isdisjoint(splits.train.keys)
     assert [len(load_splits("pets/train", data_root=root).test)] == [4]  # a file alone is cut four ways
     assert [len(load_splits("birds", data_root=root).train)] == [14]
+    by_name = load_splits("birds", data_root=root, test="pets", calibration="pets/train")
+    assert by_name.test.name == "pets/test" and by_name.calibration.name == "pets/train"
+    with pytest.raises(UsageError, match="data set 'pets' has no split 'validation'"):
+        load_splits("birds", data_root=root, validation="pets")
     given_test = load_splits("pets", data_root=root, test=root / "birds" / "val.parquet")
     assert given_test.test.name == "birds/val"
 
@@ -887,9 +904,12 @@ def test_too_few_classes_or_images() -> None:
     with pytest.raises(DataError, match="class 'a' has 1 distinct image"):
         load_splits(copies)
     assert load_splits(small.subset(small.labels < 2), DataOptions(min_images=14)).left_out == ("c",)
-    unlabelled = ImageSet.from_arrays(pixels)
-    with pytest.raises(MapleError):
-        load_splits(unlabelled)
+    with pytest.raises(DataError, match="images without a label"):
+        load_splits(ImageSet.from_arrays(pixels))
+    absent = ImageSet.from_arrays(pixels, np.arange(30) % 2, ["a", "b", "c"])
+    with pytest.raises(DataError, match="class 'c' has 0 distinct images"):
+        load_splits(absent)
+    assert load_splits(absent, DataOptions(min_images=1)).left_out == ("c",)
 
 
 def test_skipped_files_of_all_sources_are_reported(tmp_path: Path, rng: np.random.Generator) -> None:

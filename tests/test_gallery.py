@@ -101,6 +101,14 @@ def test_squared_distances_decide_where_given(tmp_path: Path, clustered) -> None
         assert list(cluster.files) == [f"{i}.png" for i in members[::-1][:3]]
 
 
+def test_a_sample_of_each_cluster_is_enough(tmp_path: Path, clustered) -> None:
+    images, outputs = clustered
+    write_gallery(tmp_path, train=(images, outputs), cluster_sizes=np.array([600, 20, 300]))
+    clusters = read_gallery(tmp_path).clusters
+    assert [c.count for c in clusters] == [600, 20, 300]
+    assert [c.share for c in clusters] == pytest.approx([2 / 3, 1, 1 / 3])
+
+
 def test_clusters_are_classes_where_nothing_was_split(tmp_path: Path, clustered) -> None:
     images, outputs = clustered
     write_cluster_gallery(tmp_path, images, Outputs(outputs.embeddings, labels=outputs.labels))

@@ -272,6 +272,12 @@ def test_fpr95_takes_no_image_too_many(n):
     assert metrics.fpr95_ood_positive([left_out + 1.0], ood) == 1.0
 
 
+def test_other_levels_take_no_image_too_many_either():
+    # 0.55 * 100 is 55.00000000000001 in floating point; 55 of 100 are enough all the same.
+    assert metrics.fpr95_ood_positive([45.5], np.arange(1.0, 101.0), level=0.55) == 0.0
+    assert metrics.fpr95_ind_positive(np.arange(1.0, 101.0), [55.5], level=0.55) == 0.0
+
+
 @pytest.mark.parametrize("metric", DETECTION)
 @settings(max_examples=40)
 @given(scores, scores)

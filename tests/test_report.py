@@ -6,17 +6,22 @@ import csv
 import json
 import math
 import re
+import shutil
 import xml.etree.ElementTree as ElementTree
 from dataclasses import replace
 from html.parser import HTMLParser
+from importlib.resources import files
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
+from markupsafe import Markup
 from PIL import Image
 from scipy.special import log_softmax
 from sklearn.datasets import load_digits
 
+import maple.report
 from maple import metrics
 from maple.benchmark import Classification, Detection, Histogram, Method, Reliability, Results
 from maple.checkpoint import save_json
@@ -24,13 +29,13 @@ from maple.config import to_toml
 from maple.data import ImageSet
 from maple.errors import DataError, RunError
 from maple.gallery import write_gallery
+from maple.plots import Plot
 from maple.report import caught_at, compare, read_predictions, read_run, summary_sentences, threshold_at, write_report
 from maple.types import PREDICTION_COLUMNS, Outputs, Prediction
 
 HOSTILE = "<script>alert('x')</script>"
-SECTIONS = (
-    "summary results unknown calibration confusion clusters images latent gaussian history skipped words reproduce cite"
-).split()
+SECTIONS = """summary results unknown calibration confusion clusters images latent gaussian history skipped words
+reproduce cite"""
 
 # ---------------------------------------------------------------------------------------------------------------------
 # A small run folder: nearest means on the pixels of scikit-learn's digits, with rotated digits and noise as unknown
@@ -101,10 +106,11 @@ def detect(ind: np.ndarray, ood: dict[str, np.ndarray], judged: Classification |
 
 
 def build_run(folder: Path, names: tuple[str, ...], ood_names: tuple[str, ...] = ("near", "far")) -> Path:
-    """A complete run folder about digits, whose classes go by ``names``; with more than ten they mean nothing."""
+    """A complete run folder about digits, whose classes go by ``names``."""
     images, digits = load_digits(return_X_y=True)
     rng = np.random.default_rng(0)
-    labels = digits if len(names) == 10 else np.arange(len(digits)) // 2 % len(names)
+    seeds = rng.permutation(len(digits))[: len(names)]  # more than ten classes: nearest of as many random digits
+    labels = digits if len(names) == 10 else ((images[:, None] - images[seeds]) ** 2).sum(axis=2).argmin(axis=1)
     pictures = (images.reshape(-1, 8, 8) * 15.9).astype(np.uint8)
     pixels = images / 16
     train = np.arange(len(digits)) % 2 == 0
@@ -208,3 +214,340 @@ def write_predictions(path: Path, rows: int = 30, **changes: str) -> Path:
         else:
             file.writelines(json.dumps(row(i)) + "\n" for i in range(rows))
     return path
+
+
+TEN = tuple("zero one two three four five six seven eight nine".split())  # noqa: SIM905
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_run(tmp_path_factory.mktemp("runs") / "digits", TEN)
+
+
+@pytest.fixture
+def copied(run: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(run, tmp_path / "run"))
+
+
+@pytest.fixture
+def no_plots(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a test is about words and tables, an empty drawing stands for each plot: Matplotlib takes its time."""
+    blank = Plot(Markup('<svg role="img" aria-label="blank"></svg>'), "blank")
+    for name in dir(maple.report):
+        if name.startswith("plot_"):
+            monkeypatch.setattr(maple.report, name, lambda *args: blank)
+
+
+class Page(HTMLParser):
+    """What a browser would make of a report."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.source = path.read_text(encoding="utf-8")
+        self.tags: list[tuple[str, dict[str, str]]] = []
+        self.text = ""
+        self.feed(self.source)
+        self.text = re.sub(r"\s+", " ", self.text)
+
+    def handle_starttag(self, tag: str, attrs: list) -> None:
+        self.tags.append((tag, {name: value or "" for name, value in attrs}))
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+    def all(self, name: str) -> list[dict[str, str]]:
+        return [attributes for tag, attributes in self.tags if tag == name]
+
+    def values(self, attribute: str) -> list[str]:
+        return [attributes[attribute] for _, attributes in self.tags if attribute in attributes]
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The page as such
+
+
+def check_page(page: Page) -> None:
+    """What must hold for every report, whatever is in the run."""
+    ElementTree.fromstring(page.source.replace("<!DOCTYPE html>", ""))  # every element is closed, every text escaped
+    assert not page.all("script") and not page.all("link") and not page.all("iframe") and not page.all("object")
+    assert not [name for _, attributes in page.tags for name in attributes if name.startswith("on")]
+    assert "default-src 'none'" in page.source
+    for address in (*page.values("href"), *page.values("src")):
+        assert address.startswith(("#", "data:image/")), address
+    assert "url(" not in re.sub(r"url\(#", "", page.source) and "@import" not in page.source
+    ids = page.values("id")
+    assert len(ids) == len(set(ids))
+    assert {link[1:] for link in page.values("href") if link.startswith("#")} <= set(ids)
+    assert set(SECTIONS.split()) <= set(ids)
+    assert all(image["alt"] for image in page.all("img"))
+    assert all(drawing["aria-label"] for drawing in page.all("svg"))
+    levels = [int(tag[1]) for tag, _ in page.tags if re.fullmatch("h[1-6]", tag)]
+    assert levels.count(1) == 1 and all(b - a <= 1 for a, b in pairwise(levels))  # no level is left out
+
+
+def test_full_report(run: Path, tmp_path: Path) -> None:
+    path = write_report(run, tmp_path / "out.html", write_predictions(tmp_path / "predictions.csv"))
+    assert path == tmp_path / "out.html"
+    page = Page(path)
+    check_page(page)
+    assert "http://" not in page.source and "https://" not in page.source
+    assert "predictions" in page.values("id")
+    assert len(page.all("svg")) == 2 * 2 + 1 + 1 + 2 + 3  # per OOD set, reliability, Q-Q, latent space, history
+    assert "has not been evaluated" not in page.text and "The run holds no" not in page.text
+    for words in ("Most uncertain known images", "Most confident mistakes", "look most familiar: near", "ICCVW60793"):
+        assert words in page.text
+    assert "matrix" in page.values("class") and "heat" not in page.values("class")
+    assert path.stat().st_size < 2e6
+
+
+def test_report_goes_into_the_run_and_is_the_same_every_time(copied: Path) -> None:
+    path = write_report(copied)
+    assert path == copied / "report.html"
+    first = path.read_bytes()
+    write_report(copied)
+    assert path.read_bytes() == first
+
+
+def test_template_is_part_of_the_package() -> None:
+    assert (files("maple") / "templates" / "report.html.j2").is_file()
+
+
+def test_hostile_names_are_text(tmp_path: Path) -> None:
+    names = (
+        HOSTILE,
+        "a\"b'c&d",
+        "$x^2$ \\frac",
+        "]]>",
+        "--><b>",
+        "珪藻 🦠 naïve",
+        "nul\x00 \x1b[0m \ufffe",
+        "{{ 7 * 7 }}",
+        "%s {0} #010101 url(#x)",
+        "x" * 300,
+    )
+    folder = build_run(tmp_path / "run", names, ood_names=(HOSTILE, "$a$ & b"))
+    predictions = write_predictions(tmp_path / "p.csv", file=f"{HOSTILE}.png", **{"class": names[1]})
+    page = Page(write_report(folder, predictions=predictions))
+    check_page(page)
+    for name in names:
+        shown = re.sub("[\x00-\x1f\ufffe]", "\ufffd", name)
+        assert page.text.count(shown) >= 3, name
+    assert HOSTILE in " ".join(drawing["aria-label"] for drawing in page.all("svg"))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# What it says
+
+
+def test_summary_in_plain_words(run: Path) -> None:
+    record = read_run(run)
+    assert record.results is not None
+    maple, softmax = (record.results.methods[name] for name in ("maple", "softmax"))
+    first, second, third = summary_sentences(record)
+    assert (
+        first
+        == "This network tells 10 classes apart, which were split into 20 clusters; it learnt them from 899 images."
+    )
+    assert f"{100 * maple.classification.accuracy:.1f}".removesuffix(".0") in second and "898 test images" in second
+    assert f"{100 * record.results.false_alarm:.1f}" in third
+    assert f"{100 * maple.detection['near'].flagged:.1f}" in third
+    at_same_rate = np.interp(
+        record.results.false_alarm, softmax.detection["near"].roc_ind, softmax.detection["near"].roc_ood
+    )
+    assert f"{100 * at_same_rate:.0f}" in third.split("softmax")[1]
+
+
+@pytest.mark.usefixtures("no_plots")
+def test_a_defeat_is_not_hidden(copied: Path) -> None:
+    results = Results.from_json((copied / "results.json").read_bytes())
+    worse = replace(results.methods["maple"].detection["near"], auroc=0.4)
+    maple = replace(results.methods["maple"], detection=results.methods["maple"].detection | {"near": worse})
+    (copied / "results.json").write_text(replace(results, methods=results.methods | {"maple": maple}).to_json())
+    page = Page(write_report(copied))
+    assert "Softmax ranks the images of near better than MAPLE does." in page.text
+    assert "0.400 ▼ worse than softmax" in page.text
+
+
+def test_verdicts() -> None:
+    lower = compare({"softmax": 0.05, "maple": 0.01, "energy": math.nan}, higher=False)
+    assert (lower["maple"].verdict, lower["maple"].best) == ("better", True)
+    assert (lower["softmax"].verdict, lower["softmax"].best) == ("", False)
+    assert (lower["energy"].text, lower["energy"].best) == ("–", False)
+    assert compare({"maple": 0.8, "softmax": 0.9}, higher=True)["maple"].verdict == "worse"
+    tie = compare({"maple": 0.90004, "softmax": 0.90001}, higher=True)
+    assert tie["maple"].verdict == "same" and tie["maple"].best and tie["softmax"].best
+    assert compare({"maple": math.inf, "softmax": math.inf}, higher=False)["maple"].verdict == "same"
+    assert compare({"maple": math.nan, "softmax": 0.1}, higher=False)["maple"].verdict == ""
+
+
+def test_caught_at_follows_the_curve(rng: np.random.Generator) -> None:
+    ind, ood = rng.normal(size=200).round(1), rng.normal(1, size=150).round(1)
+    roc_ind, roc_ood, thresholds = metrics.roc_curve(ind, ood)
+    for threshold in thresholds[1:]:
+        false_alarm = float((ind >= threshold).mean())
+        best = max(float((ood >= t).mean()) for t in thresholds if (ind >= t).mean() == false_alarm)
+        assert caught_at(roc_ind, roc_ood, false_alarm) == pytest.approx(best)
+    assert caught_at(roc_ind, roc_ood, 1.0) == 1
+
+
+def test_threshold_leaves_the_false_alarms_to_its_right(rng: np.random.Generator) -> None:
+    counts, edges = np.histogram(rng.gamma(3, size=10_000), bins=50)
+    threshold = threshold_at(edges, counts.tolist(), 0.1)
+    assert counts[edges[:-1] >= threshold].sum() <= 1_000 <= counts[edges[1:] >= threshold].sum()
+    assert threshold_at(edges, counts.tolist(), 0.0) == edges[-1]
+
+
+@pytest.mark.usefixtures("no_plots")
+def test_relabelling_events_are_named(run: Path, tmp_path: Path) -> None:
+    page = Page(write_report(run, tmp_path / "r.html"))
+    assert "After epoch 4, zero and one: 12 clusters from then on" in page.text
+    assert "12 epochs in 0.7 minutes; 2 relabelling events" in page.text
+
+
+@pytest.mark.usefixtures("no_plots")
+def test_commands_versions_and_configuration(run: Path, tmp_path: Path) -> None:
+    text = Page(write_report(run, tmp_path / "r.html")).text
+    for part in ("maple train digits --out run", "maple evaluate run", "numpy 2", 'backbone = "resnet9"', "0.31 ms"):
+        assert part in text
+
+
+def test_many_classes_get_another_layout(tmp_path: Path) -> None:
+    many = tuple(f"species {i:03d}" for i in range(121))
+    page = Page(write_report(build_run(tmp_path / "run", many)))
+    check_page(page)
+    assert "matrix" not in page.values("class") and "heat" in page.values("class")
+    assert "10 of 121 classes are coloured" in page.text
+    assert len(page.source) < 4e6
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# What is not there
+
+
+@pytest.mark.usefixtures("no_plots")
+@pytest.mark.parametrize("missing", ["results.json", "history.csv", "classes.json", "config.toml", "gallery"])
+def test_each_part_may_be_missing(missing: str, copied: Path) -> None:
+    path = copied / missing
+    shutil.rmtree(path) if path.is_dir() else path.unlink()
+    page = Page(write_report(copied))
+    check_page(page)
+    says = {
+        "results.json": "has not been evaluated yet: maple evaluate",
+        "history.csv": "holds no training history",
+        "classes.json": "does not say which images it was trained on",
+        "config.toml": "holds no configuration",
+        "gallery": "holds no thumbnails of its clusters",
+    }
+    assert says[missing] in page.text
+
+
+@pytest.mark.usefixtures("no_plots")
+def test_configuration_alone_makes_a_report(run: Path, tmp_path: Path) -> None:
+    shutil.copy(run / "config.toml", tmp_path / "config.toml")
+    page = Page(write_report(tmp_path))
+    check_page(page)
+    assert "How good it is has not been measured yet." in page.text
+
+
+@pytest.mark.usefixtures("no_plots")
+def test_without_unknown_images_and_without_threshold(copied: Path) -> None:
+    results = Results.from_json((copied / "results.json").read_bytes())
+    (copied / "results.json").write_text(replace(results, false_alarm=math.nan).to_json())
+    page = Page(write_report(copied))
+    check_page(page)
+    assert "assumed: the run has no threshold" in page.text
+    blind = {
+        name: replace(m, detection={}, histogram=replace(m.histogram, ood={})) for name, m in results.methods.items()
+    }
+    (copied / "results.json").write_text(replace(results, methods=blind, n_ood={}).to_json())
+    page = Page(write_report(copied))
+    check_page(page)
+    assert "No unknown images were tried" in page.text
+
+
+@pytest.mark.usefixtures("no_plots")
+def test_a_single_epoch_without_triplet_loss(copied: Path) -> None:
+    (copied / "history.csv").write_text("epoch,cross_entropy,validation_accuracy\n1,0.5,0.9\n")
+    page = Page(write_report(copied))
+    check_page(page)
+    assert "1 epoch in 0.0 minutes; no class was split." in page.text
+
+
+@pytest.mark.usefixtures("no_plots")
+def test_folders_that_are_no_runs_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="is not a folder"):
+        write_report(tmp_path / "nowhere")
+    with pytest.raises(RunError, match=r"holds none of config\.toml"):
+        write_report(tmp_path)
+
+
+@pytest.mark.usefixtures("no_plots")
+def test_damaged_results_are_named(copied: Path) -> None:
+    (copied / "results.json").write_text("{")
+    with pytest.raises(RunError, match=r"results\.json"):
+        write_report(copied)
+    assert not (copied / "report.html").exists()
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Predictions
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".jsonl"])
+def test_predictions_are_counted_and_sorted(suffix: str, tmp_path: Path) -> None:
+    found = read_predictions(write_predictions(tmp_path / f"p{suffix}", rows=30), keep=7)
+    assert found.n_images == 30
+    assert found.counts == {"class 0": 10, "class 1": 10, "class 2": 10}
+    assert found.flagged.total() == 5  # uncertainty above 0.8
+    assert [row["uncertainty"] for row in found.rows] == pytest.approx([(29 - i) / 30 for i in range(7)])
+    assert found.rows[0]["is_ood"] is True
+
+
+@pytest.mark.usefixtures("no_plots")
+def test_prediction_section(run: Path, tmp_path: Path) -> None:
+    page = Page(write_report(run, tmp_path / "r.html", write_predictions(tmp_path / "p.csv", rows=300)))
+    assert "p.csv: 300 images, of which 59" in page.text
+    assert "175 more" in page.text and "200 of 300" in page.text
+
+
+@pytest.mark.usefixtures("no_plots")
+def test_predicted_images_are_shown_where_they_lie(run: Path, tmp_path: Path) -> None:
+    (tmp_path / "slides").mkdir()
+    Image.new("RGB", (40, 20), "red").save(tmp_path / "slides" / "29.png")
+    (tmp_path / "slides" / "3.png").write_bytes(b"not an image")
+    page = Page(write_report(run, tmp_path / "r.html", write_predictions(tmp_path / "p.csv")))
+    check_page(page)
+    assert [image["alt"] for image in page.all("img") if image["alt"].startswith("slides/")] == ["slides/29.png"]
+
+
+@pytest.mark.usefixtures("no_plots")
+def test_missing_numbers_in_predictions(run: Path, tmp_path: Path) -> None:
+    path = write_predictions(tmp_path / "p.csv", p_value="nan", score="", uncertainty="nan")
+    page = Page(write_report(run, tmp_path / "r.html", path))
+    check_page(page)
+    assert read_predictions(path).n_images == 30
+
+
+@pytest.mark.usefixtures("no_plots")
+def test_no_predictions_at_all(run: Path, tmp_path: Path) -> None:
+    page = Page(write_report(run, tmp_path / "r.html", write_predictions(tmp_path / "p.csv", rows=0)))
+    check_page(page)
+    assert "p.csv: 0 images" in page.text
+
+
+@pytest.mark.usefixtures("no_plots")
+def test_other_files_are_refused(run: Path, tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("file,class\nx.png,a\n")
+    with pytest.raises(DataError, match=r"a\.csv' row 1 lacks probability, typicality, uncertainty"):
+        write_report(run, tmp_path / "r.html", tmp_path / "a.csv")
+    (tmp_path / "b.jsonl").write_text("not json\n")
+    with pytest.raises(DataError, match="neither CSV nor JSON lines"):
+        write_report(run, tmp_path / "r.html", tmp_path / "b.jsonl")
+    (tmp_path / "c.jsonl").write_text("[1, 2]\n")
+    with pytest.raises(DataError, match="row 1 lacks file"):
+        write_report(run, tmp_path / "r.html", tmp_path / "c.jsonl")
+    with pytest.raises(DataError, match="cannot read the predictions"):
+        write_report(run, tmp_path / "r.html", tmp_path / "none.csv")
+    (tmp_path / "d.csv").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(DataError, match="neither CSV nor JSON lines"):
+        write_report(run, tmp_path / "r.html", tmp_path / "d.csv")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import pickle
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, RandomSampler
 
 from maple.batches import evaluation_batches
-from maple.data import ImageSet
+from maple.data import ImageSet, Progress
 from maple.errors import UsageError
 from maple.networks import NETWORKS, create_network
 from maple.types import Outputs
@@ -373,7 +373,7 @@ def embed(
     batch_size: int = 128,
     cluster_ids: np.ndarray | None = None,
     cluster_to_class: np.ndarray | None = None,
-    progress: Callable[[int], None] | None = None,
+    progress: Progress | None = None,
     workers: int = 0,
     indices: np.ndarray | None = None,
 ) -> Outputs:
@@ -382,8 +382,9 @@ def embed(
     ``images`` is an ``ImageSet``; or a tensor or array of shape (N, 3, H, W) or (N, H, W, 3), uint8 in 0..255 or float
     in [0, 1]; or a ``DataLoader`` (or any iterable) of such batches x, or of (x, labels). ``indices`` picks images and
     sets their order. ``batch_size`` changes no result; 128 keeps the layers of a small network near the CPU's caches
-    (up to twice as fast as 512). ``cluster_ids`` (N,) has one id per image of ``images``. ``progress`` is called after each batch
-    with the number of images in it. The backbone's mode and statistics are as before afterwards.
+    (up to twice as fast as 512). ``cluster_ids`` (N,) has one id per image of ``images``. ``progress`` is called after
+    each batch with the numbers of images done and in all (0 where a loader does not say). The backbone's mode and
+    statistics are as before afterwards.
 
     >>> outputs = embed(create_backbone("resnet9", n_classes=10), np.zeros((3, 32, 32, 3), np.uint8))
     >>> outputs.embeddings.shape, outputs.embeddings.dtype, outputs.logits.shape
@@ -410,7 +411,7 @@ def embed_batches(
     batch_size: int = 128,
     cluster_ids: np.ndarray | None = None,
     cluster_to_class: np.ndarray | None = None,
-    progress: Callable[[int], None] | None = None,
+    progress: Progress | None = None,
     workers: int = 0,
     indices: np.ndarray | None = None,
 ) -> Iterator[Outputs]:
@@ -420,6 +421,7 @@ def embed_batches(
     """
     if batch_size < 1:
         raise UsageError(f"a batch size of {batch_size}: it must be at least 1")
+    done, n = 0, _count(images, indices)
     for x, index, labels in _read_batches(images, batch_size, workers, indices, ordered=cluster_ids is not None):
         embedding, logits = _run_batch(backbone, x)
         yield Outputs(
@@ -430,7 +432,8 @@ def embed_batches(
             cluster_to_class=cluster_to_class,
         )
         if progress is not None:
-            progress(len(index))
+            done += len(index)
+            progress(done, n)
 
 
 def _run_batch(backbone: Backbone, x: Tensor) -> tuple[np.ndarray, np.ndarray | None]:
@@ -448,6 +451,15 @@ def _no_outputs(backbone: Backbone, cluster_to_class: np.ndarray | None) -> Outp
         logits = None if backbone.head is None else backbone.head(embedding).cpu().numpy()
     none = np.empty(0, dtype=np.int64)
     return Outputs(embedding.cpu().numpy(), logits, none, none, cluster_to_class)
+
+
+def _count(images: Images, indices: np.ndarray | None) -> int:
+    """How many images there will be; 0 where nobody knows beforehand."""
+    if indices is not None:
+        return len(indices)
+    if isinstance(images, ImageSet | Tensor | np.ndarray):
+        return len(images)
+    return len(images.dataset) if isinstance(images, DataLoader) and isinstance(images.dataset, Sized) else 0
 
 
 def _rows(cluster_ids: np.ndarray, index: np.ndarray) -> np.ndarray:

@@ -19,14 +19,15 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import numpy as np
 from pydantic import BeforeValidator, TypeAdapter, ValidationError
+from rich.markup import escape
 from rich.table import Table
 from scipy.special import log_softmax
 
 import maple
 from maple import metrics
-from maple.detector import Detector, create_detector
+from maple.detector import Description, Detector, LogitDetector, create_detector
 from maple.errors import DataError, RunError, UsageError
-from maple.gaussian import reduce_clusters
+from maple.gaussian import class_logsumexp
 from maple.types import Outputs, Prediction
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ FORMAT_VERSION = 1
 CONFIDENCE_LEVELS = (0.5, 0.8, 0.9)
 MAX_CURVE_POINTS = 200
 HISTOGRAM_BINS = 50
+BASELINES = ("softmax", "energy")
 
 # A number that may be missing: NaN here, null in the file.
 Number = Annotated[float, BeforeValidator(lambda value: math.nan if value is None else value)]
@@ -120,6 +122,7 @@ class Results:
     qq_observed: list[float]
     confusion: list[list[int]]  # (C, C) rows: true classes; columns: ``maple`` classes
     per_class_accuracy: list[Number]  # (C,)
+    threshold: Number = math.nan  # score above which ``is_ood``; NaN without calibration
     latency_ms: Number = math.nan  # per image
     provenance: dict[str, Any] = field(default_factory=dict)
     format_version: int = FORMAT_VERSION
@@ -195,31 +198,35 @@ def evaluate(
     ind: Outputs,
     ood: Mapping[str, Outputs] | None = None,
     *,
-    detectors: Sequence[str | Detector] = ("softmax", "energy"),
+    detectors: Sequence[str | Detector] | None = None,
     latency_ms: float | None = None,
     seed: int | None = None,
     provenance: Mapping[str, Any] | None = None,
 ) -> Results:
     """Judge a predictor and its baselines on labelled IND outputs and any number of named OOD outputs.
 
-    ``detectors`` are names or fitted instances; they add a row each with the detection metrics, and ``softmax`` adds its
-    class probabilities as well. Baselines that read logits are left out where the outputs have none. ``seed``, and
-    whatever ``provenance`` holds (configuration, command), is kept with the results next to the versions in use.
+    ``detectors`` are names or fitted instances; each adds a row with the detection metrics, and ``softmax`` its class
+    probabilities as well. The default is ``softmax`` and ``energy``, or none where the outputs have no logits.
+    ``seed``, and whatever ``provenance`` holds (configuration, command), is kept next to the versions in use.
     """
     ood = dict(ood or {})
-    for name, outputs in {"in-distribution": ind, **ood}.items():
-        if len(outputs) == 0:
-            raise DataError(f"the {name} set has no images: check its source")
+    if len(ind) == 0:
+        raise DataError("there are no in-distribution images: check their source")
+    if empty := [name for name, outputs in ood.items() if len(outputs) == 0]:
+        raise DataError(f"the OOD set '{empty[0]}' has no images: check its source")
     n_classes = len(predictor.class_names)
     labels = _labels(ind, n_classes)
     said = predictor.predict_outputs(ind)
     said_ood = {name: predictor.predict_outputs(outputs) for name, outputs in ood.items()}
 
+    if detectors is None:
+        detectors = () if ind.logits is None else BASELINES
+    found = predictor.detector.describe(ind)
     methods = _baselines(detectors, ind, ood, labels, n_classes)
-    methods["maple"] = _maple(predictor, ind, labels, said, said_ood)
-    methods["maple-paper"] = _maple_paper(predictor, ind, labels, said, said_ood)
+    methods["maple"] = _maple(predictor, found, labels, said, said_ood)
+    methods["maple-paper"] = _maple_paper(found, labels, said, said_ood)
 
-    degrees = predictor.detector.n_components
+    degrees = found.degrees_of_freedom
     theoretical, observed = metrics.qq_points(said.squared_distance, degrees, MAX_CURVE_POINTS)
     confusion = metrics.confusion_matrix(labels, said.class_id, n_classes)
     return Results(
@@ -228,13 +235,14 @@ def evaluate(
         n_ind=len(ind),
         n_ood={name: len(outputs) for name, outputs in ood.items()},
         n_components=int(degrees),
-        n_clusters=int(predictor.detector.n_clusters),
+        n_clusters=len(found.cluster_to_class),
         false_alarm=_share_flagged(said),
         gaussian_error=metrics.gaussian_test(said.squared_distance, degrees),
         qq_theoretical=theoretical.tolist(),
         qq_observed=observed.tolist(),
         confusion=confusion.tolist(),
         per_class_accuracy=metrics.per_class_accuracy(confusion).tolist(),
+        threshold=predictor.threshold if _is_calibrated(said) else math.nan,
         latency_ms=math.nan if latency_ms is None else float(latency_ms),
         provenance=_plain({**(provenance or {}), "seed": seed, "versions": _versions()}),
     )
@@ -259,8 +267,12 @@ def _baselines(
     """One method per detector; ``softmax`` has class probabilities too."""
     methods = {}
     for given in detectors:
-        detector = create_detector(given) if isinstance(given, str) else given
-        classification = _softmax_classification(ind, labels, n_classes) if detector.name == "softmax" else None
+        detector = create_detector(given)
+        if isinstance(given, str) and isinstance(detector, LogitDetector):
+            detector.fit(ind)  # learns only which columns belong to which class
+        classification = None
+        if detector.name == "softmax":
+            classification = _judge_probabilities(_class_log_softmax(ind, n_classes), labels)
         ood_scores = {name: detector.score(outputs) for name, outputs in ood.items()}
         methods[detector.name] = _method(classification, detector.score(ind), ood_scores)
     return methods
@@ -271,39 +283,38 @@ def _class_log_softmax(outputs: Outputs, n_classes: int) -> np.ndarray:
     assert outputs.logits is not None
     logs = log_softmax(outputs.logits.astype(np.float64), axis=1)  # (N, M)
     if outputs.cluster_to_class is not None:
-        logs = reduce_clusters(logs, outputs.cluster_to_class, np.logaddexp)
+        logs = class_logsumexp(logs, outputs.cluster_to_class)
     if logs.shape[1] != n_classes:
-        raise UsageError(f"the logits are about {logs.shape[1]} classes, the predictor about {n_classes}: set "
-                         "cluster_to_class on the outputs")
+        raise UsageError(
+            f"the logits are about {logs.shape[1]} classes, the predictor about {n_classes}: set "
+            "cluster_to_class on the outputs"
+        )
     return logs
 
 
 def _maple(
-    predictor: Predictor, ind: Outputs, labels: np.ndarray, said: Prediction, said_ood: dict[str, Prediction]
+    predictor: Predictor, found: Description, labels: np.ndarray, said: Prediction, said_ood: dict[str, Prediction]
 ) -> Method:
     """The calibrated posterior, the predictor's score and its decision."""
     return _method(
-        _judge_probabilities(predictor.log_probabilities(ind), labels),
+        _judge_probabilities(found.log_posterior(predictor.temperature), labels),
         said.score,
         {name: prediction.score for name, prediction in said_ood.items()},
         {name: _share_flagged(prediction) for name, prediction in said_ood.items()},
     )
 
 
-def _maple_paper(
-    predictor: Predictor, ind: Outputs, labels: np.ndarray, said: Prediction, said_ood: dict[str, Prediction]
-) -> Method:
+def _maple_paper(found: Description, labels: np.ndarray, said: Prediction, said_ood: dict[str, Prediction]) -> Method:
     """The paper's reading: P_MD is the probability, unnormalised, so that it has no Brier score.
 
     OOD images are ranked by squared distance, as uncertainty would if it did not round to 1 for every far image.
     """
-    log_tails = predictor.detector.log_typicality_per_class(ind)  # (N, C)
     return _method(
         _judge(
             said.typicality,
             said.md_class_id == labels,
             ranking=-said.squared_distance,
-            nll=metrics.negative_log_likelihood(log_tails, labels, log=True),
+            nll=metrics.negative_log_likelihood(found.log_typicality_per_class, labels, log=True),
         ),
         said.squared_distance,
         {name: prediction.squared_distance for name, prediction in said_ood.items()},
@@ -392,9 +403,13 @@ def _histogram(ind_scores: np.ndarray, ood_scores: dict[str, np.ndarray], bins: 
     return Histogram(edges.tolist(), count(ind_scores), {name: count(scores) for name, scores in ood_scores.items()})
 
 
+def _is_calibrated(prediction: Prediction) -> bool:
+    return not np.isnan(prediction.p_value).any()
+
+
 def _share_flagged(prediction: Prediction) -> float:
     """Share of images with ``is_ood``; NaN where nothing was calibrated."""
-    return math.nan if np.isnan(prediction.p_value).all() else float(prediction.is_ood.mean())
+    return float(prediction.is_ood.mean()) if _is_calibrated(prediction) else math.nan
 
 
 def _versions() -> dict[str, str]:
@@ -419,13 +434,13 @@ def format_table(results: Results, *more: Results) -> Table:
     runs = [results, *more]
     if any(list(run.methods) != list(results.methods) or run.ood_names != results.ood_names for run in more):
         raise UsageError("these results have different methods or OOD sets: compare runs of the same evaluation")
-    columns = _COLUMNS | {f"auroc/{name}": f"AUROC ↑\n{name}" for name in results.ood_names}
-    table = Table(caption=_caption(runs), caption_justify="left")
+    columns = _COLUMNS | {f"auroc/{name}": f"AUROC ↑\n{escape(name)}" for name in results.ood_names}
+    table = Table(caption=escape(_caption(runs)), caption_justify="left")
     table.add_column("method")
     for heading in columns.values():
         table.add_column(heading, justify="right")
     for rows in zip(*(run.rows() for run in runs), strict=True):
-        table.add_row(rows[0]["method"], *(_cell([row.get(key, math.nan) for row in rows]) for key in columns))
+        table.add_row(escape(rows[0]["method"]), *(_cell([row.get(key, math.nan) for row in rows]) for key in columns))
     return table
 
 
@@ -437,12 +452,15 @@ def _cell(values: Sequence[float]) -> str:
 def _caption(runs: Sequence[Results]) -> str:
     """What the threshold does, in words."""
     first = runs[0]
-    parts = [f"{first.n_ind} in-distribution images, {first.n_clusters} clusters, {first.n_components} components."]
+    parts = [f"Mean ± deviation over {len(runs)} runs."] if len(runs) > 1 else []
+    parts += [f"{first.n_ind} in-distribution images, {first.n_clusters} clusters, {first.n_components} components."]
     if not any(math.isnan(run.false_alarm) for run in runs):
         shares = {"in-distribution images (false alarms)": [run.false_alarm for run in runs]}
         for name in first.ood_names:
             shares[name] = [run.methods["maple"].detection[name].flagged for run in runs]
-        parts.append("maple flags " + ", ".join(f"{_percent(values)} of {name}" for name, values in shares.items()) + ".")
+        parts.append(
+            "maple flags " + ", ".join(f"{_percent(values)} of {name}" for name, values in shares.items()) + "."
+        )
     latencies = [run.latency_ms for run in runs]
     if not any(math.isnan(value) for value in latencies):
         parts.append(f"{metrics.format_spread(latencies)} ms per image.")
@@ -460,14 +478,14 @@ def _percent(shares: Sequence[float]) -> str:
 class Latency(NamedTuple):
     """Milliseconds per image over repeated batches."""
 
-    median: float
-    spread: float  # interquartile range
+    median_ms: float
+    spread_ms: float  # interquartile range
 
 
 def measure_latency(predict: Callable[[Any], Any], batch: Any, repeats: int = 10) -> Latency:
     """Time ``predict(batch)`` after one call to warm up: median and interquartile range, per image.
 
-    >>> measure_latency(sum, [1.0, 2.0, 3.0], repeats=5).median >= 0
+    >>> measure_latency(sum, [1.0, 2.0, 3.0], repeats=5).median_ms >= 0
     True
     """
     if repeats < 1:

@@ -586,6 +586,7 @@ def cluster_points(
     """
     if method not in get_args(ClusterMethod):
         raise UsageError(f"unknown clustering method '{method}': {suggest(method, get_args(ClusterMethod))}")
+    points = np.asarray(points)
     if not np.isfinite(points).all():
         raise DataError("the embeddings to be clustered hold NaN or infinity: lower the learning rate and train again")
     if max_clusters < 2 or len(points) < 2 * min_cluster_size:

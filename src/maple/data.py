@@ -152,6 +152,7 @@ class ImageSet:
 
         Values are uint8, integers of up to 16 bits, or floats in [0, 1]; labels are integers or class names.
         """
+        size = _check_request(size, fit)
         raw = _as_image_array(images, name)
         n, height, width, _ = raw.shape
         label_ids, names = _no_labels(n) if labels is None else _index_labels(np.asarray(labels), class_names, name)
@@ -574,7 +575,7 @@ def open_images(
     >>> open_images("digits")
     ImageSet('digits', 1797 images, 10 classes, 8 px, in memory)
     """
-    _check_request(size, fit)
+    size = _check_request(size, fit)
     if isinstance(source, ImageSet):
         return _reuse(source, size, labelled)
     if isinstance(source, (list, tuple)):
@@ -586,7 +587,7 @@ def open_images(
     if _is_built_in(source):
         images = _open_built_in(str(source), size, fit, memory_limit)
         return images if labelled else _without_labels(images)
-    if _is_glob(source):
+    if not labelled and _is_glob(source):
         return _decode_listing(_list_several([source], labelled), size, fit, memory_limit, progress)
     path, name = _locate(source, data_root, split)
     if path.suffix.lower() == ".npz":
@@ -594,11 +595,13 @@ def open_images(
     return _decode_listing(_list_path(path, name, labelled), size, fit, memory_limit, progress)
 
 
-def _check_request(size: Size, fit: str) -> None:
+def _check_request(size: Size, fit: str) -> Size:
+    """``size``, as a plain number, once it and ``fit`` can be used."""
     if size != "auto" and (not isinstance(size, (int, np.integer)) or not 1 <= size <= MAX_SIZE):
         raise UsageError(f"size {size!r} cannot be used: give 'auto' or a number of pixels from 1 to {MAX_SIZE}")
     if fit not in get_args(Fit):
         raise UsageError(f"unknown fit '{fit}': {suggest(fit, get_args(Fit))}")
+    return size if size == "auto" else int(size)
 
 
 def _reuse(images: ImageSet, size: Size, labelled: bool) -> ImageSet:
@@ -948,7 +951,9 @@ def _square_arrays(raw: np.ndarray, size: int, fit: Fit, name: str) -> np.ndarra
 
 
 def _is_built_in(source: Any) -> bool:
-    return isinstance(source, str) and source.partition("?")[0].partition("/")[0] in _BUILT_IN
+    """Whether a source names a built-in set. ``digits`` always does; a folder of that name is ``./digits``."""
+    name = source.partition("?")[0] if isinstance(source, str) else ""
+    return name in _BUILT_IN or (name.partition("/")[0] in _BUILT_IN and not Path(source).exists())
 
 
 def _open_built_in(source: str, size: Size, fit: Fit, memory_limit: int) -> ImageSet:
@@ -1146,6 +1151,8 @@ def load_splits(
     whole, held, repeated = _drop_repeated(whole, held)
     for role, images in held.items():
         _check_complete(images, whole.class_names, role)
+    for absent in np.setdiff1d(np.arange(len(whole.class_names)), whole.labels):
+        _check_enough(0, absent, shares, whole.class_names)
     parts = split_indices(whole.labels, whole.keys, shares, options.split_seed, whole.class_names)
     cut = {role: whole.subset(part) for role, part in zip(_SPLIT_NAMES, parts)}
     return Splits(**(cut | held), left_out=left_out, skipped=(*skipped, *repeated))
@@ -1190,9 +1197,9 @@ def split_indices(
     secret = str(int(seed)).encode()[:64]
     hashes = np.array([hashlib.blake2b(key, digest_size=16, key=secret).hexdigest() for key in distinct], dtype="S32")
     order = np.lexsort((hashes, owner))  # distinct images by class, then by hash
-    starts = np.flatnonzero(np.diff(owner[order]))  # the last of each class but one
+    starts = np.flatnonzero(np.diff(owner[order])) + 1  # where the next class begins
     part = np.empty(len(distinct), dtype=np.int64)
-    for members in np.split(order, starts + 1) if len(order) else ():
+    for members in np.split(order, starts) if len(order) else ():
         _check_enough(len(members), int(owner[members[0]]), shares, class_names)
         part[members] = np.repeat(np.arange(len(shares)), share_out(len(members), shares))
     part_of_row = part[inverse]
@@ -1277,7 +1284,8 @@ def _too_few_classes(images: ImageSet, left_out: Sequence[str]) -> str:
 def _align(images: ImageSet, class_names: Sequence[str], left_out: Sequence[str], role: str) -> ImageSet:
     """Images of a given split with the classes of the training images."""
     dropped = np.array([name in left_out for name in images.class_names] + [False])
-    images = images.subset(~dropped[images.labels])
+    if dropped.any():
+        images = images.subset(~dropped[images.labels])
     try:
         return images.with_class_names(class_names)
     except DataError as error:

@@ -113,6 +113,7 @@ def write_gallery(
     *,
     train: tuple[ImageSet, Outputs] | None = None,
     squared_distance: np.ndarray | None = None,
+    cluster_sizes: np.ndarray | None = None,
     snapshots: Mapping[str, Outputs] | None = None,
     class_names: Sequence[str] = (),
     test: tuple[ImageSet, Prediction] | None = None,
@@ -124,7 +125,7 @@ def write_gallery(
     over ``test`` and ``ood``. The examples of an earlier evaluation are replaced.
     """
     if train is not None:
-        write_cluster_gallery(folder, *train, squared_distance=squared_distance)
+        write_cluster_gallery(folder, *train, squared_distance=squared_distance, cluster_sizes=cluster_sizes)
     for name, outputs in (snapshots or {}).items():
         write_projection(folder, name, outputs, class_names or (train[0].class_names if train else ()))
     if test is not None or ood:
@@ -143,16 +144,20 @@ def write_cluster_gallery(
     outputs: Outputs,
     *,
     squared_distance: np.ndarray | None = None,
+    cluster_sizes: np.ndarray | None = None,
     per_cluster: int = EXEMPLARS_PER_CLUSTER,
 ) -> None:
     """Store thumbnails of the images nearest to each cluster mean.
 
     ``outputs`` are those of ``images``, row by row, with cluster ids (without them, clusters are classes). Nearest is
     by ``squared_distance`` (N,) of each image to its own cluster, or else by Euclidean distance between embeddings.
+    ``cluster_sizes`` (M,) are given where ``images`` are only a sample of each cluster.
     """
     cluster_ids, cluster_to_class = _clusters(outputs, len(images.class_names))
     _check_rows(images, len(outputs), "outputs")
-    class_sizes = np.bincount(cluster_to_class[cluster_ids], minlength=len(images.class_names))  # (C,)
+    if cluster_sizes is None:
+        cluster_sizes = np.bincount(cluster_ids, minlength=len(cluster_to_class))  # (M,)
+    class_sizes = np.bincount(cluster_to_class, cluster_sizes, minlength=len(images.class_names))  # (C,)
     shown = max(1, min(per_cluster, MAX_EXEMPLARS // len(cluster_to_class)))
     records: list[dict[str, Any]] = []
     chosen: list[int] = []
@@ -167,8 +172,8 @@ def write_cluster_gallery(
             {
                 "cluster": cluster,
                 "class": images.class_names[class_id],
-                "count": len(members),
-                "share": len(members) / max(1, int(class_sizes[class_id])),
+                "count": int(cluster_sizes[cluster]),
+                "share": float(cluster_sizes[cluster] / max(1, class_sizes[class_id])),
                 "files": [images.files[i] for i in nearest],
             }
         )

@@ -19,6 +19,8 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
+from scipy.linalg import LinAlgError, cholesky, solve_triangular
+from scipy.linalg.blas import dsyrk
 from scipy.sparse import csr_array
 from scipy.special import gammainc, gammaln, log_ndtr, logsumexp
 
@@ -59,12 +61,14 @@ def as_embeddings(values: Any) -> np.ndarray:
 
 
 def row_blocks(n_rows: int, n_columns: int) -> Iterator[slice]:
-    """Consecutive slices over the rows, each of about ``BLOCK_ELEMENTS`` elements.
+    """Consecutive slices over the rows, each of at most ``BLOCK_ELEMENTS`` elements, or 512 rows.
+
+    The step is a power of two: BLAS works in panels, and a block that is not a whole number of them costs a tenth more.
 
     >>> list(row_blocks(5000, 512))
     [slice(0, 2048, None), slice(2048, 4096, None), slice(4096, 5000, None)]
     """
-    step = max(64, BLOCK_ELEMENTS // max(1, n_columns))
+    step = max(512, 1 << (BLOCK_ELEMENTS // max(1, n_columns)).bit_length() - 1)
     for start in range(0, n_rows, step):
         yield slice(start, min(start + step, n_rows))
 
@@ -112,7 +116,8 @@ class Moments:
     """Counts, sums and second moment of the embeddings of M clusters, accumulated batch by batch in float64.
 
     All sums are taken around ``shift`` (by default the mean of the first batch), since E[x²] - E[x]² loses every digit
-    when the mean is large next to the deviation. Two ``Moments`` add up, whatever their shifts.
+    when the mean is large next to the deviation. Two ``Moments`` add up, whatever their shifts. Embeddings are divided
+    by their norm to the power ``norm_exponent`` on the way in (see :func:`normalise`).
 
     >>> x = np.array([[0.0, 0.0], [2.0, 0.0], [10.0, 4.0], [12.0, 4.0]])
     >>> moments = Moments(2, 2).update(x, [0, 0, 1, 1])
@@ -124,11 +129,14 @@ class Moments:
            [0., 0.]])
     """
 
-    def __init__(self, n_clusters: int, dim: int, shift: ArrayLike | None = None) -> None:
+    def __init__(
+        self, n_clusters: int, dim: int, *, shift: ArrayLike | None = None, norm_exponent: float = 0.0
+    ) -> None:
         self.counts = np.zeros(n_clusters, dtype=np.int64)  # (M,)
         self.sums = np.zeros((n_clusters, dim))  # (M, D) sum of x - shift
-        self.second = np.zeros((dim, dim))  # (D, D) sum of (x - shift)(x - shift)'
+        self._upper = np.zeros((dim, dim), order="F")  # (D, D) of ``second``, the upper triangle counts
         self.shift = None if shift is None else np.array(shift, dtype=np.float64)  # (D,)
+        self.norm_exponent = float(norm_exponent)
 
     def __repr__(self) -> str:
         return f"Moments(n_clusters={self.n_clusters}, dim={self.dim}, n_images={self.n_images})"
@@ -143,18 +151,19 @@ class Moments:
         if len(embeddings) == 0:
             return self
         if self.shift is None:
-            self.shift = embeddings[next(row_blocks(*embeddings.shape))].mean(axis=0, dtype=np.float64)
+            first = embeddings[next(row_blocks(*embeddings.shape))]
+            self.shift = normalise(first, self.norm_exponent).mean(axis=0, dtype=np.float64)
         for rows in row_blocks(*embeddings.shape):
-            self._add_block(np.subtract(embeddings[rows], self.shift, dtype=np.float64), cluster_ids[rows])
+            block = normalise(embeddings[rows], self.norm_exponent)
+            self._add_block(np.subtract(block, self.shift, dtype=np.float64), cluster_ids[rows])
         self.counts += np.bincount(cluster_ids, minlength=self.n_clusters)
         return self
 
     def _add_block(self, centred: np.ndarray, cluster_ids: np.ndarray) -> None:
-        self.second += centred.T @ centred  # NumPy sees the symmetric product: half the work
+        # half the work of a product, and unlike NumPy's X.T @ X no mirrored copy for each block
+        self._upper = dsyrk(1.0, centred.T, beta=1.0, c=self._upper, overwrite_c=1)
         present, column = np.unique(cluster_ids, return_inverse=True)
-        members = csr_array(
-            (np.ones(len(column)), (column, np.arange(len(column)))), shape=(len(present), len(column))
-        )
+        members = csr_array((np.ones(len(column)), (column, np.arange(len(column)))), shape=(len(present), len(column)))
         self.sums[present] += members @ centred  # a sparse product costs N x D, whatever M is
 
     def _check(self, embeddings: np.ndarray, cluster_ids: np.ndarray) -> None:
@@ -191,7 +200,7 @@ class Moments:
         With a = old shift - new shift: sum (x + a) = sum x + n a, and
         sum (x + a)(x + a)' = sum x x' + (sum x) a' + a (sum x)' + n a a'.
         """
-        moved = Moments(self.n_clusters, self.dim, shift)
+        moved = Moments(self.n_clusters, self.dim, shift=shift, norm_exponent=self.norm_exponent)
         if self.shift is not None:
             step = self.shift - shift  # (D,)
             cross = np.outer(self.sums.sum(axis=0), step)  # (D, D)
@@ -206,6 +215,8 @@ class Moments:
             return NotImplemented
         if self.dim != other.dim:
             raise FitError(f"moments of {self.dim} and {other.dim} dimensions do not add up")
+        if self.norm_exponent != other.norm_exponent:
+            raise FitError(f"moments with norm_exponent {self.norm_exponent} and {other.norm_exponent} do not add up")
         n_clusters = max(self.n_clusters, other.n_clusters)
         total = self.copy().grow(n_clusters)
         if other.shift is None:
@@ -228,9 +239,8 @@ class Moments:
         >>> alone.means
         array([[1.]])
         """
-        has_shift = self.shift is not None
-        votes = np.append(self.shift if has_shift else np.zeros(self.dim), float(has_shift))
-        votes = sum_over_ranks(votes)
+        votes = np.zeros(self.dim + 1) if self.shift is None else np.append(self.shift, 1.0)
+        votes = sum_over_ranks(votes)  # the common shift is the mean of those there are
         if votes[-1] == 0:
             return self.copy()
         moved = self.moved_to(votes[:-1] / votes[-1])
@@ -240,20 +250,32 @@ class Moments:
         return moved
 
     def to_arrays(self) -> dict[str, np.ndarray]:
-        """All there is, by name. Arrays of several processes with a common shift add up, save for ``shift`` itself."""
-        arrays = {"counts": self.counts, "sums": self.sums, "second": self.second}
+        """All there is, by name; counts, sums and second add up over processes that have a common shift."""
+        exponent = np.array([self.norm_exponent])
+        arrays = {"counts": self.counts, "sums": self.sums, "second": self.second, "norm_exponent": exponent}
         return arrays if self.shift is None else arrays | {"shift": self.shift}
 
     @classmethod
     def from_arrays(cls, arrays: dict[str, np.ndarray]) -> Moments:
         """The inverse of :meth:`to_arrays`."""
-        moments = cls(*arrays["sums"].shape, shift=arrays.get("shift"))
+        n_clusters, dim = arrays["sums"].shape
+        moments = cls(n_clusters, dim, shift=arrays.get("shift"), norm_exponent=arrays["norm_exponent"].item())
         moments.counts = np.asarray(arrays["counts"], dtype=np.int64)
         moments.sums = np.asarray(arrays["sums"], dtype=np.float64)
-        moments.second = np.asarray(arrays["second"], dtype=np.float64)
+        moments.second = arrays["second"]
         return moments
 
     # -- what follows from them; covariances are divided by N, as in the paper
+
+    @property
+    def second(self) -> np.ndarray:
+        """Sum of (x - shift)(x - shift)' (D, D)."""
+        upper = np.triu(self._upper)
+        return upper + np.triu(upper, 1).T
+
+    @second.setter
+    def second(self, value: np.ndarray) -> None:
+        self._upper = np.array(value, dtype=np.float64, order="F")
 
     @property
     def n_clusters(self) -> int:
@@ -261,7 +283,7 @@ class Moments:
 
     @property
     def dim(self) -> int:
-        return self.second.shape[0]
+        return self.sums.shape[1]
 
     @property
     def n_images(self) -> int:
@@ -282,7 +304,7 @@ class Moments:
     def deviation(self) -> np.ndarray:
         """Standard deviation of each feature (D,); exactly 0 for a constant one."""
         centre = self.sums.sum(axis=0) / self.n_images
-        variance = np.maximum(np.diag(self.second) / self.n_images - centre**2, 0.0)
+        variance = np.maximum(np.diag(self._upper) / self.n_images - centre**2, 0.0)
         deviation = np.sqrt(variance)
         return np.where(deviation > CONSTANT_FEATURE * np.abs(self._shift() + centre), deviation, 0.0)
 
@@ -372,7 +394,18 @@ def oas_covariance(covariance: np.ndarray, n_images: int) -> np.ndarray:
 
 
 def whitening(covariance: np.ndarray, floor: float) -> tuple[np.ndarray, float]:
-    """W (K, K) with W' S W = I, and log det S; eigenvalues below ``floor`` count as ``floor``."""
+    """W (K, K) with W' S W = I, and log det S; eigenvalues below ``floor`` count as ``floor``.
+
+    S - floor I has a Cholesky factor just when no eigenvalue lies below ``floor``; then the factor of S whitens, at a
+    tenth of the cost of eigenvectors.
+    """
+    identity = np.eye(len(covariance))
+    try:
+        cholesky(covariance - floor * identity)
+        upper = cholesky(covariance)  # S = U' U
+        return solve_triangular(upper, identity), float(2 * np.log(np.diag(upper)).sum())
+    except LinAlgError:
+        pass
     eigenvalues, axes = np.linalg.eigh(covariance)
     eigenvalues = np.maximum(eigenvalues, floor)
     return axes / np.sqrt(eigenvalues), float(np.log(eigenvalues).sum())
@@ -478,7 +511,6 @@ def fit_gaussians(
     pca: bool = True,
     covariance: str = "tied",
     distance: str = "mahalanobis",
-    norm_exponent: float = 0.0,
 ) -> Gaussians:
     """Standardise, PCA, covariance and whitening from ``moments``, folded into one affine map.
 
@@ -490,8 +522,7 @@ def fit_gaussians(
     - ``global``: around the common mean;
     - ``full``: one per cluster, which needs a second pass: see :func:`with_full_covariances`; this gives the tied one.
 
-    ``distance="euclidean"`` leaves the standardised components unwhitened. ``norm_exponent`` is only recorded: the
-    moments are those of embeddings normalised so before.
+    ``distance="euclidean"`` leaves the standardised components unwhitened.
 
     >>> rng = np.random.default_rng(0)
     >>> labels = np.arange(2000) % 2
@@ -506,19 +537,19 @@ def fit_gaussians(
     correlation = moments.total_covariance * np.outer(scale, scale)  # (D, D)
     eigenvalues, axes = principal_axes(correlation, explained_variance if pca else 1.0)
     matrix = scale[:, None] * axes  # (D, K)
-    floor = RELATIVE_FLOOR * eigenvalues[0]
+    mean = moments.mean
+    deviations = moments.means - mean  # (M, D)
     if distance == "mahalanobis" and covariance == "global":
         matrix = matrix / np.sqrt(eigenvalues)
     elif distance == "mahalanobis":
-        within = _projected_within(moments, matrix, floor)
-        matrix = matrix @ whitening(within, floor)[0]
-    mean = moments.mean
+        within = _within_components(eigenvalues, deviations @ matrix, moments)
+        matrix = matrix @ whitening(within, RELATIVE_FLOOR * eigenvalues[0])[0]
     return Gaussians(
         matrix=matrix,
         offset=-mean @ matrix,
-        centroids=(moments.means - mean) @ matrix,
+        centroids=deviations @ matrix,
         log_priors=np.log(moments.counts / moments.n_images),
-        norm_exponent=float(norm_exponent),
+        norm_exponent=moments.norm_exponent,
         float32=_float32_suffices(moments, matrix),
     )
 
@@ -560,7 +591,8 @@ def _check_enough(moments: Moments, needs_within: bool) -> None:
     if (empty := np.flatnonzero(moments.counts == 0)).size:
         which = ", ".join(map(str, empty[:5])) + (", ..." if len(empty) > 5 else "")
         raise FitError(
-            f"{len(empty)} of {moments.n_clusters} clusters have no images (cluster {which}): add images or leave them out"
+            f"{len(empty)} of {moments.n_clusters} clusters have no images (cluster {which}): "
+            "add images or leave the cluster out"
         )
     if needs_within and moments.n_images <= moments.n_clusters:
         raise FitError(
@@ -574,16 +606,20 @@ def _inverse_deviation(moments: Moments) -> np.ndarray:
     deviation = moments.deviation
     if not deviation.any():
         raise FitError(
-            f"all {moments.n_images} embeddings are equal: the network has collapsed; train again with a lower learning "
-            "rate or a smaller triplet_weight, or add different images"
+            f"all {moments.n_images} embeddings are equal, the network has collapsed: train again with a lower "
+            "learning_rate or triplet_weight, or add different images"
         )
     return np.divide(1.0, deviation, out=np.zeros_like(deviation), where=deviation > 0)
 
 
-def _projected_within(moments: Moments, matrix: np.ndarray, floor: float) -> np.ndarray:
-    """The covariance around the cluster means in the standardised components (K, K), shrunk where images are few."""
-    within = matrix.T @ moments.within_covariance @ matrix
-    if np.trace(within) <= floor * len(within):
+def _within_components(eigenvalues: np.ndarray, centroids: np.ndarray, moments: Moments) -> np.ndarray:
+    """The covariance around the cluster means in the components (K, K), shrunk where images are few.
+
+    Within is total less between: total is diagonal here, between follows from the ``centroids`` (M, K).
+    """
+    weighted = centroids * np.sqrt(moments.counts / moments.n_images)[:, None]
+    within = np.diag(eigenvalues) - weighted.T @ weighted
+    if np.trace(within) <= RELATIVE_FLOOR * eigenvalues[0] * len(within):
         raise FitError(
             "all embeddings of each cluster are equal, so that there is no covariance around the cluster means: "
             "add different images, or use covariance='global'"
@@ -670,19 +706,33 @@ def _log_far_tail(half: np.ndarray, degrees_of_freedom: int) -> np.ndarray:
     return np.logaddexp(log_sum, log_erfc)
 
 
-def reduce_clusters(values: np.ndarray, cluster_to_class: np.ndarray, reduce: np.ufunc) -> np.ndarray:
-    """Per-cluster columns (N, M) to per-class columns (N, C) by ``reduce``: np.maximum or np.logaddexp, say.
+def class_maximum(values: np.ndarray, cluster_to_class: np.ndarray) -> np.ndarray:
+    """The largest value among the clusters of each class: (N, M) to (N, C); -inf for a class without clusters.
 
-    A class without clusters gets -inf.
-
-    >>> reduce_clusters(np.array([[1.0, 5.0, 2.0]]), np.array([0, 1, 0]), np.maximum)
+    >>> class_maximum(np.array([[1.0, 5.0, 2.0]]), np.array([0, 1, 0]))
     array([[2., 5.]])
     """
     order = np.argsort(cluster_to_class, kind="stable")
     classes, starts = np.unique(cluster_to_class[order], return_index=True)
-    reduced = np.full((len(values), int(classes[-1]) + 1), -np.inf)
-    reduced[:, classes] = reduce.reduceat(values[:, order], starts, axis=1)
-    return reduced
+    largest = np.full((len(values), int(classes[-1]) + 1), -np.inf)
+    largest[:, classes] = np.maximum.reduceat(values[:, order], starts, axis=1)
+    return largest
+
+
+def class_logsumexp(values: np.ndarray, cluster_to_class: np.ndarray) -> np.ndarray:
+    """log sum exp over the clusters of each class: (N, M) to (N, C); -inf for a class without clusters.
+
+    >>> np.exp(class_logsumexp(np.log([[0.2, 0.5, 0.3]]), np.array([0, 1, 0])))
+    array([[0.5, 0.5]])
+    """
+    largest = class_maximum(values, cluster_to_class)  # (N, C)
+    order = np.argsort(cluster_to_class, kind="stable")
+    classes, starts = np.unique(cluster_to_class[order], return_index=True)
+    safe = np.where(np.isfinite(largest), largest, 0.0)
+    terms = np.exp(values - safe[:, cluster_to_class])[:, order]  # (N, M), the largest of each class is 1
+    with np.errstate(divide="ignore"):  # log 0 of a class whose clusters are all at -inf
+        largest[:, classes] = safe[:, classes] + np.log(np.add.reduceat(terms, starts, axis=1))
+    return largest
 
 
 def log_posterior(
@@ -698,5 +748,5 @@ def log_posterior(
     array([[0.5, 0.5]])
     """
     log_joint = log_weights - squared_distances / (2 * temperature)  # (N, M)
-    log_class = reduce_clusters(log_joint, cluster_to_class, np.logaddexp)  # (N, C)
+    log_class = class_logsumexp(log_joint, cluster_to_class)  # (N, C)
     return log_class - logsumexp(log_class, axis=1, keepdims=True)

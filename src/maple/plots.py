@@ -165,7 +165,8 @@ def inline_svg(text: str, alt: str) -> Markup:
 
     def restyle(match: re.Match[str]) -> str:
         """Inside a tag only, so that text on the plot stays as it is."""
-        tag = re.sub(r' id="([^"]*)"', rename, match[0])
+        tag = re.sub(r"font-family: [^;\"]*;? ?", "", match[0])
+        tag = re.sub(r' id="([^"]*)"', rename, tag)
         tag = re.sub(r"(?<=url\(#)|(?<=href=\"#)", f"{prefix}-", tag)
         return re.sub(r"#[0-9a-f]{6}", lambda colour: _PAGE_COLOURS.get(colour[0], colour[0]), tag)
 
@@ -225,8 +226,8 @@ def plot_reliability(curves: Sequence[tuple[Line, Reliability]]) -> tuple[Figure
         )
         lower.stairs(share, curve.edges, linewidth=1.6, clip_on=False, **line.style())
     upper.set(xlim=(0, 1), ylim=(0, 1.02), ylabel="share that is right")
-    upper.annotate("too cautious", (0.32, 0.55), color=MUTED, ha="center", fontsize=9, gid="label")
-    upper.annotate("too sure", (0.70, 0.40), color=MUTED, ha="center", fontsize=9, gid="label")
+    upper.annotate("too cautious", (0.22, 0.66), color=MUTED, ha="center", fontsize=9, gid="label")
+    upper.annotate("too sure", (0.80, 0.22), color=MUTED, ha="center", fontsize=9, gid="label")
     upper.legend(loc="upper left")
     lower.set(xlabel="probability given to the class", ylabel="images", ylim=(0, None))
     lower.yaxis.set_major_locator(MaxNLocator(2))
@@ -371,9 +372,10 @@ def plot_losses(history: Mapping[str, np.ndarray], events: Sequence[int]) -> tup
     for column, label, colour, dashes in drawn:
         if np.isfinite(history[column]).any():
             axes.plot(history["epoch"], history[column], color=colour, linestyle=dashes, label=label, **_dot(history))
+    if axes.lines:
+        axes.legend()
     _epoch_axis(axes, events)
     axes.set(ylim=(0, None), ylabel="loss")
-    axes.legend()
     return figure, "Losses per epoch"
 
 

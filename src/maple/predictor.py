@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
 from maple.backbone import Backbone, create_backbone, embed, embed_batches
 from maple.calibrate import conformal_p_values, conformal_threshold, fit_temperature
@@ -15,6 +17,7 @@ from maple.checkpoint import load_arrays, save_arrays
 from maple.data import Fit, ImageSet
 from maple.detector import MapleDetector
 from maple.errors import DataError, RunError, UsageError
+from maple.gaussian import Moments
 from maple.relabel import class_probabilities
 from maple.types import Outputs, Prediction, Relabelling
 
@@ -64,11 +67,9 @@ class Predictor:
     def predict_outputs(self, outputs: Outputs) -> Prediction:
         """Predict from what the backbone said."""
         found = self.detector.describe(outputs)
-        probabilities = self.detector.posterior(found, temperature=self.temperature)  # (N, C)
+        probabilities = found.posterior(self.temperature)  # (N, C)
         class_id = probabilities.argmax(1)
-        score = self.detector.score(found)
-        typicality = np.exp(found.log_typicality)
-        p_value = conformal_p_values(score, self.calibration_scores)
+        score = found.squared_distance
         if outputs.logits is None:
             softmax_class_id = found.md_class_id
         else:
@@ -76,10 +77,10 @@ class Predictor:
         return Prediction(
             class_id=class_id,
             probability=probabilities[np.arange(len(class_id)), class_id],
-            typicality=typicality,
-            uncertainty=1 - typicality,
+            typicality=found.typicality,
+            uncertainty=found.uncertainty,
             score=score,
-            p_value=p_value,
+            p_value=self._p_values(score),
             is_ood=score > self.threshold,
             cluster=found.cluster,
             md_class_id=found.md_class_id,
@@ -88,6 +89,11 @@ class Predictor:
             squared_distance=found.squared_distance,
             class_names=self.class_names,
         )
+
+    def _p_values(self, score: np.ndarray) -> np.ndarray:
+        if len(self.calibration_scores) == 0:
+            return np.full(len(score), np.nan)
+        return conformal_p_values(score, self.calibration_scores)
 
     def calibrate(self, images: Any, *, false_alarm: float | None = None) -> Predictor:
         """Learn p-values and threshold from calibration images that have chosen nothing else."""
@@ -141,8 +147,9 @@ def save_backbone(path: Path, backbone: Backbone) -> None:
     """Write the weights with what is needed to build the network again."""
     if backbone.head is None:
         raise RunError("a backbone without a head cannot be saved as a run: give it a head")
+    asked = None if isinstance(backbone.embedding_layer, nn.Identity) else backbone.embedding_size
     n_outputs = int(backbone.head.out_features)  # type: ignore[arg-type]
-    metadata = {"backbone": backbone.name, "n_outputs": n_outputs, "embedding_size": backbone.asked_embedding_size}
+    metadata = {"backbone": backbone.name, "n_outputs": n_outputs, "embedding_size": asked}
     arrays = {name: tensor.detach().cpu().numpy() for name, tensor in backbone.state_dict().items()}
     save_arrays(path, arrays, metadata)
 
@@ -182,20 +189,26 @@ def fit_predictor(
     detector = detector or MapleDetector()
     relabelling = relabelling or Relabelling.initial(train.labels, len(train.class_names))
     rank, world_size = (fabric.global_rank, fabric.world_size) if fabric else (0, 1)
-
-    def batches() -> Iterator[Outputs]:
-        return embed_batches(
-            backbone,
-            train,
-            indices=np.arange(rank, len(train), world_size),
-            cluster_ids=relabelling.cluster_ids,
-            cluster_to_class=relabelling.cluster_to_class,
-            workers=workers,
-        )
-
-    detector.fit(batches, sum_over_ranks=_all_reduce(fabric) if world_size > 1 else None)
+    embed_share = partial(
+        embed_batches,
+        backbone,
+        train,
+        cluster_ids=relabelling.cluster_ids,
+        cluster_to_class=relabelling.cluster_to_class,
+        workers=workers,
+    )
+    if world_size == 1 or detector.covariance == "full":  # 'full' needs every image in every process
+        detector.fit(embed_share)
+    else:
+        moments = Moments(relabelling.n_clusters, backbone.embedding_size, norm_exponent=detector.norm_exponent)
+        for outputs in embed_share(indices=np.arange(rank, len(train), world_size)):
+            moments.update(outputs.embeddings, outputs.cluster_ids)
+        detector.fit_moments(moments.merge(_all_reduce(fabric)), relabelling.cluster_to_class)
     predictor = Predictor(backbone, detector, train.class_names, size=train.size, fit=fit, false_alarm=false_alarm)
-    predictor.temperature = fit_temperature(detector, embed(backbone, validation, workers=workers), validation.labels)
+    found = detector.describe(embed(backbone, validation, workers=workers))
+    predictor.temperature = fit_temperature(
+        found.squared_distances, validation.labels, found.log_weights, found.cluster_to_class
+    )
     if calibration is not None and len(calibration):
         predictor.calibrate(embed(backbone, calibration, workers=workers))
     return predictor

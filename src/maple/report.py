@@ -58,6 +58,8 @@ MAX_ROWS = 200  # predictions listed
 UNFOLDED_ROWS = 25  # of them seen at once
 MAX_PREVIEWS = 60  # of them with a thumbnail
 MAX_SKIPPED = 200
+ENOUGH_IMAGES = 10  # of a class, to call it hard
+UNFOLDED_CLASSES = 24
 UNFOLDED_EXAMPLES = 12
 CRISP = 16  # images of so few pixels a side are shown as pixels, not blurred
 MAX_THUMBNAILS = 1_500  # of clusters, in all
@@ -210,9 +212,7 @@ def _prediction_rows(path: Path) -> Iterator[dict[str, Any]]:
     except OSError as error:
         raise DataError(f"cannot read the predictions '{path}': {error.strerror or error}") from None
     except (ValueError, csv.Error) as error:
-        raise DataError(
-            f"'{path}' is neither CSV (.csv) nor JSON lines ({error}): write it with maple predict"
-        ) from None
+        raise DataError(f"'{path}' is neither CSV nor JSON lines ({error}): write it with maple predict") from None
 
 
 def _parse_prediction(row: Any, path: Path, number_of_row: int) -> dict[str, Any]:
@@ -297,23 +297,7 @@ def _context(record: RunRecord, predictions: Predictions | None) -> dict[str, An
         "commands": _commands(record, predictions),
         "facts": _facts(record),
         "config": record.config_text,
-        "missing": _missing(record),
-    }
-
-
-def _missing(record: RunRecord) -> dict[str, str]:
-    """What to say where the run holds nothing to draw."""
-    again = f"maple evaluate {record.folder} --ood NAME=SOURCE"
-    return {
-        "evaluation": f"This run has not been evaluated yet: {again}",
-        "ood": f"No unknown images were tried. To see how well they are told apart, name some: {again}",
-        "clusters": "The run holds no thumbnails of its clusters: they are written at the end of a training.",
-        "examples": f"The run holds no example images: they are written by {again}",
-        "projections": "The run holds no projections of its latent space: they are written during training.",
-        "quantiles": f"The run holds no squared distances to compare: they are written by {again}",
-        "history": "The run holds no training history: its network was not trained here, or not yet.",
-        "classes": "The run does not say which images it was trained on.",
-        "config": "The run holds no configuration.",
+        "evaluate_command": f"maple evaluate {record.folder} --ood NAME=SOURCE",
     }
 
 
@@ -385,7 +369,9 @@ def summary_sentences(record: RunRecord) -> list[str]:
 
 def _training_sentence(record: RunRecord) -> str:
     n_classes = len(record.class_names)
-    what = f"This network tells {plural(n_classes, 'class')} apart" if n_classes else "This is a classifier"
+    if not n_classes:
+        return "This run is not finished: it does not name its classes yet."
+    what = f"This network tells {plural(n_classes, 'class')} apart"
     sizes = record.classes.get("cluster_sizes", []) if record.classes else []
     if not sizes:
         return what + "."
@@ -457,7 +443,7 @@ def _point_at_predictions(predictions: Predictions | None) -> Iterator[Pointer]:
 def _point_at_results(results: Results | None) -> Iterator[Pointer]:
     if results is None:
         return
-    hardest = _hardest_classes(results)
+    hardest = [recall for recall in _hardest_classes(results) if recall.count >= ENOUGH_IMAGES]
     if hardest and hardest[0].right < 0.95:
         name, pairs = hardest[0].name, [pair for pair in _confusions(results) if pair.label == hardest[0].name]
         most = f", most often taken for {pairs[0].called}" if pairs else ""
@@ -721,7 +707,7 @@ def _hardest_classes(results: Results) -> list[ClassRecall]:
     """Classes with test images, the least recognised first."""
     rows = zip(results.class_names, results.confusion, results.per_class_accuracy)
     recalls = [ClassRecall(name, sum(row), right) for name, row, right in rows if sum(row)]
-    return sorted(recalls, key=lambda recall: recall.right)
+    return sorted(recalls, key=lambda recall: (recall.right, -recall.count))
 
 
 def _confusions(results: Results) -> list[Confusion]:
@@ -741,18 +727,16 @@ def _confusion_section(results: Results) -> dict[str, Any]:
     counts, names = np.array(results.confusion), results.class_names
     shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)  # (C, C)
     small = len(names) <= MAX_MATRIX
-    hardest = _hardest_classes(results)
+    hardest, shown = _hardest_classes(results), 10 if small else 15
     return {
         "intro": f"MAPLE's classes for {plural(int(counts.sum()), 'test image')}. Blue is right, orange is wrong; the "
         "darker, the larger the share of the true class.",
         "names": [shorten(name, 24) for name in names],
         "matrix": [_matrix_row(i, counts, shares, names) for i in range(len(names))] if small else None,
         "heat": None if small else data_uri(_heat(shares), lossless=True),
-        "heat_alt": f"Confusion matrix of {len(names)} classes",
-        "heat_caption": "One row per true class, one column per class given, in alphabetical or data order.",
-        "pairs": _confusions(results)[: 10 if small else 25],
-        "hardest": hardest[: 10 if small else 25],
-        "hardest_note": f"{min(len(hardest), 10 if small else 25)} of {len(hardest)}",
+        "pairs": _confusions(results)[:shown],
+        "hardest": hardest[:shown],
+        "hardest_note": f"{min(len(hardest), shown)} of {len(hardest)}",
     }
 
 
@@ -800,25 +784,27 @@ def data_uri(image: np.ndarray, lossless: bool = False) -> str:
 
 
 def _cluster_section(clusters: Sequence[ClusterExemplars]) -> dict[str, Any] | None:
-    if not clusters:
-        return None
     per_class: dict[str, list[ClusterExemplars]] = {}
     for cluster in clusters:
-        per_class.setdefault(cluster.class_name, []).append(cluster)
+        if cluster.count:
+            per_class.setdefault(cluster.class_name, []).append(cluster)
+    if not per_class:
+        return None
     shown = max(2, MAX_THUMBNAILS // len(clusters))
     split = {name: own for name, own in per_class.items() if len(own) > 1}
-    whole = {name: parts for name, parts in per_class.items() if len(parts) == 1}
+    whole = {name: own for name, own in per_class.items() if len(own) == 1}
     intro = f"None of the {plural(len(per_class), 'class')} was split: each is one cluster."
     if split:
+        n_clusters = plural(sum(map(len, split.values())), "cluster")
         verb = "was" if len(split) == 1 else "were"
-        parts = len(clusters) - len(whole)
-        intro = f"Of {plural(len(per_class), 'class')} {len(split)} {verb} split, into {parts} clusters in all."
+        intro = f"Of {plural(len(per_class), 'class')} {len(split)} {verb} split, into {n_clusters} in all."
     return {
         "intro": intro,
-        "split": [_class_gallery(name, parts, shown) for name, parts in split.items()],
-        "whole": [_class_gallery(name, parts, min(shown, 6)) for name, parts in whole.items()],
-        "folded": len(whole) > 24,
-        "crisp": any(c.thumbnails.shape[1] <= CRISP for c in clusters if len(c.thumbnails)),
+        "split": [_class_gallery(name, own, shown) for name, own in split.items()],
+        "whole": [_class_gallery(name, own, min(shown, 6)) for name, own in whole.items()],
+        "unfolded": UNFOLDED_CLASSES,
+        "narrow": shown <= 6,
+        "crisp": any(0 < c.thumbnails.shape[1] <= CRISP for c in clusters),
     }
 
 
@@ -1025,6 +1011,8 @@ def _facts(record: RunRecord) -> list[tuple[str, str]]:
     facts.append(("Gaussian model", size))
     if not math.isnan(results.latency_ms):
         facts.append(("time per image", f"{number(results.latency_ms, 2)} ms"))
+    if hardware := results.provenance.get("hardware"):
+        facts.append(("hardware", str(hardware)))
     versions = results.provenance.get("versions", {})
     facts.append(("versions", ", ".join(f"{name} {value}" for name, value in versions.items())))
     return facts

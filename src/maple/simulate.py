@@ -118,22 +118,22 @@ def _views(valve: float, girdle: float, **others: float) -> dict[str, float]:
 
 # fmt: off
 KNOWN: tuple[Taxon, ...] = (
-    Taxon("Navicula", "lanceolate", (0.6, 0.86), (0.24, 0.31), (0.24, 0.32), period=0.15, radiate=0.35, axial=0.12,
-          central=0.07, raphe=0.7, views=_views(0.5, 0.3, tilted=0.12, young=0.08)),
-    Taxon("Gomphonema", "clavate", (0.52, 0.8), (0.25, 0.33), (0.24, 0.32), period=0.17, radiate=0.2, axial=0.15,
+    Taxon("Navicula", "lanceolate", (0.62, 0.86), (0.26, 0.32), (0.21, 0.29), period=0.15, radiate=0.35, axial=0.12,
+          central=0.07, raphe=0.7, views=_views(0.56, 0.28, tilted=0.08, young=0.08)),
+    Taxon("Gomphonema", "clavate", (0.54, 0.8), (0.27, 0.34), (0.24, 0.32), period=0.17, radiate=0.2, axial=0.15,
           central=0.05, raphe=0.6, views=_views(0.5, 0.28, colony=0.12, young=0.1)),
-    Taxon("Cymbella", "lunate", (0.55, 0.82), (0.25, 0.33), (0.24, 0.32), period=0.15, radiate=0.25, axial=0.12,
-          raphe=0.7, raphe_at=-0.2, puncta=0.4, views=_views(0.52, 0.3, tilted=0.1, broken=0.08)),
-    Taxon("Cyclotella", "elliptic", (0.36, 0.6), (0.96, 1.0), (0.42, 0.6), period=0.13, striae=0.6, axial=0.55,
-          centric=True, views=_views(0.62, 0.26, tilted=0.12)),
-    Taxon("Nitzschia", "spindle", (0.66, 0.95), (0.1, 0.14), (0.1, 0.14), period=0.07, striae=0.3, axial=0.0,
-          raphe=0.8, raphe_at=0.75, fibulae=0.12, views=_views(0.56, 0.3, broken=0.14)),
-    Taxon("Fragilaria", "linear", (0.6, 0.92), (0.1, 0.15), (0.1, 0.14), period=0.13, axial=0.3, central=0.08,
-          views=_views(0.36, 0.32, colony=0.32)),
-    Taxon("Gyrosigma", "sigmoid", (0.68, 0.95), (0.16, 0.21), (0.13, 0.18), period=0.09, puncta=0.6, axial=0.08,
+    Taxon("Cymbella", "lunate", (0.58, 0.84), (0.25, 0.32), (0.26, 0.35), period=0.15, radiate=0.25, axial=0.12,
+          raphe=0.7, raphe_at=-0.2, puncta=0.4, views=_views(0.56, 0.28, tilted=0.1, broken=0.06)),
+    Taxon("Cyclotella", "elliptic", (0.38, 0.6), (0.96, 1.0), (0.42, 0.6), period=0.13, striae=0.7, axial=0.55,
+          centric=True, views=_views(0.64, 0.28, tilted=0.08)),
+    Taxon("Nitzschia", "spindle", (0.68, 0.95), (0.1, 0.14), (0.08, 0.12), period=0.07, striae=0.3, axial=0.0,
+          raphe=0.9, raphe_at=0.75, fibulae=0.13, views=_views(0.58, 0.3, broken=0.12)),
+    Taxon("Fragilaria", "linear", (0.62, 0.92), (0.13, 0.17), (0.11, 0.15), period=0.14, striae=0.7, axial=0.3,
+          central=0.08, views=_views(0.36, 0.3, colony=0.34)),
+    Taxon("Gyrosigma", "sigmoid", (0.68, 0.95), (0.17, 0.22), (0.15, 0.2), period=0.09, puncta=0.6, axial=0.08,
           central=0.04, raphe=0.8, views=_views(0.66, 0.18, tilted=0.16)),
-    Taxon("Cocconeis", "elliptic", (0.4, 0.66), (0.56, 0.7), (0.22, 0.3), period=0.1, puncta=0.7, axial=0.06,
-          raphe=0.8, bend=0.5, views=_views(0.42, 0.16, opposite=0.32, young=0.1)),
+    Taxon("Cocconeis", "elliptic", (0.42, 0.66), (0.56, 0.68), (0.2, 0.28), period=0.1, puncta=0.7, axial=0.06,
+          raphe=0.8, bend=1.0, views=_views(0.42, 0.18, opposite=0.32, young=0.08)),
     Taxon("Pinnularia", "linear", (0.62, 0.9), (0.2, 0.26), (0.26, 0.34), period=0.2, striae=0.8, radiate=0.3,
           axial=0.3, central=0.12, raphe=0.8, views=_views(0.56, 0.3, young=0.14)),
     Taxon("Achnanthidium", "rostrate", (0.34, 0.52), (0.22, 0.3), (0.2, 0.28), period=0.08, striae=0.3, radiate=0.2,
@@ -160,7 +160,8 @@ FAR: tuple[Taxon, ...] = (
     replace(_OBJECT, name="bubble", length=(0.2, 0.7), rim=0.06, glass=-0.12, warp=0.0),
     replace(_OBJECT, name="clump", aspect=(0.5, 0.9), period=0.2, striae=0.5, puncta=1.0, plastids=0.6, axial=0.0,
             glass=0.5, warp=0.1, ripple=13.0, debris=0.9),
-    replace(_OBJECT, name="fibre", family="linear", length=(1.2, 1.8), aspect=(0.02, 0.05), glass=0.3, warp=0.14, ripple=4.0),
+    replace(_OBJECT, name="fibre", family="linear", length=(1.2, 1.8), aspect=(0.02, 0.05), glass=0.3,
+            warp=0.14, ripple=4.0),
     replace(_OBJECT, name="grain", family="rhombic", aspect=(0.5, 0.95), rim=0.03, glass=0.05,
             views={"valve": 0.5, "broken": 0.5}),
     replace(_OBJECT, name="empty", rim=0.0, glass=0.0, debris=0.7),
@@ -278,8 +279,8 @@ def sample_body(sampler: Sampler, view: Array) -> Body:
     side, young, tilted = (view == GIRDLE) | (view == COLONY), view == YOUNG, view == TILTED
     # A division makes a cell shorter, not narrower: small cells are stout.
     length = trait("length") * np.where(young, between(0.5, 0.65), 1.0)
-    aspect = np.where(young, np.minimum(trait("aspect") * between(1.4, 1.8), 1.0), trait("aspect"))
-    aspect = np.where(tilted, aspect * between(0.55, 0.75), aspect)
+    aspect = trait("aspect") * np.where(tilted, between(0.55, 0.75), 1.0)
+    aspect = np.where(young, np.minimum(aspect * between(1.4, 1.8), 1.0), aspect)
     corner = between(6.0, 10.0)
     return Body(
         length=length,
@@ -319,7 +320,7 @@ def sample_marks(sampler: Sampler, view: Array) -> Marks:
         fibulae=trait("fibulae"),
         bands=np.where(side, between(0.4, 1.0), np.where(tilted, 0.4, 0.0)),
         band_at=between(0.3, 0.6),
-        plastids=np.where(sampler.chance(trait("plastids")), between(0.15, 0.6), 0.0),
+        plastids=np.where(sampler.chance(trait("plastids")), between(0.1, 0.45), 0.0),
         plastid_at=np.where(sampler.chance(0.5), between(0.3, 0.5), 0.0),
     )
 
@@ -327,22 +328,22 @@ def sample_marks(sampler: Sampler, view: Array) -> Marks:
 def sample_scene(sampler: Sampler) -> Scene:
     """Position, light and optics: the same for all taxa, so that they say nothing about the class."""
     between, chance = sampler.between, sampler.chance
-    inverted, defocused = chance(0.15), chance(0.12)
+    inverted, defocused = chance(0.1), chance(0.08)
     return Scene(
-        x=between(-0.12, 0.12),
-        y=between(-0.12, 0.12),
+        x=between(-0.1, 0.1),
+        y=between(-0.1, 0.1),
         angle=between(0.0, 2 * np.pi),
         zoom=between(0.88, 1.12),
-        contrast=np.exp(between(np.log(0.45), np.log(1.2))),
+        contrast=np.exp(between(np.log(0.6), np.log(1.3))),
         focus=np.where(inverted, -between(0.4, 0.8), between(0.7, 1.1)),
-        blur=np.where(defocused, between(0.04, 0.09), between(0.008, 0.04)),
+        blur=np.where(defocused, between(0.04, 0.08), between(0.008, 0.035)),
         level=between(0.55, 0.85),
         gradient_x=between(-0.1, 0.1),
         gradient_y=between(-0.1, 0.1),
         vignette=between(0.0, 0.12),
         warmth=between(-0.04, 0.05),
         tint=between(-0.02, 0.02),
-        noise=between(0.006, 0.03),
+        noise=between(0.005, 0.02),
     )
 
 
@@ -423,7 +424,8 @@ def locate(x: Array, y: Array, scene: Scene) -> tuple[Array, Array]:
 def outline(u: Array, v: Array, body: Body) -> Place:
     """Coordinates and distance of every pixel for the outline ``F(t, s) = |t|^pole + |s|^flank = 1``.
 
-    The distance is (1 - F) / |grad F|: one formula for every family, view and number of cells.
+    The distance is (1 - G) / |grad G| with G = F^(1/flank), which grows evenly from axis to margin: one formula for
+    every family, view and number of cells.
     """
     bent = u + body.warp * np.sin(body.ripple * v + 40.0 * body.cut_slope)
     v = v + body.warp * np.sin(body.ripple * u + 70.0 * body.cut_slope)
@@ -441,16 +443,15 @@ def outline(u: Array, v: Array, body: Body) -> Place:
     half_width = body.width * profile
     s = (v - midline) / half_width
 
-    along, across = np.maximum(np.abs(t), 1e-3), np.maximum(np.abs(s), 1e-3)
+    along, across = np.maximum(np.abs(t), 0.01), np.maximum(np.abs(s), 0.01)
     f_t, f_s = np.exp(body.pole * np.log(along)), np.exp(body.flank * np.log(across))
-    d_t = np.copysign(body.pole * f_t / along, t)
-    d_s = np.copysign(body.flank * f_s / across, s)
+    f = f_t + f_s
+    d_t = np.copysign(body.pole * f_t / (f * along), t)  # derivatives of log F
+    d_s = np.copysign(body.flank * f_s / (f * across), s)
     d_u = (d_t - d_s * (midslope / half_width + s * slope / profile)) / body.length
     d_v = d_s / half_width
-    # First order in 1 - F within, in -log F without, where high powers would otherwise shrink the distance.
-    f = f_t + f_s
-    beyond = np.maximum(f, 1.0)
-    distance = (np.maximum(1.0 - f, 0.0) - beyond * np.log(beyond)) / np.sqrt(d_u * d_u + d_v * d_v + 1e-4)
+    g = np.exp(np.log(f) / body.flank)
+    distance = body.flank * (1.0 / g - 1.0) / np.sqrt(d_u * d_u + d_v * d_v)
     pole, break_line = body.length - np.abs(u), body.cut * body.length - u - body.cut_slope * v
     return Place(u, v, t, s, np.minimum(np.minimum(distance, pole), break_line))
 
@@ -593,14 +594,14 @@ def _fill_block(images: Array, views: Array, taxa: tuple[Taxon, ...], start: int
     group = min(_BLOCK, max(1, _PIXELS_AT_ONCE // size**2))
     for first in range(0, len(images), group):
         rows = slice(first, first + group)
-        parts = [_rows(traits, rows) for traits in (body, marks, scene)]
-        drawn = draw(size, *parts, [_rows(speck, rows) for speck in specks], rng)
+        some_specks = [_rows(speck, rows) for speck in specks]
+        drawn = draw(size, _rows(body, rows), _rows(marks, rows), _rows(scene, rows), some_specks, rng)
         images[rows] = drawn[: len(images) - first]
 
 
 def _rows(traits: Group, rows: slice) -> Group:
     """The traits of some of the images."""
-    return traits._make(np.asarray(trait[rows], np.float32) for trait in traits)
+    return type(traits)(*(np.asarray(trait[rows], np.float32) for trait in traits))
 
 
 def _integer(name: str, value: int, low: int, high: int | None = None) -> int:

@@ -1,0 +1,138 @@
+"""Plots: inline SVG that takes the page's colours, keeps text as text, and never trips over odd data or names."""
+
+from __future__ import annotations
+
+import re
+import xml.etree.ElementTree as ElementTree
+
+import numpy as np
+import pytest
+
+from maple.benchmark import Reliability
+from maple.plots import (
+    BLUE,
+    CLASS_COLOURS,
+    ORANGE,
+    Line,
+    Plot,
+    number,
+    percent,
+    plot_accuracy,
+    plot_clusters,
+    plot_losses,
+    plot_projection,
+    plot_quantiles,
+    plot_reliability,
+    plot_roc,
+    plot_scores,
+)
+
+
+def check(plot: Plot) -> ElementTree.Element:
+    """One well-formed element that belongs on any page: described, without fixed colours or outside addresses."""
+    drawing = ElementTree.fromstring(plot.svg)
+    assert drawing.tag == "svg"
+    assert drawing.attrib.keys() == {"viewBox", "role", "aria-label"}
+    assert drawing.attrib["aria-label"] == plot.alt
+    tags = re.sub(r' aria-label="[^"]*"', "", " ".join(re.findall(r"<[^>]*>", plot.svg)))
+    assert not re.findall(r"#[0-9a-f]{6}\b", tags)  # all colours are the page's
+    assert "http" not in tags and "<metadata" not in tags
+    ids = set(re.findall(r' id="([^"]*)"', tags))
+    used = set(re.findall(r'(?:url\(|href=")#([^)"]*)', tags))
+    assert used == ids  # each is there, none is left over
+    return drawing
+
+
+def words(drawing: ElementTree.Element) -> list[str]:
+    return ["".join(text.itertext()) for text in drawing.iter("text")]
+
+
+@pytest.fixture
+def history() -> dict[str, np.ndarray]:
+    columns = ("epoch", "cross_entropy", "triplet", "validation_loss", "validation_accuracy", "clusters")
+    return {name: np.arange(1.0, 5.0) for name in columns}
+
+
+def test_text_stays_text_and_colours_are_the_page_s() -> None:
+    plot = plot_roc("near", [(Line("MAPLE", BLUE, "-"), [0, 0.1, 1], [0, 0.9, 1])], 0.05)
+    drawing = check(plot)
+    assert {"MAPLE", "known images flagged", "5\u202f% false alarms"} <= set(words(drawing))
+    assert "var(--blue)" in plot.svg and "var(--ink)" in plot.svg
+
+
+def test_equal_numbers_give_equal_text_and_different_plots_share_no_ids() -> None:
+    one, again = (plot_quantiles([1, 2, 3], [1, 2, 4], 2) for _ in range(2))
+    other = plot_quantiles([1, 2, 3], [1, 2, 5], 2)
+    assert one == again
+    ids = [set(re.findall(r' id="([^"]*)"', plot.svg)) for plot in (one, other)]
+    assert ids[0] and not ids[0] & ids[1]
+
+
+@pytest.mark.parametrize("name", ["<script>", "$x$", 'a"b', "#010101", "url(#x)", "珪藻", ' id="label"', "x" * 200])
+def test_names_are_never_markup(name: str) -> None:
+    drawing = check(plot_scores(name, [0, 1, 2], [3, 1], [1, 3], 1.5))
+    assert name in drawing.attrib["aria-label"]
+    assert any(name[:20] in text for text in words(drawing))
+    assert not list(drawing.iter("script"))
+
+
+@pytest.mark.parametrize("threshold", [None, 0.0, 2.0])
+def test_scores_with_and_without_threshold(threshold: float | None) -> None:
+    shown = words(check(plot_scores("far", [0, 1, 2], [0, 0], [0, 3], threshold)))
+    assert ("threshold" in shown) == (threshold is not None)
+
+
+def test_reliability_leaves_out_empty_bins() -> None:
+    nan = float("nan")
+    curve = Reliability([0, 0.5, 1], [0, 9], [nan, 0.8], [nan, 0.7])
+    plot = plot_reliability([(Line("MAPLE", BLUE, "-"), curve), (Line("softmax", ORANGE, "--"), curve)])
+    check(plot)
+    assert "nan" not in plot.svg
+
+
+def test_projection_names_coloured_classes_only(rng: np.random.Generator) -> None:
+    points, class_ids = rng.normal(size=(60, 2)), np.repeat([0, 1, -1], 20)
+    plot = plot_projection("t", points, class_ids, class_ids, {0: "a", 1: "b"}, {0: CLASS_COLOURS[0]}, (0.5, 0.25))
+    shown = words(check(plot))
+    assert "a" in shown and "b" not in shown
+    assert "var(--c0)" in plot.svg and "var(--rest)" in plot.svg
+    assert "axis 1: 50\u202f% of the variance" in shown
+
+
+def test_projection_draws_every_point(rng: np.random.Generator) -> None:
+    points = rng.normal(size=(500, 2))
+    zeros = np.zeros(500, int)
+    plot = plot_projection("t", points, zeros, zeros, {0: "a"}, {0: CLASS_COLOURS[0]}, (0.5, 0.25))
+    (dots,) = [path for path in check(plot).iter("path") if "var(--c0)" in path.get("style", "")]
+    assert dots.attrib["d"].count("M") == 500
+    assert "stroke-linecap: round" in dots.attrib["style"]
+    assert len(plot.svg) < 40_000
+
+
+def test_labels_do_not_cover_each_other(rng: np.random.Generator) -> None:
+    points, class_ids = np.repeat(rng.normal(size=(20, 2)), 10, axis=0), np.arange(200) % 10  # all on one spot
+    names, colours = {i: f"class {i}" for i in range(10)}, dict(enumerate(CLASS_COLOURS))
+    plot = plot_projection("t", points, class_ids, class_ids, names, colours, (0.5, 0.25))
+    labels = [text for group in check(plot).iter("g") if group.get("class") == "label" for text in group.iter("text")]
+    heights = sorted(float(re.findall(r"[-.\d]+", text.attrib["transform"])[-1]) for text in labels)
+    assert len(heights) == 10
+    assert min(np.diff(heights)) > 10  # the size of the letters
+
+
+@pytest.mark.parametrize("draw", [plot_losses, plot_accuracy, plot_clusters])
+def test_history_marks_events(draw, history: dict[str, np.ndarray]) -> None:
+    without, marked = draw(history, []), draw(history, [2, 3])
+    check(without)
+    check(marked)
+    assert without.svg.count("var(--pink)") == 0 and marked.svg.count("var(--pink)") == 2
+
+
+@pytest.mark.parametrize("draw", [plot_losses, plot_accuracy, plot_clusters])
+def test_history_of_one_epoch_and_of_nothing_known(draw, history: dict[str, np.ndarray]) -> None:
+    check(draw({name: values[:1] for name, values in history.items()}, []))
+    check(draw({name: values * (1 if name == "epoch" else np.nan) for name, values in history.items()}, [1]))
+
+
+def test_numbers_for_people() -> None:
+    assert percent(0.05) == "5\u202f%" and percent(0.0) == "0\u202f%" and percent(0.12345) == "12.3\u202f%"
+    assert number(-0.5) == "-0.500" and number(float("-inf")) == "-∞" and number(123.456) == "123.46"
