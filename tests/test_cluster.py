@@ -288,7 +288,7 @@ def test_a_cluster_that_k_means_makes_too_small_is_dissolved():
 
 def test_a_cut_with_too_small_a_side_is_not_proposed(rng):
     points = np.concatenate([rng.standard_normal((50, 2)), [[90.0, 0.0], [90.0, 1.0], [91.0, 0.0]]])
-    random = np.random.RandomState(0)  # noqa: NPY002
+    random = np.random.RandomState(0)
     assert XMeans(min_cluster_size=4)._propose(points, 5, random) is None
     proposal = XMeans(min_cluster_size=3)._propose(points, 5, random)
     assert proposal.gain > 0

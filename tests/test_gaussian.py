@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import tracemalloc
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from threading import Barrier
 
 import numpy as np
 import pytest
@@ -119,29 +122,32 @@ def test_row_blocks_cover_every_row_once(n, d):
     assert not blocks or (blocks[0].start == 0 and blocks[-1].stop == n)
 
 
+class AllReduce:
+    """Sums arrays over threads that play the processes of a distributed fit."""
+
+    def __init__(self, n_ranks: int) -> None:
+        self.barrier = Barrier(n_ranks)
+        self.arrays: dict[int, np.ndarray] = {}
+
+    def __call__(self, rank: int, array: np.ndarray) -> np.ndarray:
+        self.arrays[rank] = array
+        self.barrier.wait(timeout=10)
+        total = sum(self.arrays.values())
+        self.barrier.wait(timeout=10)
+        return total
+
+
 def test_merge_sums_over_processes_with_different_shifts(blobs):
     embeddings, labels = blobs
-    order = np.argsort(labels)
-    parts = [moments_of(embeddings[rows], labels[rows]) for rows in np.array_split(order, 3)]
-    ranks = [part.grow(4) for part in parts] + [Moments(4, 6)]  # the last process saw no image
-    merged = [Moments(4, 6)] * 4
-
-    # all processes in lock-step: the k-th call of each is summed over all
-    calls: list[list[np.ndarray]] = []
-    for rank in ranks:
-        record: list[np.ndarray] = []
-        rank.merge(lambda array, record=record: record.append(array.copy()) or array + 1)
-        calls.append(record)
-    votes = sum(call[0] for call in calls)
-    moved = [rank.moved_to(votes[:-1] / votes[-1]) for rank in ranks]
-    totals = {
-        name: sum(getattr(part, name) for part in moved if part is not None) for name in ("counts", "sums", "second")
-    }
-    for i, rank in enumerate(ranks):
-        replies = iter([votes, totals["counts"], totals["sums"], totals["second"]])
-        merged[i] = rank.merge(lambda array, replies=replies: next(replies))
-    for part in merged:
-        assert_same(part, moments_of(embeddings, labels))
+    parts = np.array_split(np.argsort(labels), 3)  # sorted by cluster: very different shifts
+    ranks = [Moments(4, 6).update(embeddings[rows], labels[rows]) for rows in parts]
+    ranks.append(Moments(4, 6))  # a process without images
+    all_reduce = AllReduce(4)
+    with ThreadPoolExecutor(4) as pool:
+        merged = list(pool.map(lambda rank: ranks[rank].merge(partial(all_reduce, rank)), range(4)))
+    for moments in merged:
+        assert_same(moments, moments_of(embeddings, labels))
+        np.testing.assert_array_equal(moments.second, merged[0].second)
     assert Moments(2, 3).merge(lambda array: array).n_images == 0
 
 
@@ -561,7 +567,7 @@ def test_full_needs_images_in_every_cluster(blobs):
     embeddings, labels = blobs
     tied = fit_gaussians(moments_of(embeddings, labels))
     covariances = np.stack([np.eye(tied.n_components)] * 4)
-    with pytest.raises(FitError, match="cluster 2 has 3 images, too few .* covariance='tied'"):
+    with pytest.raises(FitError, match=r"cluster 2 has 3 images, too few .* covariance='tied'"):
         with_full_covariances(tied, covariances, np.array([9, 9, 3, 9]))
     covariances[1] = 0
     with pytest.raises(FitError, match="cluster 1"):
@@ -622,7 +628,9 @@ def test_tail_equals_scipy_where_scipy_is_finite(k):
 def test_tail_equals_mpmath_far_out(k, d2):
     mpmath = pytest.importorskip("mpmath")
     with mpmath.workdps(60):
-        expected = float(mpmath.log(mpmath.gammainc(mpmath.mpf(k) / 2, mpmath.mpf(d2) / 2, mpmath.inf, regularized=True)))
+        expected = float(
+            mpmath.log(mpmath.gammainc(mpmath.mpf(k) / 2, mpmath.mpf(d2) / 2, mpmath.inf, regularized=True))
+        )
     assert log_chi_square_tail(d2, k) == pytest.approx(expected, rel=1e-11, abs=1e-15)
 
 

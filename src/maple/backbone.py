@@ -381,10 +381,10 @@ def embed(
 
     ``images`` is an ``ImageSet``; or a tensor or array of shape (N, 3, H, W) or (N, H, W, 3), uint8 in 0..255 or float
     in [0, 1]; or a ``DataLoader`` (or any iterable) of such batches x, or of (x, labels). ``indices`` picks images and
-    sets their order. ``batch_size`` changes no result; 128 keeps the layers of a small network near the CPU's caches
-    (up to twice as fast as 512). ``cluster_ids`` (N,) has one id per image of ``images``. ``progress`` is called after
-    each batch with the numbers of images done and in all (0 where a loader does not say). The backbone's mode and
-    statistics are as before afterwards.
+    sets their order. ``batch_size`` changes results by rounding at most; much larger ones are slower on a CPU, by
+    page faults, unless ``use_fast_allocator`` was called. ``cluster_ids`` (N,) has one id per image of ``images``.
+    ``progress`` is called after each batch with the numbers of images done and in all (0 where a loader does not say).
+    The backbone's mode and statistics are as before afterwards.
 
     >>> outputs = embed(create_backbone("resnet9", n_classes=10), np.zeros((3, 32, 32, 3), np.uint8))
     >>> outputs.embeddings.shape, outputs.embeddings.dtype, outputs.logits.shape

@@ -60,15 +60,16 @@ def as_embeddings(values: Any) -> np.ndarray:
     return array if array.dtype in (np.float32, np.float64) else array.astype(np.float32)
 
 
-def row_blocks(n_rows: int, n_columns: int) -> Iterator[slice]:
-    """Consecutive slices over the rows, each of at most ``BLOCK_ELEMENTS`` elements, or 512 rows.
+def row_blocks(n_rows: int, n_columns: int, min_rows: int = 512) -> Iterator[slice]:
+    """Consecutive slices over the rows, each of at most ``BLOCK_ELEMENTS`` elements, or ``min_rows`` rows.
 
     The step is a power of two: BLAS works in panels, and a block that is not a whole number of them costs a tenth more.
 
     >>> list(row_blocks(5000, 512))
     [slice(0, 2048, None), slice(2048, 4096, None), slice(4096, 5000, None)]
     """
-    step = max(512, 1 << (BLOCK_ELEMENTS // max(1, n_columns)).bit_length() - 1)
+    rows = max(min_rows, BLOCK_ELEMENTS // max(1, n_columns))
+    step = 1 << (rows.bit_length() - 1)
     for start in range(0, n_rows, step):
         yield slice(start, min(start + step, n_rows))
 
@@ -662,7 +663,7 @@ def full_squared_distances(projection: np.ndarray, centroids: np.ndarray, whiten
     stacked = np.concatenate(list(whitenings), axis=1)  # (K, M K)
     offsets = np.einsum("mk,mkj->mj", centroids, whitenings).ravel()  # (M K)
     distances = np.empty((len(projection), n_clusters))
-    for rows in row_blocks(len(projection), n_clusters * n_components):
+    for rows in row_blocks(len(projection), n_clusters * n_components, min_rows=16):
         with np.errstate(over="ignore", invalid="ignore"):
             whitened = (projection[rows] @ stacked - offsets).reshape(-1, n_clusters, n_components)  # (B, M, K)
             distances[rows] = np.einsum("bmk,bmk->bm", whitened, whitened)

@@ -118,17 +118,17 @@ def _views(valve: float, girdle: float, **others: float) -> dict[str, float]:
 
 # fmt: off
 KNOWN: tuple[Taxon, ...] = (
-    Taxon("Navicula", "lanceolate", (0.62, 0.86), (0.26, 0.32), (0.21, 0.29), period=0.15, radiate=0.35, axial=0.12,
+    Taxon("Navicula", "lanceolate", (0.62, 0.86), (0.26, 0.32), (0.22, 0.3), period=0.15, radiate=0.35, axial=0.12,
           central=0.07, raphe=0.7, views=_views(0.56, 0.28, tilted=0.08, young=0.08)),
     Taxon("Gomphonema", "clavate", (0.54, 0.8), (0.27, 0.34), (0.24, 0.32), period=0.17, radiate=0.2, axial=0.15,
           central=0.05, raphe=0.6, views=_views(0.5, 0.28, colony=0.12, young=0.1)),
-    Taxon("Cymbella", "lunate", (0.58, 0.84), (0.25, 0.32), (0.26, 0.35), period=0.15, radiate=0.25, axial=0.12,
+    Taxon("Cymbella", "lunate", (0.58, 0.84), (0.25, 0.32), (0.25, 0.33), period=0.15, radiate=0.25, axial=0.12,
           raphe=0.7, raphe_at=-0.2, puncta=0.4, views=_views(0.56, 0.28, tilted=0.1, broken=0.06)),
     Taxon("Cyclotella", "elliptic", (0.38, 0.6), (0.96, 1.0), (0.42, 0.6), period=0.13, striae=0.7, axial=0.55,
           centric=True, views=_views(0.64, 0.28, tilted=0.08)),
-    Taxon("Nitzschia", "spindle", (0.68, 0.95), (0.1, 0.14), (0.08, 0.12), period=0.07, striae=0.3, axial=0.0,
+    Taxon("Nitzschia", "spindle", (0.68, 0.95), (0.1, 0.14), (0.085, 0.125), period=0.07, striae=0.3, axial=0.0,
           raphe=0.9, raphe_at=0.75, fibulae=0.13, views=_views(0.58, 0.3, broken=0.12)),
-    Taxon("Fragilaria", "linear", (0.62, 0.92), (0.13, 0.17), (0.11, 0.15), period=0.14, striae=0.7, axial=0.3,
+    Taxon("Fragilaria", "linear", (0.62, 0.92), (0.13, 0.17), (0.1, 0.14), period=0.14, striae=0.7, axial=0.3,
           central=0.08, views=_views(0.36, 0.3, colony=0.34)),
     Taxon("Gyrosigma", "sigmoid", (0.68, 0.95), (0.17, 0.22), (0.15, 0.2), period=0.09, puncta=0.6, axial=0.08,
           central=0.04, raphe=0.8, views=_views(0.66, 0.18, tilted=0.16)),
@@ -452,8 +452,10 @@ def outline(u: Array, v: Array, body: Body) -> Place:
     d_v = d_s / half_width
     g = np.exp(np.log(f) / body.flank)
     distance = body.flank * (1.0 / g - 1.0) / np.sqrt(d_u * d_u + d_v * d_v)
-    pole, break_line = body.length - np.abs(u), body.cut * body.length - u - body.cut_slope * v
-    return Place(u, v, t, s, np.minimum(np.minimum(distance, pole), break_line))
+    # Never more than to the ends of the box around the body, where first order is not enough, or to the break.
+    to_pole, to_flank = body.length - np.abs(u), half_width - np.abs(v - midline)
+    to_break = body.cut * body.length - u - body.cut_slope * v
+    return Place(u, v, t, s, np.minimum(np.minimum(distance, to_pole), np.minimum(to_flank, to_break)))
 
 
 def striae(place: Place, body: Body, marks: Marks, sigma: Array) -> Array:
@@ -495,8 +497,9 @@ def bands(place: Place, body: Body, marks: Marks, sigma: Array) -> Array:
 def frustule(place: Place, body: Body, marks: Marks, focus: Array, sigma: Array) -> tuple[Array, Array]:
     """Darkness of the glass box and of the living content."""
     inside = edge(place.distance, sigma)
-    rim = 1.4 * line(place.distance - marks.rim, marks.rim, sigma)
-    halo = 0.35 * line(place.distance + 2.2 * marks.rim, 1.4 * marks.rim, sigma)
+    wall = np.minimum(marks.rim, 0.2 * body.width)
+    rim = 1.4 * line(place.distance - wall, wall, sigma)
+    halo = 0.35 * line(place.distance + 2.2 * wall, 1.4 * wall, sigma)
     relief = striae(place, body, marks, sigma) + raphe(place, body, marks, sigma) + bands(place, body, marks, sigma)
     shading = marks.glass * (1.0 + marks.shade * np.clip(place.s, -1.0, 1.0))
     visible = np.where(marks.rim > 0, focus, 0.0)

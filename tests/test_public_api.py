@@ -1,0 +1,45 @@
+"""The door with a list on it: what is exported exists, and importing stays light."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+import maple
+
+
+@pytest.mark.parametrize("name", maple.__all__)
+def test_exported_names_exist(name):
+    assert getattr(maple, name) is not None
+
+
+def test_unknown_name_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = maple.nothing
+
+
+def test_names_do_not_shadow_modules():
+    import importlib.util
+
+    for name in maple.__all__:
+        assert importlib.util.find_spec(f"maple.{name}") is None, name
+
+
+@pytest.mark.parametrize(
+    ("statement", "heavy"),
+    [
+        ("import maple", ["torch", "scipy", "sklearn", "matplotlib", "pyarrow", "numpy"]),
+        ("import maple.cli", ["torch", "scipy", "sklearn", "matplotlib", "pyarrow"]),
+        (
+            "import maple.gaussian, maple.cluster, maple.metrics, maple.calibrate, maple.detector",
+            ["torch", "matplotlib"],
+        ),
+        ("import maple.report", ["torch"]),
+    ],
+)
+def test_import_weight(statement, heavy):
+    code = f"import sys; {statement}; print(*[m for m in {heavy} if m in sys.modules])"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == ""
