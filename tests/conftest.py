@@ -1,4 +1,4 @@
-"""Shared fixtures: where the real data lie, and Gaussian blobs with known answers."""
+"""Shared fixtures: where the real data lie, random numbers, and a small data root."""
 
 from __future__ import annotations
 
@@ -21,3 +21,12 @@ def shared_dir() -> Path:
 @pytest.fixture
 def rng() -> np.random.Generator:
     return np.random.default_rng(0)
+
+
+@pytest.fixture
+def root(tmp_path: Path, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A small data root; the environment names none."""
+    from image_files import write_data_root
+
+    monkeypatch.delenv("MAPLE_DATA", raising=False)
+    return write_data_root(tmp_path / "root", rng)

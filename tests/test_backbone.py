@@ -182,7 +182,7 @@ def assert_wrapped(
     backbone = wrap_backbone(module, **options)
     x = torch.rand(3, 3, size, size)
     assert [name for name, _ in module.named_modules()] == names
-    assert [m.training for m in module.modules()] == modes == [m.training for m in module.modules()]
+    assert [m.training for m in module.modules()] == modes
     assert all(torch.equal(module.state_dict()[key], value) for key, value in before.items())
     module.eval(), backbone.eval()
     with torch.no_grad():

@@ -20,8 +20,9 @@ from maple.batches import (
     plan_epoch,
     training_batches,
 )
-from maple.data import ImageSet, open_images
+from maple.data import open_images
 from maple.errors import DataError, UsageError
+from maple.images import ImageSet
 
 
 def image_set(n: int = 40, size: int = 8, n_classes: int = 4) -> ImageSet:

@@ -107,6 +107,7 @@ def test_several_row_blocks_equal_one(blobs, monkeypatch):
     whole = moments_of(embeddings, labels)
     distances = fit_gaussians(whole).squared_distances(embeddings)
     monkeypatch.setattr(gaussian, "BLOCK_ELEMENTS", 1)
+    monkeypatch.setattr(gaussian, "PANEL_ELEMENTS", 1024 * 6)
     assert len(list(row_blocks(*embeddings.shape))) > 3
     assert_same(moments_of(embeddings, labels), whole)
     np.testing.assert_allclose(fit_gaussians(whole).squared_distances(embeddings), distances, rtol=1e-9)
@@ -223,10 +224,10 @@ def test_memory_does_not_grow_with_images():
 
 
 def test_memory_of_one_large_update_is_a_few_blocks():
-    embeddings = np.ones((200_000, 64), dtype=np.float32)
+    embeddings = np.ones((500_000, 64), dtype=np.float32)
     embeddings[::2] = 0
     tracemalloc.start()
-    moments = Moments(1, 64).update(embeddings, np.zeros(200_000, dtype=np.int64))
+    moments = Moments(1, 64).update(embeddings, np.zeros(500_000, dtype=np.int64))
     used = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert used < embeddings.nbytes / 2

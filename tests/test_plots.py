@@ -82,6 +82,13 @@ def test_scores_with_and_without_threshold(threshold: float | None) -> None:
     assert ("threshold" in shown) == (threshold is not None)
 
 
+def test_scores_leave_out_the_far_end_of_other_sets() -> None:
+    edges = np.linspace(0, 100, 51).tolist()
+    ind, ood = [50, 50] + 48 * [0], [20, 50, 30] + 47 * [0]
+    ticks = [float(text) for text in words(check(plot_scores("near", edges, ind, ood, 3.0))) if text.isdigit()]
+    assert max(ticks) <= 6
+
+
 def test_reliability_leaves_out_empty_bins() -> None:
     nan = float("nan")
     curve = Reliability([0, 0.5, 1], [0, 9], [nan, 0.8], [nan, 0.7])

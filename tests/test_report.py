@@ -26,9 +26,9 @@ from maple import metrics
 from maple.benchmark import Classification, Detection, Histogram, Method, Reliability, Results
 from maple.checkpoint import save_json
 from maple.config import to_toml
-from maple.data import ImageSet
 from maple.errors import DataError, RunError
 from maple.gallery import write_gallery
+from maple.images import ImageSet
 from maple.plots import Plot
 from maple.report import caught_at, compare, read_predictions, read_run, summary_sentences, threshold_at, write_report
 from maple.types import PREDICTION_COLUMNS, Outputs, Prediction
@@ -383,11 +383,12 @@ def test_verdicts() -> None:
 def test_caught_at_follows_the_curve(rng: np.random.Generator) -> None:
     ind, ood = rng.normal(size=200).round(1), rng.normal(1, size=150).round(1)
     roc_ind, roc_ood, thresholds = metrics.roc_curve(ind, ood)
-    for threshold in thresholds[1:]:
+    for threshold in thresholds:
         false_alarm = float((ind >= threshold).mean())
-        best = max(float((ood >= t).mean()) for t in thresholds if (ind >= t).mean() == false_alarm)
-        assert caught_at(roc_ind, roc_ood, false_alarm) == pytest.approx(best)
-    assert caught_at(roc_ind, roc_ood, 1.0) == 1
+        caught = [float((ood >= t).mean()) for t in thresholds if (ind >= t).mean() == false_alarm]
+        assert caught_at(roc_ind, roc_ood, false_alarm) == pytest.approx((min(caught) + max(caught)) / 2)
+    between = [caught_at(roc_ind, roc_ood, rate) for rate in np.linspace(0, 1, 333)]
+    assert between == sorted(between)
 
 
 def test_threshold_leaves_the_false_alarms_to_its_right(rng: np.random.Generator) -> None:

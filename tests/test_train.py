@@ -12,9 +12,9 @@ import torch
 
 from maple.backbone import create_backbone
 from maple.config import DataOptions, TrainOptions
-from maple.data import load_splits
 from maple.errors import DataError, RunError, TrainError
 from maple.recipe import MapleRecipe, create_recipe
+from maple.splits import load_splits
 from maple.train import (
     HISTORY_COLUMNS,
     history_csv,

@@ -22,8 +22,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, RandomSampler
 
 from maple.batches import evaluation_batches
-from maple.data import ImageSet, Progress
 from maple.errors import UsageError
+from maple.images import ImageSet, Progress
 from maple.networks import NETWORKS, create_network
 from maple.types import Outputs
 

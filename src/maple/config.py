@@ -74,7 +74,7 @@ class TrainOptions:
     devices: Positive = option(1, "processes on this machine; gradients are averaged")
     nodes: Positive = option(1, "machines; start the same command on each with torchrun or SLURM")
     workers: Annotated[int, Field(ge=0)] = option(2, "processes that decode images too many to hold in memory")
-    allocator: bool = option(True, "keep freed memory for the next step (Linux, CPU): several times faster")
+    allocator: bool = option(True, "keep freed memory for the next step (Linux, CPU)")
     checkpoint_every: Positive = option(1, "epochs between checkpoints")
 
 

@@ -31,7 +31,7 @@ from maple.errors import DataError, RunError, UsageError, suggest
 from maple.types import Outputs, Prediction
 
 if TYPE_CHECKING:
-    from maple.data import ImageSet
+    from maple.images import ImageSet
 
 EXEMPLARS_PER_CLUSTER = 12
 MAX_EXEMPLARS = 6_000  # in all: with very many clusters each shows fewer

@@ -20,7 +20,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 from scipy.linalg import LinAlgError, cholesky, solve_triangular
-from scipy.linalg.blas import dsyrk
 from scipy.sparse import csr_array
 from scipy.special import gammainc, gammaln, log_ndtr, logsumexp
 
@@ -36,8 +35,10 @@ IMAGES_PER_COMPONENT = 10
 MIN_IMAGES_FULL = 4
 # Whitened coordinates have deviation 1: float32 products serve while their rounding stays below this.
 FLOAT32_ROUNDING = 1e-3
-# Elements per row block, small enough for the cache and large enough for BLAS.
+# Elements per row block: small enough for the cache, large enough for BLAS.
 BLOCK_ELEMENTS = 1 << 20
+# Elements per symmetric product X'X: NumPy mirrors each result, which larger panels do less often.
+PANEL_ELEMENTS = 1 << 22
 
 
 # ---------------------------------------------------------------------------------------------------------- arrays
@@ -60,15 +61,15 @@ def as_embeddings(values: Any) -> np.ndarray:
     return array if array.dtype in (np.float32, np.float64) else array.astype(np.float32)
 
 
-def row_blocks(n_rows: int, n_columns: int, min_rows: int = 512) -> Iterator[slice]:
-    """Consecutive slices over the rows, each of at most ``BLOCK_ELEMENTS`` elements, or ``min_rows`` rows.
+def row_blocks(n_rows: int, n_columns: int, *, elements: int | None = None, min_rows: int = 512) -> Iterator[slice]:
+    """Consecutive slices over the rows, each of at most ``elements`` (``BLOCK_ELEMENTS``), or ``min_rows`` rows.
 
     The step is a power of two: BLAS works in panels, and a block that is not a whole number of them costs a tenth more.
 
     >>> list(row_blocks(5000, 512))
     [slice(0, 2048, None), slice(2048, 4096, None), slice(4096, 5000, None)]
     """
-    rows = max(min_rows, BLOCK_ELEMENTS // max(1, n_columns))
+    rows = max(min_rows, (elements or BLOCK_ELEMENTS) // max(1, n_columns))
     step = 1 << (rows.bit_length() - 1)
     for start in range(0, n_rows, step):
         yield slice(start, min(start + step, n_rows))
@@ -135,7 +136,7 @@ class Moments:
     ) -> None:
         self.counts = np.zeros(n_clusters, dtype=np.int64)  # (M,)
         self.sums = np.zeros((n_clusters, dim))  # (M, D) sum of x - shift
-        self._upper = np.zeros((dim, dim), order="F")  # (D, D) of ``second``, the upper triangle counts
+        self.second = np.zeros((dim, dim))  # (D, D) sum of (x - shift)(x - shift)'
         self.shift = None if shift is None else np.array(shift, dtype=np.float64)  # (D,)
         self.norm_exponent = float(norm_exponent)
 
@@ -154,18 +155,25 @@ class Moments:
         if self.shift is None:
             first = embeddings[next(row_blocks(*embeddings.shape))]
             self.shift = normalise(first, self.norm_exponent).mean(axis=0, dtype=np.float64)
-        for rows in row_blocks(*embeddings.shape):
-            block = normalise(embeddings[rows], self.norm_exponent)
-            self._add_block(np.subtract(block, self.shift, dtype=np.float64), cluster_ids[rows])
+        panels = list(row_blocks(*embeddings.shape, elements=PANEL_ELEMENTS))
+        centred = np.empty((panels[0].stop, self.dim))  # one panel at a time, float64
+        for panel in panels:
+            self._add_panel(embeddings[panel], cluster_ids[panel], centred[: panel.stop - panel.start])
         self.counts += np.bincount(cluster_ids, minlength=self.n_clusters)
         return self
 
-    def _add_block(self, centred: np.ndarray, cluster_ids: np.ndarray) -> None:
-        # half the work of a product, and unlike NumPy's X.T @ X no mirrored copy for each block
-        self._upper = dsyrk(1.0, centred.T, beta=1.0, c=self._upper, overwrite_c=1)
-        present, column = np.unique(cluster_ids, return_inverse=True)
-        members = csr_array((np.ones(len(column)), (column, np.arange(len(column)))), shape=(len(present), len(column)))
-        self.sums[present] += members @ centred  # a sparse product costs N x D, whatever M is
+    def _add_panel(self, embeddings: np.ndarray, cluster_ids: np.ndarray, centred: np.ndarray) -> None:
+        for rows in row_blocks(*embeddings.shape):  # blocks are still in the cache when they are summed
+            np.subtract(normalise(embeddings[rows], self.norm_exponent), self.shift, out=centred[rows])
+            self._add_sums(centred[rows], cluster_ids[rows])
+        self.second += centred.T @ centred  # NumPy sees that this is symmetric: half the work
+
+    def _add_sums(self, centred: np.ndarray, cluster_ids: np.ndarray) -> None:
+        """Sums by cluster, as a sparse product: N x D additions, whatever M is."""
+        present, index = np.unique(cluster_ids, return_inverse=True)
+        n = len(cluster_ids)
+        members = csr_array((np.ones(n), (index, np.arange(n))), shape=(len(present), n))
+        self.sums[present] += members @ centred
 
     def _check(self, embeddings: np.ndarray, cluster_ids: np.ndarray) -> None:
         if embeddings.shape[1] != self.dim:
@@ -263,20 +271,10 @@ class Moments:
         moments = cls(n_clusters, dim, shift=arrays.get("shift"), norm_exponent=arrays["norm_exponent"].item())
         moments.counts = np.asarray(arrays["counts"], dtype=np.int64)
         moments.sums = np.asarray(arrays["sums"], dtype=np.float64)
-        moments.second = arrays["second"]
+        moments.second = np.asarray(arrays["second"], dtype=np.float64)
         return moments
 
     # -- what follows from them; covariances are divided by N, as in the paper
-
-    @property
-    def second(self) -> np.ndarray:
-        """Sum of (x - shift)(x - shift)' (D, D)."""
-        upper = np.triu(self._upper)
-        return upper + np.triu(upper, 1).T
-
-    @second.setter
-    def second(self, value: np.ndarray) -> None:
-        self._upper = np.array(value, dtype=np.float64, order="F")
 
     @property
     def n_clusters(self) -> int:
@@ -305,7 +303,7 @@ class Moments:
     def deviation(self) -> np.ndarray:
         """Standard deviation of each feature (D,); exactly 0 for a constant one."""
         centre = self.sums.sum(axis=0) / self.n_images
-        variance = np.maximum(np.diag(self._upper) / self.n_images - centre**2, 0.0)
+        variance = np.maximum(np.diag(self.second) / self.n_images - centre**2, 0.0)
         deviation = np.sqrt(variance)
         return np.where(deviation > CONSTANT_FEATURE * np.abs(self._shift() + centre), deviation, 0.0)
 

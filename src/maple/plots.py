@@ -260,6 +260,7 @@ def plot_scores(
 ) -> tuple[Figure, str]:
     """How the scores of known and unknown images are distributed, and where the threshold lies."""
     figure, axes = _axes(4.4, 3.9)
+    end = max(_end_of_bulk(edges, ind), _end_of_bulk(edges, ood), edges[0] if threshold is None else threshold)
     top = 0.0
     for counts, label, colour, dashes in ((ind, "known", BLUE, "-"), (ood, f"unknown: {name}", ORANGE, "--")):
         share = np.array(counts) / max(sum(counts), 1)
@@ -267,14 +268,20 @@ def plot_scores(
         axes.stairs(share, edges, fill=True, color=colour, alpha=0.25, linewidth=0)
         axes.stairs(share, edges, color=colour, linewidth=1.6, label=shorten(label, 40), linestyle=dashes)
     if threshold is not None:
-        to_left = threshold > (edges[0] + edges[-1]) / 2
+        to_left = threshold > (edges[0] + end) / 2
         axes.axvline(threshold, ymax=0.8, color=INK, linewidth=1.2)
         axes.annotate("threshold", (threshold, top * 1.04), va="center", fontsize=9, **_beside(5, to_left))
-    axes.set(xlim=(edges[0], edges[-1]), ylim=(0, 1.35 * top or 1), xlabel="score: more unusual to the right")
+    axes.set(xlim=(edges[0], end), ylim=(0, 1.35 * top or 1), xlabel="score: more unusual to the right")
     axes.set_ylabel("share of images")
     axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=None))
     axes.legend(loc="upper right")
     return figure, f"Histogram of the MAPLE scores of known images and of {name}"
+
+
+def _end_of_bulk(edges: Sequence[float], counts: Sequence[int], share: float = 0.985) -> float:
+    """The first edge with nearly all counts to its left: bins are common to all sets, and one may reach far out."""
+    below = np.cumsum(counts) / max(sum(counts), 1)
+    return edges[1 + int(np.searchsorted(below, min(share, below[-1])))]
 
 
 @_plot

@@ -14,10 +14,11 @@ from torch import nn
 from maple.backbone import Backbone, create_backbone, embed, embed_batches
 from maple.calibrate import conformal_p_values, conformal_threshold, fit_temperature
 from maple.checkpoint import load_arrays, save_arrays
-from maple.data import Fit, ImageSet
+from maple.decode import Fit
 from maple.detector import MapleDetector
 from maple.errors import DataError, RunError, UsageError
 from maple.gaussian import Moments
+from maple.images import ImageSet
 from maple.relabel import class_probabilities
 from maple.types import Outputs, Prediction, Relabelling
 
@@ -162,7 +163,7 @@ def load_backbone(path: Path) -> Backbone:
         backbone.load_state_dict({name: torch.from_numpy(array.copy()) for name, array in arrays.items()})
     except RuntimeError as error:
         raise RunError(f"'{path}' does not fit the backbone '{metadata['backbone']}': {error}") from None
-    return backbone.eval().to(memory_format=torch.channels_last)
+    return backbone.eval()
 
 
 # --- fitting ---------------------------------------------------------------------------------------------------------

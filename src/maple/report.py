@@ -28,7 +28,7 @@ from maple import __version__
 from maple.benchmark import Method, Results
 from maple.checkpoint import load_json, write_atomic
 from maple.config import read_toml
-from maple.data import decode_image
+from maple.decode import decode_image
 from maple.errors import DataError, MapleError, RunError
 from maple.gallery import ClusterExemplars, Example, Examples, Gallery, read_gallery
 from maple.plots import (
@@ -497,21 +497,23 @@ def _caught(results: Results, method: str, ood_name: str) -> float:
 
 
 def caught_at(roc_ind: Sequence[float], roc_ood: Sequence[float], false_alarm: float) -> float:
-    """Height of a ROC curve at one false-alarm rate: the top where it is vertical, straight between points.
+    """Height of a ROC curve at one false-alarm rate: straight between points, the middle where the curve is vertical.
 
     >>> caught_at([0, 0, 0.1, 1], [0, 0.5, 0.7, 1], 0.05)
     0.6
     >>> caught_at([0, 0, 0.1, 1], [0, 0.5, 0.7, 1], 0.0)
-    0.5
+    0.25
     """
-    ind, ood = np.asarray(roc_ind), np.asarray(roc_ood)
-    last = np.append(ind[1:] != ind[:-1], True)  # the highest point of each vertical stretch
-    left = int(np.searchsorted(ind[last], false_alarm, side="right")) - 1
-    x, y, first = ind[last], ood[last], ood[np.append(True, ind[1:] != ind[:-1])]
-    if left + 1 == len(x):
-        return float(y[-1])
-    share = (false_alarm - x[left]) / (x[left + 1] - x[left])
-    return round(float(y[left] + share * (first[left + 1] - y[left])), 12)
+    rates, starts = np.unique(roc_ind, return_index=True)
+    lowest = np.asarray(roc_ood)[starts]
+    highest = np.asarray(roc_ood)[np.append(starts[1:], len(roc_ood)) - 1]
+    right = int(np.searchsorted(rates, false_alarm))
+    if right == len(rates) or rates[right] == false_alarm or right == 0:
+        here = min(right, len(rates) - 1)
+        return float(lowest[here] + highest[here]) / 2
+    left = right - 1
+    share = (false_alarm - rates[left]) / (rates[right] - rates[left])
+    return round(float(highest[left] + share * (lowest[right] - highest[left])), 12)
 
 
 def _is_worse(results: Results, ood_name: str) -> bool:

@@ -144,20 +144,22 @@ KNOWN: tuple[Taxon, ...] = (
           axial=0.45, raphe=0.3, raphe_at=0.9, views=_views(0.62, 0.22, tilted=0.16)),
 )
 
-NEAR: tuple[Taxon, ...] = (
+# Mostly seen on the valve: from the side nobody could tell them from their known relatives.
+_NEAR_VIEWS = _views(0.7, 0.14, tilted=0.08, young=0.08)
+NEAR: tuple[Taxon, ...] = tuple(replace(taxon, views=_NEAR_VIEWS) for taxon in (
     replace(KNOWN[0], name="Sellaphora", family="elliptic", period=0.2, radiate=0.0, axial=0.25, central=0.14),
-    replace(KNOWN[1], name="Rhoicosphenia", period=0.24, striae=0.8, radiate=0.0, central=0.0, bend=0.8),
+    replace(KNOWN[1], name="Rhoicosphenia", period=0.24, striae=0.9, radiate=0.0, central=0.0, bend=0.8),
     replace(KNOWN[2], name="Encyonema", aspect=(0.36, 0.44), period=0.2, radiate=-0.2, raphe_at=-0.55),
-    replace(KNOWN[3], name="Stephanodiscus", period=0.2, axial=0.12, puncta=0.8),
+    replace(KNOWN[3], name="Coscinodiscus", period=0.2, striae=1.0, puncta=1.0, axial=0.0, centric=False),
     replace(KNOWN[4], name="Hantzschia", family="banana", aspect=(0.13, 0.17), fibulae=0.2, raphe_at=-0.75),
-    replace(KNOWN[5], name="Tabularia", period=0.22, striae=0.8, axial=0.65, central=0.0, aspect=(0.08, 0.11)),
-    replace(KNOWN[6], name="Pleurosigma", aspect=(0.24, 0.29), period=0.13, slant=0.6),
-    replace(KNOWN[7], name="Diploneis", family="panduriform", period=0.2, striae=0.8, axial=0.28),
-)
+    replace(KNOWN[5], name="Tabellaria", family="rostrate", aspect=(0.15, 0.2), period=0.22, striae=0.9),
+    replace(KNOWN[6], name="Pleurosigma", aspect=(0.25, 0.3), period=0.14, striae=0.8, slant=0.6),
+    replace(KNOWN[7], name="Diploneis", family="panduriform", period=0.2, striae=0.9, axial=0.28),
+))
 
 _OBJECT = Taxon("object", "elliptic", (0.3, 0.6), (0.9, 1.0), striae=0.0, plastids=0.0)
 FAR: tuple[Taxon, ...] = (
-    replace(_OBJECT, name="bubble", length=(0.2, 0.7), rim=0.06, glass=-0.12, warp=0.0),
+    replace(_OBJECT, name="bubble", length=(0.15, 0.85), rim=0.075, glass=-0.2, warp=0.0),
     replace(_OBJECT, name="clump", aspect=(0.5, 0.9), period=0.2, striae=0.5, puncta=1.0, plastids=0.6, axial=0.0,
             glass=0.5, warp=0.1, ripple=13.0, debris=0.9),
     replace(_OBJECT, name="fibre", family="linear", length=(1.2, 1.8), aspect=(0.02, 0.05), glass=0.3,
@@ -185,8 +187,9 @@ class Body(NamedTuple):
     waist: Array
     bow: Array
     sigmoid: Array
-    ripple: Array
     warp: Array
+    ripple: Array
+    phase: Array  # of the irregularity
     cells: Array  # side by side
     cut: Array  # where a broken valve ends, from the centre
     cut_slope: Array
@@ -291,8 +294,9 @@ def sample_body(sampler: Sampler, view: Array) -> Body:
         waist=np.where(side, 0.0, trait("waist") * between(0.8, 1.2)),
         bow=np.where(side, trait("bend"), trait("bow")) * between(0.75, 1.25),
         sigmoid=np.where(side, 0.0, trait("sigmoid") * between(0.7, 1.2)),
-        ripple=trait("ripple") * between(0.8, 1.2),
         warp=trait("warp") * between(0.3, 1.3),
+        ripple=trait("ripple") * between(0.8, 1.2),
+        phase=between(0.0, 2 * np.pi),
         cells=np.where(view == COLONY, np.floor(between(2.0, 4.6)), 1.0),
         cut=np.where(view == BROKEN, between(-0.15, 0.25), 9.0),
         cut_slope=between(-0.8, 0.8),
@@ -427,9 +431,7 @@ def outline(u: Array, v: Array, body: Body) -> Place:
     The distance is (1 - G) / |grad G| with G = F^(1/flank), which grows evenly from axis to margin: one formula for
     every family, view and number of cells.
     """
-    bent = u + body.warp * np.sin(body.ripple * v + 40.0 * body.cut_slope)
-    v = v + body.warp * np.sin(body.ripple * u + 70.0 * body.cut_slope)
-    u = bent
+    u, v = u + body.warp * np.sin(body.ripple * v + body.phase), v + body.warp * np.cos(body.ripple * u - body.phase)
     last, spacing = body.cells - 1.0, 2.06 * body.width
     v = v - spacing * (np.clip(np.rint(v / spacing + last / 2), 0.0, last) - last / 2)  # from the nearest cell's axis
 
@@ -502,8 +504,7 @@ def frustule(place: Place, body: Body, marks: Marks, focus: Array, sigma: Array)
     halo = 0.35 * line(place.distance + 2.2 * wall, 1.4 * wall, sigma)
     relief = striae(place, body, marks, sigma) + raphe(place, body, marks, sigma) + bands(place, body, marks, sigma)
     shading = marks.glass * (1.0 + marks.shade * np.clip(place.s, -1.0, 1.0))
-    visible = np.where(marks.rim > 0, focus, 0.0)
-    glass = inside * (shading + 0.5 * visible * relief) + visible * (rim - halo)
+    glass = inside * (shading + 0.5 * focus * relief) + focus * (rim - halo)
     middle = np.square((np.abs(place.t) - marks.plastid_at) / 0.3) + np.square(place.s / 0.75)
     return glass, marks.plastids * inside * np.exp(-np.minimum(middle, 30.0))
 
@@ -535,8 +536,9 @@ def draw(size: int, body: Body, marks: Marks, scene: Scene, specks: list[Speck],
     place = outline(*locate(x, y, scene), body)
     glass, plastids = frustule(place, body, marks, scene.focus, sigma / scene.zoom)
     dark = scene.contrast * glass
-    for speck in specks:  # each in all images at once
-        dark += spot(x, y, speck, sigma)
+    for speck in specks:  # each in all images that show it
+        shown = speck.darkness.ravel() > 0
+        dark[shown] += spot(x, y, _rows(speck, shown), sigma[shown])
     # Colours are the leading axis until the end: NumPy is slow along an axis of 3.
     seen = light(x, y, scene) * np.exp(-dark - _PLASTID_COLOUR * plastids)  # (3, n, S, S)
     seen += scene.noise * rng.standard_normal(dark.shape, np.float32)
@@ -573,10 +575,10 @@ def simulated_diatoms(
 
     images = np.empty((n, size, size, 3), np.uint8)
     views = np.empty(n, np.int64)
-    labels = np.arange(n) % len(taxa)
+    labels = np.arange(n, dtype=np.int64) % len(taxa)
     for start in range(0, n, _BLOCK):
         block = slice(start, min(start + _BLOCK, n))
-        _fill_block(images[block], views[block], taxa, start, (seed, list(KINDS).index(kind), start // _BLOCK))
+        _fill_block(images[block], views[block], taxa, start, (list(KINDS).index(kind), start // _BLOCK, seed))
     return SimulatedImages(images, labels, tuple(taxon.name for taxon in taxa), views)
 
 
@@ -602,7 +604,7 @@ def _fill_block(images: Array, views: Array, taxa: tuple[Taxon, ...], start: int
         images[rows] = drawn[: len(images) - first]
 
 
-def _rows(traits: Group, rows: slice) -> Group:
+def _rows(traits: Group, rows: slice | Array) -> Group:
     """The traits of some of the images."""
     return type(traits)(*(np.asarray(trait[rows], np.float32) for trait in traits))
 

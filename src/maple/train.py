@@ -25,8 +25,8 @@ from maple.backbone import Backbone, embed
 from maple.batches import count_batches, training_batches
 from maple.checkpoint import load_arrays, save_arrays, write_atomic
 from maple.config import TrainOptions, as_dict, build_options
-from maple.data import ImageSet
 from maple.errors import DataError, RunError, TrainError
+from maple.images import ImageSet
 from maple.loss import relative_spread
 from maple.networks import bfloat16_is_fast, use_fast_allocator
 from maple.progress import TrainDisplay
@@ -106,7 +106,7 @@ def make_fabric(options: TrainOptions) -> Fabric:
         use_fast_allocator()
     precision = options.precision
     if precision == "auto":
-        precision = "bf16-mixed" if bfloat16_is_fast() else "32-true"
+        precision = "bf16-mixed" if bfloat16_is_fast("cpu" if on_cpu else None) else "32-true"
     fabric = Fabric(
         accelerator=options.accelerator,
         strategy="ddp" if options.devices * options.nodes > 1 else "auto",
@@ -234,7 +234,7 @@ class _Loop:
     ) -> None:
         self.fabric, self.recipe, self.options, self.folder = fabric, recipe, options, folder
         self.train_images, self.validation_images = train, validation
-        self.backbone = backbone.to(memory_format=torch.channels_last)
+        self.backbone = backbone
         self.relabelling = Relabelling.initial(train.labels, len(train.class_names))
         self.epoch = 0
         self.history: list[dict[str, Any]] = []
@@ -440,7 +440,7 @@ class _Loop:
         self.backbone.head = self.recipe.build_head(self.backbone.embedding_size, relabelling.n_clusters)
         weights = {name: torch.from_numpy(value.copy()) for name, value in parts["weights"].items()}
         self.backbone.load_state_dict(weights)
-        self.backbone.to(self.fabric.device, memory_format=torch.channels_last)
+        self.backbone.to(self.fabric.device)
         state: dict[str, dict[str, torch.Tensor]] = {}
         for path, value in parts.get("optimizer", {}).items():
             name, key = path.rsplit("/", 1)

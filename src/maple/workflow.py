@@ -23,14 +23,16 @@ from maple.batches import to_input
 from maple.benchmark import Results, evaluate, measure_latency
 from maple.checkpoint import FORMAT_VERSION, check_format, save_json, write_atomic
 from maple.config import RunConfig, as_dict, read_toml, resolve_config, to_toml
-from maple.data import ImageSet, Splits, list_data_sets, load_splits, open_images
+from maple.data import list_data_sets, open_images
 from maple.detector import MapleDetector
 from maple.errors import RunError, UsageError
 from maple.gallery import remove_examples, write_gallery
+from maple.images import ImageSet
 from maple.predictor import Predictor, channel_statistics, fit_predictor, load_predictor
 from maple.progress import console, track, warn
 from maple.recipe import RECIPES, create_recipe
 from maple.report import write_report
+from maple.splits import Splits, load_splits
 from maple.train import Run, make_fabric, snapshot_rows, train_backbone
 from maple.types import PREDICTION_COLUMNS, Outputs, Skipped
 

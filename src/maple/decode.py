@@ -1,0 +1,253 @@
+"""One encoded image in, one square RGB array out.
+
+Every kind of image has exactly one decoded form, whatever its mode, bit depth, orientation or transparency. Sizes are
+checked from the header, before a pixel is decoded, and whatever a decoder stumbles over becomes a ``DataError`` that
+says why the image cannot be used.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import threading
+from pathlib import Path
+from typing import BinaryIO, Literal, get_args
+
+import numpy as np
+from PIL import Image, ImageOps, UnidentifiedImageError
+
+from maple.errors import DataError, UsageError, suggest
+
+Fit = Literal["pad", "stretch", "crop"]
+Size = Literal["auto"] | int
+
+MAX_PIXELS = 100_000_000
+MAX_SIDE = 20_000  # refused from this side on
+MAX_FILE_BYTES = 512 * 2**20
+MAX_SIZE = 4096  # side of the decoded square
+
+_FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")  # none that runs a program or nests another format
+
+
+def decode_image(source: bytes | str | Path, size: int, fit: Fit = "pad") -> np.ndarray:
+    """One encoded image (bytes or a file) as a square RGB array, (S, S, 3) uint8.
+
+    Transparency is laid on white, EXIF orientation applied, 16-bit grey scaled by the smallest of 8, 12 and 16 bits
+    that holds its maximum; of several frames the first counts. An image that already has the right size keeps its
+    pixels exactly; any other is made square (``pad`` with the median colour of its border, ``stretch``, or ``crop``
+    to the centre) and resized with Pillow's bilinear filter.
+
+    >>> file = io.BytesIO()
+    >>> Image.new("LA", (4, 2), (0, 255)).save(file, "PNG")
+    >>> decode_image(file.getvalue(), 8).shape
+    (8, 8, 3)
+    """
+    check_size_and_fit(size, fit)
+    if isinstance(source, bytes):
+        try:
+            return decode_bytes(source, size, fit)
+        except DataError as error:
+            raise DataError(f"cannot use the image: {error}") from None
+    try:
+        return decode_bytes(read_file(Path(source)), size, fit)
+    except DataError as error:
+        raise DataError(f"cannot use '{source}': {error}") from None
+
+
+def check_size_and_fit(size: Size, fit: str) -> Size:
+    """``size``, as a plain number, once it and ``fit`` can be used."""
+    if size != "auto" and (not isinstance(size, (int, np.integer)) or not 1 <= size <= MAX_SIZE):
+        raise UsageError(f"size {size!r} cannot be used: give 'auto' or a number of pixels from 1 to {MAX_SIZE}")
+    if fit not in get_args(Fit):
+        raise UsageError(f"unknown fit '{fit}': {suggest(fit, get_args(Fit))}")
+    return size if size == "auto" else int(size)
+
+
+def auto_size(dimensions: np.ndarray) -> int:
+    """The side to decode to, from widths and heights (N, 2).
+
+    Equal squares of at most 96 pixels keep their size; anything else gets the median long side, rounded to a multiple
+    of 8, from 16 to 64.
+
+    >>> auto_size(np.array([[32, 32], [32, 32]])), auto_size(np.array([[40, 30], [44, 20]]))
+    (32, 40)
+    """
+    if (dimensions == dimensions[0, 0]).all() and dimensions[0, 0] <= 96:
+        return int(dimensions[0, 0])
+    median = float(np.median(dimensions.max(axis=1)))
+    return int(np.clip(8 * round(median / 8), 16, 64))
+
+
+# --- files and headers ------------------------------------------------------------------------------------------------
+
+
+def check_file_size(n_bytes: int) -> None:
+    """Refuse an encoded image of more than ``MAX_FILE_BYTES``."""
+    if n_bytes > MAX_FILE_BYTES:
+        raise DataError(f"larger than {MAX_FILE_BYTES // 2**20} MiB")
+
+
+def open_file(path: Path) -> BinaryIO:
+    """An image file, open for reading and of an accepted length."""
+    try:
+        file = path.open("rb")
+    except OSError as error:
+        raise DataError(f"cannot be opened: {error.strerror or error}") from None
+    try:
+        check_file_size(os.fstat(file.fileno()).st_size)
+    except DataError:
+        file.close()
+        raise
+    return file
+
+
+def read_file(path: Path) -> bytes:
+    """The encoded bytes of an image file."""
+    with open_file(path) as file:
+        try:
+            return file.read()
+        except OSError as error:
+            raise DataError(f"cannot be read: {error.strerror or error}") from None
+
+
+class _OwnLimits:
+    """Within it Pillow's size limit is off, since ours is checked instead.
+
+    Pillow *warns* about large images, from a process-wide setting; we refuse them. Counted, so that threads may nest.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._depth = 0
+        self._saved: int | None = None
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if self._depth == 0:
+                self._saved, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, None
+            self._depth += 1
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._depth -= 1
+            if self._depth == 0:
+                Image.MAX_IMAGE_PIXELS = self._saved
+
+
+_own_limits = _OwnLimits()
+
+
+def _open_header(file: BinaryIO) -> Image.Image:
+    """The image with its header read and its dimensions accepted; no pixel is decoded yet."""
+    try:
+        image = Image.open(file, formats=_FORMATS)
+    except UnidentifiedImageError:
+        raise DataError("not an image that can be read, or one of 0 pixels") from None
+    width, height = image.size
+    if min(width, height) < 1 or max(width, height) >= MAX_SIDE or width * height > MAX_PIXELS:
+        raise DataError(
+            f"{width} x {height} pixels: sides must be from 1 to {MAX_SIDE - 1:,} pixels, with at most "
+            f"{MAX_PIXELS // 10**6} megapixels in all"
+        )
+    return image
+
+
+def read_dimensions(file: BinaryIO) -> tuple[int, int]:
+    """Width and height of an image, from its header."""
+    try:
+        with _own_limits:
+            return _open_header(file).size
+    except DataError:
+        raise
+    except Exception as error:
+        raise DataError(f"broken: {error}") from None
+
+
+# --- pixels -----------------------------------------------------------------------------------------------------------
+
+
+def decode_bytes(data: bytes, size: int, fit: Fit) -> np.ndarray:
+    """As :func:`decode_image` from bytes, with arguments that are known to be good; the error is the bare reason."""
+    try:
+        with _own_limits, _open_header(io.BytesIO(data)) as image:
+            image.draft(None, (4 * size, 4 * size))  # lets JPEG decode a much larger image at a fraction of its size
+            image.load()
+            square = fit_square(to_rgb(_upright(image)), size, fit)
+            return np.frombuffer(square.tobytes(), np.uint8).reshape(size, size, 3).copy()
+    except DataError:
+        raise
+    except Exception as error:  # decoders raise whatever they stumble over: OSError, SyntaxError, struct.error, ...
+        raise DataError(f"broken or truncated: {error}") from None
+
+
+def _upright(image: Image.Image) -> Image.Image:
+    """The image turned as its EXIF orientation says; one that cannot be read is ignored."""
+    if image.format != "TIFF" and not image.info.keys() & {"exif", "xmp", "Raw profile type exif", "XML:com.adobe.xmp"}:
+        return image  # most images: asking Pillow costs a third of decoding a small one
+    try:
+        return ImageOps.exif_transpose(image)
+    except Exception:
+        return image
+
+
+def to_rgb(image: Image.Image) -> Image.Image:
+    """Any Pillow mode as RGB; transparency on white."""
+    if image.mode.startswith(("I", "F")):
+        return Image.fromarray(scale_to_8_bit(np.asarray(image))).convert("RGB")
+    if image.has_transparency_data:
+        white = Image.new("RGBA", image.size, "white")
+        return Image.alpha_composite(white, image.convert("RGBA")).convert("RGB")
+    return image if image.mode == "RGB" else image.convert("RGB")
+
+
+def full_scale(values: np.ndarray) -> float:
+    """The value that becomes 255: 1 for floats in [0, 1], else the largest of 8, 12 or 16 bits that is needed."""
+    top = values.max(initial=0)
+    if not (np.isfinite(top) and np.isfinite(values.min(initial=0))):
+        raise DataError("pixels that are NaN or infinite")
+    if values.dtype == bool or (values.dtype.kind == "f" and top <= 1):
+        return 1.0
+    return float(next((limit for limit in (255, 4095, 65535) if top <= limit), top))
+
+
+def scale_to_8_bit(values: np.ndarray, full: float | None = None) -> np.ndarray:
+    """Pixel values of any type as uint8.
+
+    >>> scale_to_8_bit(np.array([0, 2048, 4095], dtype=np.uint16))
+    array([  0, 128, 255], dtype=uint8)
+    """
+    if values.dtype == np.uint8:
+        return values
+    full = full_scale(values) if full is None else full
+    return np.rint(np.clip(values, 0, full) * (255 / full)).astype(np.uint8)
+
+
+def fit_square(image: Image.Image, size: int, fit: Fit) -> Image.Image:
+    """An RGB image as ``size`` x ``size`` pixels."""
+    width, height = image.size
+    if (width, height) == (size, size):
+        return image
+    if fit == "crop":
+        side = min(width, height)
+        left, top = (width - side) // 2, (height - side) // 2
+        image = image.crop((left, top, left + side, top + side))
+    elif fit == "pad" and width != height:
+        image = _pad_square(image)
+    return image.resize((size, size), Image.Resampling.BILINEAR)
+
+
+def _pad_square(image: Image.Image) -> Image.Image:
+    """The image in the middle of a square of the median colour of its border."""
+    if max(image.size) > MAX_SIZE:  # a strip of 19,999 x 1 pixels must not become a canvas of 400 megapixels
+        scale = MAX_SIZE / max(image.size)
+        width, height = (max(1, round(side * scale)) for side in image.size)
+        image = image.resize((width, height), Image.Resampling.BILINEAR)
+    pixels = np.asarray(image)  # (H, W, 3)
+    height, width = pixels.shape[:2]
+    border = np.concatenate([pixels[0], pixels[-1], pixels[:, 0], pixels[:, -1]])
+    side = max(width, height)
+    top, left = (side - height) // 2, (side - width) // 2
+    canvas = np.empty((side, side, 3), dtype=np.uint8)
+    canvas[:] = np.sort(border, axis=0)[len(border) // 2]
+    canvas[top : top + height, left : left + width] = pixels
+    return Image.fromarray(canvas)

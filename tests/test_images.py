@@ -1,0 +1,84 @@
+"""Sets of images: in memory or from disk, in part, under other class names, and with files that are broken."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from image_files import arrays, png_of_size, write_folder
+from maple.data import open_images
+from maple.decode import decode_image
+from maple.errors import DataError
+from maple.images import MEMORY_LIMIT, ImageSet
+
+
+def test_subset_takes_integers_or_a_mask() -> None:
+    images = arrays(6, 3)
+    for chosen in ([4, 1], np.array([4, 1])):
+        part = images.subset(chosen)
+        assert part.labels.tolist() == [1, 1] and part.files == ("arrays#4", "arrays#1")
+        np.testing.assert_array_equal(part.pixels, images.pixels[[4, 1]])  # type: ignore[index]
+    assert images.subset(images.labels == 2).labels.tolist() == [2, 2]
+    assert len(images.subset([])) == 0
+
+
+def test_classes_are_matched_by_name() -> None:
+    images = ImageSet.from_arrays(np.zeros((3, 8, 8), np.uint8), ["b", "a", "b"])
+    assert images.with_class_names(["c", "b", "a"]).labels.tolist() == [1, 2, 1]
+    with pytest.raises(DataError, match="class 'a' of 'arrays' is not among"):
+        images.with_class_names(["b", "c"])
+    unused = images.subset([0, 2])
+    assert unused.with_class_names(["b"]).labels.tolist() == [0, 0]
+    unknown = ImageSet.from_arrays(np.zeros((2, 8, 8), np.uint8))
+    assert unknown.with_class_names(["b"]).labels.tolist() == [-1, -1]
+
+
+def test_array_values_are_scaled_alike_for_all_images() -> None:
+    values = np.zeros((2, 8, 8), np.uint16)
+    values[0], values[1] = 100, 4095
+    images = ImageSet.from_arrays(values)
+    assert images.read(0).max() == 6 and images.read(1).max() == 255
+
+
+def test_broken_files_are_skipped_and_counted(tmp_path: Path, rng: np.random.Generator) -> None:
+    folder = write_folder(tmp_path / "set", {"a": 4, "b": 4}, rng)
+    (folder / "a" / "001.png").write_bytes(b"broken")
+    (folder / "b" / "003.png").write_bytes(png_of_size(20_000, 3))
+    for memory_limit in (MEMORY_LIMIT, 0):
+        images = open_images(folder, memory_limit=memory_limit)
+        assert len(images) == 6 and images.labels.tolist() == [0, 0, 0, 1, 1, 1]
+        assert [Path(entry.file).name for entry in images.skipped] == ["001.png", "003.png"]
+        assert "not an image" in images.skipped[0].reason and "20000" in images.skipped[1].reason
+        np.testing.assert_array_equal(images.read(1), decode_image(folder / "a" / "002.png", 8))
+    for i in range(4):
+        (folder / "b" / f"{i:03}.png").write_bytes(b"broken")
+    with pytest.raises(DataError, match="class 'b' of 'set' has no image that can be used"):
+        open_images(folder)
+    for i in range(4):
+        (folder / "a" / f"{i:03}.png").write_bytes(b"broken")
+    with pytest.raises(DataError, match=r"none of the 8 images of 'set' can be used .*000\.png"):
+        open_images(folder)
+
+
+def test_streaming_equals_memory(tmp_path: Path, rng: np.random.Generator) -> None:
+    folder = write_folder(tmp_path / "set", {"a": 5, "b": 4}, rng, size=(40, 30))
+    memory = open_images(folder)
+    stream = open_images(folder, memory_limit=9 * 40 * 40 * 3 - 1)
+    assert memory.pixels is not None and stream.pixels is None and "from disk" in repr(stream)
+    assert open_images(folder, memory_limit=9 * 40 * 40 * 3).pixels is not None
+    assert stream.keys.tolist() == memory.keys.tolist() and stream.size == memory.size == 40
+    part = stream.subset([7, 2])
+    for i, j in enumerate([7, 2]):
+        np.testing.assert_array_equal(part.read(i), memory.read(j))
+        assert part.files[i] == memory.files[j]
+    Path(stream.files[3]).unlink()
+    with pytest.raises(DataError, match=r"cannot use '.*003\.png'"):
+        stream.read(3)
+
+
+def test_progress_counts_up_to_all_images(tmp_path: Path, rng: np.random.Generator) -> None:
+    seen: list[tuple[int, int]] = []
+    open_images(write_folder(tmp_path / "set", {"a": 150}, rng), progress=lambda *counts: seen.append(counts))
+    assert seen == [(128, 150), (150, 150)]

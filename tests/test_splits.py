@@ -1,0 +1,239 @@
+"""Splits: stratified, independent of order and machine, never two copies apart, against explicit loops."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from image_files import arrays, write_folder
+from maple.config import DataOptions
+from maple.data import open_images
+from maple.errors import DataError, UsageError
+from maple.images import ImageSet
+from maple.splits import fold_shares, load_splits, share_out, split_indices
+
+SHARES = (0.7, 0.1, 0.1, 0.1)
+
+
+def parts_of(images: ImageSet, seed: int = 0) -> list[set[bytes]]:
+    return [set(images.keys[rows]) for rows in split_indices(images.labels, images.keys, SHARES, seed)]
+
+
+def test_splits_are_stratified_and_complete() -> None:
+    labels = np.repeat([0, 1, 2], [100, 37, 4])
+    keys = np.array([f"{i:032x}" for i in range(141)], dtype="S32")
+    parts = split_indices(labels, keys, SHARES, seed=0)
+    assert sorted(np.concatenate(parts).tolist()) == list(range(141))
+    counts = np.array([np.bincount(labels[rows], minlength=3) for rows in parts])
+    assert counts.tolist() == [[70, 26, 1], [10, 4, 1], [10, 4, 1], [10, 3, 1]]
+
+
+def test_splits_do_not_depend_on_the_order_of_rows(rng: np.random.Generator) -> None:
+    images = arrays(200, 5)
+    assert parts_of(images) == parts_of(images.subset(rng.permutation(200)))
+    assert parts_of(images) != parts_of(images, seed=1)
+
+
+def test_splits_do_not_depend_on_names_or_listing_order(
+    tmp_path: Path, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write_folder(tmp_path / "set", {"a": 20, "b": 20}, rng)
+    before = [set(part.keys) for part in vars(load_splits(folder)).values() if isinstance(part, ImageSet)]
+    listed = Path.iterdir
+
+    def shuffled(path: Path) -> list[Path]:
+        entries = list(listed(path))
+        random.Random(1).shuffle(entries)
+        return entries
+
+    monkeypatch.setattr(Path, "iterdir", shuffled)
+    files = open_images(folder).files
+    assert list(files) == sorted(files)
+    for name in "ab":
+        for path in sorted((folder / name).glob("*.png")):
+            path.rename(path.with_name(f"{rng.integers(2**40)}.png"))
+    after = [set(part.keys) for part in vars(load_splits(folder)).values() if isinstance(part, ImageSet)]
+    assert before == after and len(before) == 4
+
+
+def test_splits_are_the_same_in_every_process_and_release() -> None:
+    code = (
+        "import numpy as np; from maple.splits import split_indices;"
+        "k = np.array([b'%032x' % (i * i) for i in range(24)], dtype='S32');"
+        "print([r.tolist() for r in split_indices(np.arange(24) % 2, k, (.5, .25, .25), 3)])"
+    )
+    outputs = {
+        subprocess.run(
+            [sys.executable, "-c", code],
+            env={**os.environ, "PYTHONHASHSEED": hash_seed},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for hash_seed in ("0", "1")
+    }
+    assert outputs == {GOLDEN_SPLIT}
+
+
+GOLDEN_SPLIT = "[[0, 2, 3, 4, 6, 7, 15, 19, 20, 21, 22, 23], [1, 12, 13, 16, 17, 18], [5, 8, 9, 10, 11, 14]]\n"
+
+
+def test_splits_against_an_explicit_loop() -> None:
+    images = arrays(90, 3)
+    expected: list[list[int]] = [[], [], [], []]
+    for label in range(3):
+        rows = np.flatnonzero(images.labels == label).tolist()
+        rows.sort(key=lambda i: hashlib.blake2b(images.keys[i], digest_size=16, key=b"7").digest())
+        for part, start, stop in zip(expected, (0, 21, 24, 27), (21, 24, 27, 30)):  # 70, 10, 10, 10 % of 30
+            part.extend(rows[start:stop])
+    parts = split_indices(images.labels, images.keys, SHARES, seed=7)
+    assert [part.tolist() for part in parts] == [sorted(part) for part in expected]
+
+
+def test_copies_of_an_image_stay_in_one_split(rng: np.random.Generator) -> None:
+    pixels = rng.integers(0, 256, (60, 8, 8, 3), dtype=np.uint8)
+    source = rng.integers(0, 60, 300)  # every image several times, also under both labels
+    images = ImageSet.from_arrays(pixels[source], rng.integers(0, 2, 300))
+    for seed in range(5):
+        parts = parts_of(images, seed)
+        assert sum(len(part) for part in parts) == len(set().union(*parts))
+        for rows in split_indices(images.labels, images.keys, SHARES, seed):
+            assert set(images.labels[rows]) == {0, 1}
+
+
+def test_a_class_made_of_copies_of_another_is_named(rng: np.random.Generator) -> None:
+    pixels = rng.integers(0, 256, (8, 8, 8, 3), dtype=np.uint8)
+    images = ImageSet.from_arrays(np.concatenate([pixels, pixels[:1]]), ["a"] * 8 + ["b"])
+    with pytest.raises(DataError, match="class 'b' consists of copies"):
+        load_splits(images)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.integers(4, 500), st.lists(st.floats(0.01, 1), min_size=4, max_size=4), st.integers(0, 3))
+def test_shares_are_met_to_one_image_and_never_empty(n: int, weights: list[float], zero: int) -> None:
+    weights[zero] = 0.0
+    shares = np.array(weights) / sum(weights)
+    counts = share_out(n, shares)
+    assert counts.sum() == n and (counts[shares > 0] >= 1).all() and counts[zero] == 0
+    if (n * shares[shares > 0] >= 1).all():
+        assert (np.abs(counts - n * shares) < 1).all()
+
+
+def test_load_splits_of_a_plain_source() -> None:
+    splits = load_splits(arrays(200, 4), DataOptions(splits=(0.5, 0.2, 0.2, 0.1)))
+    sizes = [len(part) for part in (splits.train, splits.validation, splits.calibration, splits.test)]
+    assert sizes == [100, 40, 40, 20] and splits.class_names == ("0", "1", "2", "3")
+    assert np.bincount(splits.test.labels).tolist() == [5] * 4
+    without_test = load_splits(arrays(200, 4), DataOptions(splits=(0.8, 0.1, 0.1, 0.0)))
+    assert len(without_test.test) == 0 and len(without_test.train) == 160
+
+
+def test_a_named_data_set_keeps_its_test_file(root: Path) -> None:
+    for source in ("pets", root / "pets"):
+        splits = load_splits(source, data_root=root)
+        assert splits.test.name == "pets/test" and len(splits.test) == 12
+        assert [len(part) for part in (splits.train, splits.validation, splits.calibration)] == [32, 4, 4]
+        assert set(splits.test.keys).isdisjoint(splits.train.keys)
+    assert [len(load_splits("pets/train", data_root=root).test)] == [4]  # a file alone is cut four ways
+    assert [len(load_splits("birds", data_root=root).train)] == [14]
+    by_name = load_splits("birds", data_root=root, test="pets", calibration="pets/train")
+    assert by_name.test.name == "pets/test" and by_name.calibration.name == "pets/train"
+    with pytest.raises(UsageError, match="data set 'pets' has no split 'validation'"):
+        load_splits("birds", data_root=root, validation="pets")
+    given_test = load_splits("pets", data_root=root, test=root / "birds" / "val.parquet")
+    assert given_test.test.name == "birds/val"
+
+
+def test_folders_called_train_and_test_are_splits_not_classes(tmp_path: Path, rng: np.random.Generator) -> None:
+    write_folder(tmp_path / "set" / "train", {"a": 10, "b": 10}, rng)
+    write_folder(tmp_path / "set" / "val", {"a": 3, "b": 2}, rng)
+    write_folder(tmp_path / "set" / "test", {"a": 4, "b": 3}, rng)
+    splits = load_splits(tmp_path / "set", DataOptions(splits=(0.8, 0.0, 0.2, 0.0)))
+    assert splits.class_names == ("a", "b")
+    sizes = [len(part) for part in (splits.train, splits.validation, splits.calibration, splits.test)]
+    assert sizes == [16, 5, 4, 7]
+    assert open_images(tmp_path / "set").name == "set/test"
+
+
+def test_given_sources_fold_their_share_into_train() -> None:
+    assert fold_shares(SHARES, ()) == SHARES
+    assert fold_shares(SHARES, ("test", "validation")) == (0.9, 0.0, 0.1, 0.0)
+    for shares in ((0.5, 0.1, 0.1, 0.1), (1.2, -0.1, -0.1, 0.0), (0.5, 0.5)):
+        with pytest.raises(UsageError, match="sum to 1"):
+            fold_shares(shares, ())
+    with pytest.raises(UsageError, match="no training images"):
+        fold_shares((0.0, 0.5, 0.5, 0.0), ())
+
+
+def test_an_image_in_several_sources_stays_in_the_most_precious() -> None:
+    whole, later = arrays(80, 2), arrays(80, 2, seed=1)
+    test = ImageSet.from_arrays(
+        np.concatenate([whole.pixels[:6], later.pixels[:6]]),  # type: ignore[index]
+        np.arange(12) % 2,
+        name="late",
+    )
+    splits = load_splits(whole, test=test)
+    assert len(splits.test) == 12 and len(splits.train) + len(splits.validation) + len(splits.calibration) == 74
+    assert [entry.file for entry in splits.skipped] == [f"arrays#{i}" for i in range(6)]
+    with pytest.raises(DataError, match="every train image of 'arrays' is also in another split"):
+        load_splits(whole, test=whole)
+
+
+def test_classes_of_given_sources_must_fit() -> None:
+    pixels = np.random.default_rng(5).integers(0, 256, (60, 8, 8, 3), dtype=np.uint8)
+    whole = ImageSet.from_arrays(pixels[:40], np.array(["a", "b"])[np.arange(40) % 2])
+    other = ImageSet.from_arrays(pixels[40:], np.array(["b", "a"])[np.arange(20) % 2], name="other")
+    splits = load_splits(whole, test=other)
+    assert splits.test.labels.tolist() == other.labels.tolist()
+    for role in ("validation", "calibration", "test"):
+        one = other.subset(other.labels == 1)
+        with pytest.raises(DataError, match=f"class 'a' is missing from the {role} images 'other'"):
+            load_splits(whole, **{role: one})
+        strange = ImageSet.from_arrays(pixels[40:], np.array(["a", "c"])[np.arange(20) % 2], name="strange")
+        with pytest.raises(DataError, match=f"the {role} images do not fit .* class 'c' of 'strange'"):
+            load_splits(whole, **{role: strange})
+
+
+def test_too_few_classes_or_images() -> None:
+    pixels = np.random.default_rng(5).integers(0, 256, (30, 8, 8, 3), dtype=np.uint8)
+    one = ImageSet.from_arrays(pixels, ["a"] * 30)
+    with pytest.raises(DataError, match=r"1 class \('a'\): at least two are needed"):
+        load_splits(one)
+    small = ImageSet.from_arrays(pixels, ["a"] * 14 + ["b"] * 15 + ["c"])
+    with pytest.raises(DataError, match=r"class 'c' has 1 distinct image, too few for 4 splits.*--min-images 4"):
+        load_splits(small)
+    splits = load_splits(small, DataOptions(min_images=4))
+    assert splits.left_out == ("c",) and splits.class_names == ("a", "b") and set(splits.train.labels) == {0, 1}
+    test = ImageSet.from_arrays(pixels[:20][:, ::-1], (["a", "b", "c", "c"] * 5))
+    assert len(load_splits(small, DataOptions(min_images=4), test=test).test) == 10  # left out there too
+    with pytest.raises(DataError, match="lower --min-images"):
+        load_splits(small, DataOptions(min_images=15))
+    copies = ImageSet.from_arrays(pixels[[0] * 9 + list(range(10, 20))], ["a"] * 9 + ["b"] * 10)
+    with pytest.raises(DataError, match="class 'a' has 1 distinct image"):
+        load_splits(copies)
+    assert load_splits(small.subset(small.labels < 2), DataOptions(min_images=14)).left_out == ("c",)
+    with pytest.raises(DataError, match="images without a label"):
+        load_splits(ImageSet.from_arrays(pixels))
+    absent = ImageSet.from_arrays(pixels, np.arange(30) % 2, ["a", "b", "c"])
+    with pytest.raises(DataError, match="class 'c' has 0 distinct images"):
+        load_splits(absent)
+    assert load_splits(absent, DataOptions(min_images=1)).left_out == ("c",)
+
+
+def test_skipped_files_of_all_sources_are_reported(tmp_path: Path, rng: np.random.Generator) -> None:
+    folder = write_folder(tmp_path / "set", {"a": 10, "b": 10}, rng)
+    other = write_folder(tmp_path / "other", {"a": 3, "b": 3}, rng)
+    (folder / "a" / "004.png").write_bytes(b"x")
+    (other / "b" / "001.png").write_bytes(b"x")
+    splits = load_splits(folder, test=other)
+    assert [Path(entry.file).name for entry in splits.skipped] == ["004.png", "001.png"]
+    assert len(splits.test) == 5
