@@ -1,15 +1,17 @@
 """How fast the Gaussians fit and score, next to the matrix products that no implementation can avoid.
 
-    python benchmarks/gaussian.py [--images 50000] [--dim 640] [--clusters 12] [--repeats 7] [--json FILE]
+    python benchmarks/gaussian.py [--images 50000] [--dim 640] [--clusters 12] [--repeats 7]
+        [--spectrum decaying|flat|both] [--no-memory] [--json FILE]
 
 - fit: all of ``MapleDetector.fit`` on one float32 ``Outputs`` (moments, eigenvectors, tied covariance, folding), over
   the float64 product ``E.T @ E``. Target: at most 1.5.
 - score: squared distances to all clusters, over the two float32 products it needs, (N, D) x (D, K) and
   (N, K) x (K, M). Target: at most 1.5.
-- memory: peak of a fit on a generator of batches, for N and for 4 N images. Target: the same.
+- memory: peak of a fit on a generator of batches, for N / 4 and for N images. Target: the same.
 
-Each repeat times the work and its yardstick one after the other. ``best`` is the ratio of the best times of both; the
-median and range of the ratios show how busy the machine was.
+A decaying spectrum gives few components K, as of a trained network; a flat one gives nearly all, the worst case. Each
+repeat times the work and its yardstick one after the other. ``best`` is the ratio of the best times of both; the median
+and range of the ratios show how busy the machine was.
 """
 
 from __future__ import annotations
@@ -35,6 +37,8 @@ def main() -> None:
     parser.add_argument("--dim", type=int, default=640)
     parser.add_argument("--clusters", type=int, default=12)
     parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--spectrum", choices=("decaying", "flat", "both"), default="both")
+    parser.add_argument("--memory", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--json", type=Path, help="also write the results to this file")
     arguments = parser.parse_args()
 
@@ -42,12 +46,13 @@ def main() -> None:
     shape = {"images": arguments.images, "dim": arguments.dim, "clusters": arguments.clusters}
     print(f"{shape}, NumPy {np.__version__}, threads {threads}")
     rows = []
-    for spectrum in ("decaying", "flat"):  # few components, as of a trained network; nearly all, the worst case
+    for spectrum in ("decaying", "flat") if arguments.spectrum == "both" else (arguments.spectrum,):
         outputs = simulated_outputs(arguments.images, arguments.dim, arguments.clusters, spectrum)
         for exponent in (0.0, 1.0):
             rows += time_fit_and_score(outputs, exponent, spectrum, arguments.repeats)
-    memory = peak_memory(arguments.images, arguments.dim, arguments.clusters)
-    print("peak of a generator fit: " + ", ".join(f"{n:,} images {peak / 2**20:.1f} MB" for n, peak in memory.items()))
+    memory = peak_memory(arguments.images, arguments.dim, arguments.clusters) if arguments.memory else {}
+    for n, peak in memory.items():
+        print(f"peak memory of a fit on a generator of {n:,} images: {peak / 2**20:.1f} MB")
     if arguments.json:
         results = {"shape": shape, "numpy": np.__version__, "threads": threads, "ratios": rows, "peak_bytes": memory}
         arguments.json.write_text(json.dumps(results, indent=2) + "\n")
@@ -108,7 +113,7 @@ def peak_memory(n_images: int, dim: int, n_clusters: int) -> dict[int, int]:
             yield Outputs(rng.standard_normal((512, dim), dtype=np.float32), labels=np.arange(512) % n_clusters)
 
     peaks = {}
-    for n in (n_images, 4 * n_images):
+    for n in (n_images // 4, n_images):
         tracemalloc.start()
         MapleDetector().fit(batches(n))
         peaks[n] = tracemalloc.get_traced_memory()[1]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 
 import numpy as np
 import pytest
@@ -323,11 +322,10 @@ def test_infinite_scores_rank_last():
     assert metrics.auroc([0.0, np.inf], [np.inf, 1.0]) == pytest.approx(0.625)
 
 
-def test_a_million_scores_take_seconds_at_most(rng):
+def test_a_million_scores(rng):
+    """Comparing all pairs would need 10^12 operations and as many bytes."""
     ind, ood = rng.normal(size=1_000_000), rng.normal(1, 1, size=1_000_000)
-    started = time.perf_counter()
     assert metrics.auroc(ind, ood) == pytest.approx(stats.norm.cdf(1 / np.sqrt(2)), abs=0.002)
-    assert time.perf_counter() - started < 10  # an N x N comparison would need 10^12 operations
 
 
 # ---------------------------------------------------------------------------------------------------------------------

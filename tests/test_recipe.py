@@ -81,6 +81,19 @@ def test_relabelling_only_when_due_and_hard(rng):
     assert create_recipe("triplet", relabel_every=2).relabel(2, *wrong, current, embed, 0) is None
 
 
+def test_only_hard_classes_are_embedded():
+    asked = []
+
+    def embed_rows(rows):
+        asked.extend(rows)
+        return np.eye(4, 2, dtype=np.float32)[: len(rows)]
+
+    current = Relabelling.initial(np.array([0, 1, 0, 1]), 2)
+    wrong = np.array([[0.1, 0.9], [0.1, 0.9]]), np.array([0, 1])
+    MapleRecipe(relabel_every=1).relabel(1, *wrong, current, embed_rows, 0)
+    assert asked == [0, 2]
+
+
 def test_paper_rule_is_max_and_ours_is_sum():
     outputs = Outputs(np.zeros((1, 2)), np.log([[0.3, 0.3, 0.4]]), cluster_to_class=np.array([0, 0, 1]))
     assert MapleRecipe().class_probabilities(outputs).argmax() == 0

@@ -70,15 +70,16 @@ def with_options(*sections: str) -> Callable[[Callable], Callable]:
                 if not f.metadata.get("flag", True):
                     continue
                 names.append(f.name)
-                is_switch = f.type == "bool"
                 shown = ",".join(map(str, f.default)) if isinstance(f.default, tuple) else f.default
                 text = f.metadata["help"] + ("" if f.default is None else f" [dim]\\[default: {shown}][/]")
                 flag = typer.Option(
                     help=text, rich_help_panel=PANELS[section], metavar=_values(hints[f.name]), show_default=False
                 )
-                annotation = Annotated[bool | None if is_switch else str | None, flag]
+                kind: Any = bool | None if f.type == "bool" else str | None
                 parameters.append(
-                    inspect.Parameter(f.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+                    inspect.Parameter(
+                        f.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind, flag]
+                    )
                 )
 
         def wrapper(**given: Any) -> Any:

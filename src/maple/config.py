@@ -218,7 +218,7 @@ def resolve_config(
         if section not in GROUPS:
             raise ConfigError(f"unknown section '{section}' in the configuration file: {suggest(section, GROUPS)}")
     base = {**(PRESETS[preset] if preset else {})}
-    built = {}
+    built: dict[str, Any] = {}
     for section, group in GROUPS.items():
         known = {f.name for f in fields(group)}
         values = {

@@ -35,9 +35,10 @@ IMAGES_PER_COMPONENT = 10
 MIN_IMAGES_FULL = 4
 # Whitened coordinates have deviation 1: float32 products serve while their rounding stays below this.
 FLOAT32_ROUNDING = 1e-3
-# Elements per row block: small enough for the cache, large enough for BLAS.
+# Elements per row block of what is done element by element: it should stay in the cache.
 BLOCK_ELEMENTS = 1 << 20
-# Elements per symmetric product X'X: NumPy mirrors each result, which larger panels do less often.
+# Elements per panel of matrix products: BLAS minds the cache itself, and threads that wait for each other, on a busy
+# machine above all, should do so rarely.
 PANEL_ELEMENTS = 1 << 22
 
 
@@ -158,13 +159,15 @@ class Moments:
         panels = list(row_blocks(*embeddings.shape, elements=PANEL_ELEMENTS))
         centred = np.empty((panels[0].stop, self.dim))  # one panel at a time, float64
         for panel in panels:
-            self._add_panel(embeddings[panel], cluster_ids[panel], centred[: panel.stop - panel.start])
+            self._add_panel(embeddings[panel], cluster_ids[panel], self.shift, centred[: panel.stop - panel.start])
         self.counts += np.bincount(cluster_ids, minlength=self.n_clusters)
         return self
 
-    def _add_panel(self, embeddings: np.ndarray, cluster_ids: np.ndarray, centred: np.ndarray) -> None:
+    def _add_panel(
+        self, embeddings: np.ndarray, cluster_ids: np.ndarray, shift: np.ndarray, centred: np.ndarray
+    ) -> None:
         for rows in row_blocks(*embeddings.shape):  # blocks are still in the cache when they are summed
-            np.subtract(normalise(embeddings[rows], self.norm_exponent), self.shift, out=centred[rows])
+            np.subtract(normalise(embeddings[rows], self.norm_exponent), shift, out=centred[rows])
             self._add_sums(centred[rows], cluster_ids[rows])
         self.second += centred.T @ centred  # NumPy sees that this is symmetric: half the work
 
@@ -478,12 +481,12 @@ class Gaussians:
     def _projected_blocks(self, embeddings: np.ndarray) -> Iterator[tuple[slice, np.ndarray]]:
         single = self.float32 and embeddings.dtype == np.float32
         matrix = self.matrix.astype(np.float32) if single else self.matrix
-        for rows in row_blocks(*embeddings.shape):
+        for rows in row_blocks(*embeddings.shape, elements=2 * BLOCK_ELEMENTS):  # float32 takes half the space
             block = embeddings[rows]
             with np.errstate(over="ignore", invalid="ignore"):
-                projection = (block @ matrix).astype(np.float64, copy=False)  # (B, K)
-                if self.norm_exponent:  # scaling K columns is cheaper than scaling D
-                    projection *= _norm_factors(block, self.norm_exponent)[:, None]
+                # Norms first: they bring the block into the cache. Scaling K columns is cheaper than scaling D.
+                factors = _norm_factors(block, self.norm_exponent)[:, None] if self.norm_exponent else 1.0
+                projection = np.multiply(block @ matrix, factors, dtype=np.float64)  # (B, K)
             yield rows, np.add(projection, self.offset, out=projection)
 
     def _block_distances(self, projection: np.ndarray) -> np.ndarray:

@@ -216,7 +216,13 @@ def fit_predictor(
 
 
 def _all_reduce(fabric: Any) -> Callable[[np.ndarray], np.ndarray]:
-    return lambda array: fabric.all_reduce(torch.from_numpy(np.ascontiguousarray(array)), reduce_op="sum").numpy()
+    """A function that sums an array over all processes; on their devices, since NCCL knows no other memory."""
+
+    def sum_over_ranks(array: np.ndarray) -> np.ndarray:
+        tensor = torch.from_numpy(np.ascontiguousarray(array)).to(fabric.device)
+        return fabric.all_reduce(tensor, reduce_op="sum").cpu().numpy()
+
+    return sum_over_ranks
 
 
 def channel_statistics(images: ImageSet) -> tuple[list[float], list[float]]:

@@ -5,7 +5,7 @@ A diatom lives in a box of glass. Seen on its lid (*valve view*) it shows outlin
 to tell apart in one of their views: what relabelling is made for. Three kinds of images:
 
     known   up to 12 taxa, the classes
-    near    8 other taxa, each resembling a known one: same outline family, other striae, proportions or raphe
+    near    8 other taxa, each resembling a known one but for striae, proportions, raphe or a related outline
     far     bubbles, clumps, fibres, mineral grains, empty background
 
 Every mark is a function of a distance (edge, line) or of a phase (wave), so that defocus needs no convolution: an edge
@@ -118,7 +118,7 @@ def _views(valve: float, girdle: float, **others: float) -> dict[str, float]:
 
 # fmt: off
 KNOWN: tuple[Taxon, ...] = (
-    Taxon("Navicula", "lanceolate", (0.62, 0.86), (0.26, 0.32), (0.22, 0.3), period=0.15, radiate=0.35, axial=0.12,
+    Taxon("Navicula", "lanceolate", (0.62, 0.86), (0.26, 0.32), (0.21, 0.29), period=0.15, radiate=0.35, axial=0.12,
           central=0.07, raphe=0.7, views=_views(0.56, 0.28, tilted=0.08, young=0.08)),
     Taxon("Gomphonema", "clavate", (0.54, 0.8), (0.27, 0.34), (0.24, 0.32), period=0.17, radiate=0.2, axial=0.15,
           central=0.05, raphe=0.6, views=_views(0.5, 0.28, colony=0.12, young=0.1)),
@@ -126,11 +126,11 @@ KNOWN: tuple[Taxon, ...] = (
           raphe=0.7, raphe_at=-0.2, puncta=0.4, views=_views(0.56, 0.28, tilted=0.1, broken=0.06)),
     Taxon("Cyclotella", "elliptic", (0.38, 0.6), (0.96, 1.0), (0.42, 0.6), period=0.13, striae=0.7, axial=0.55,
           centric=True, views=_views(0.64, 0.28, tilted=0.08)),
-    Taxon("Nitzschia", "spindle", (0.68, 0.95), (0.1, 0.14), (0.085, 0.125), period=0.07, striae=0.3, axial=0.0,
+    Taxon("Nitzschia", "spindle", (0.68, 0.95), (0.1, 0.14), (0.08, 0.12), period=0.07, striae=0.3, axial=0.0,
           raphe=0.9, raphe_at=0.75, fibulae=0.13, views=_views(0.58, 0.3, broken=0.12)),
     Taxon("Fragilaria", "linear", (0.62, 0.92), (0.13, 0.17), (0.1, 0.14), period=0.14, striae=0.7, axial=0.3,
           central=0.08, views=_views(0.36, 0.3, colony=0.34)),
-    Taxon("Gyrosigma", "sigmoid", (0.68, 0.95), (0.17, 0.22), (0.15, 0.2), period=0.09, puncta=0.6, axial=0.08,
+    Taxon("Gyrosigma", "sigmoid", (0.68, 0.95), (0.17, 0.22), (0.17, 0.22), period=0.09, puncta=0.6, axial=0.08,
           central=0.04, raphe=0.8, views=_views(0.66, 0.18, tilted=0.16)),
     Taxon("Cocconeis", "elliptic", (0.42, 0.66), (0.56, 0.68), (0.2, 0.28), period=0.1, puncta=0.7, axial=0.06,
           raphe=0.8, bend=1.0, views=_views(0.42, 0.18, opposite=0.32, young=0.08)),
@@ -150,7 +150,8 @@ NEAR: tuple[Taxon, ...] = tuple(replace(taxon, views=_NEAR_VIEWS) for taxon in (
     replace(KNOWN[0], name="Sellaphora", family="elliptic", period=0.2, radiate=0.0, axial=0.25, central=0.14),
     replace(KNOWN[1], name="Rhoicosphenia", period=0.24, striae=0.9, radiate=0.0, central=0.0, bend=0.8),
     replace(KNOWN[2], name="Encyonema", aspect=(0.36, 0.44), period=0.2, radiate=-0.2, raphe_at=-0.55),
-    replace(KNOWN[3], name="Coscinodiscus", period=0.2, striae=1.0, puncta=1.0, axial=0.0, centric=False),
+    replace(KNOWN[3], name="Auliscus", aspect=(0.74, 0.84), period=0.2, striae=1.0, puncta=1.0, axial=0.0,
+            centric=False),
     replace(KNOWN[4], name="Hantzschia", family="banana", aspect=(0.13, 0.17), fibulae=0.2, raphe_at=-0.75),
     replace(KNOWN[5], name="Tabellaria", family="rostrate", aspect=(0.15, 0.2), period=0.22, striae=0.9),
     replace(KNOWN[6], name="Pleurosigma", aspect=(0.25, 0.3), period=0.14, striae=0.8, slant=0.6),

@@ -200,8 +200,12 @@ def gather_rows(fabric: Fabric, rows: np.ndarray, n: int) -> np.ndarray:
     longest = -(-n // fabric.world_size)
     padded = np.zeros((longest, *rows.shape[1:]), rows.dtype)
     padded[: len(rows)] = rows
-    stacked = fabric.all_gather(torch.from_numpy(padded)).numpy()  # (R, longest, ...)
+    stacked = _numpy(fabric.all_gather(torch.from_numpy(padded).to(fabric.device)))  # (R, longest, ...)
     return stacked.swapaxes(0, 1).reshape(-1, *rows.shape[1:])[:n]
+
+
+def _numpy(tensor: Any) -> np.ndarray:
+    return torch.as_tensor(tensor).cpu().numpy()
 
 
 def _check_classes(train: ImageSet, validation: ImageSet) -> None:
@@ -318,8 +322,8 @@ class _Loop:
             display.step({name: value / count for name, value in sums.items()})
         if count == 0:
             raise DataError("an epoch had no batch: there are fewer training images than processes; use --devices 1")
-        means = np.array([sums[name] / count for name in sorted(sums)])
-        means = fabric.all_reduce(torch.from_numpy(means), reduce_op="mean").numpy()
+        means = np.array([sums[name] / count for name in sorted(sums)], dtype=np.float32)
+        means = _numpy(fabric.all_reduce(torch.from_numpy(means).to(fabric.device), reduce_op="mean"))
         return dict(zip(sorted(sums), means.tolist()))
 
     # Between epochs

@@ -295,8 +295,15 @@ def _test_images(
     if ind is not None:
         return _open_like(predictor, ind, data_root, labelled=True).with_class_names(predictor.class_names)
     options = dataclasses.replace(config.data, size=predictor.size)
-    sources = {role: origin.get(role) for role in ("test", "validation", "calibration")}
-    return load_splits(origin["source"], options, data_root=data_root, **sources).test
+    splits = load_splits(
+        origin["source"],
+        options,
+        data_root=data_root,
+        test=origin.get("test"),
+        validation=origin.get("validation"),
+        calibration=origin.get("calibration"),
+    )
+    return splits.test
 
 
 def _open_like(predictor: Predictor, source: Any, data_root: Path | None, labelled: bool = False) -> ImageSet:

@@ -1,0 +1,157 @@
+"""Backbone and detector together: one pass, same answer after saving, nothing augmented."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import chi2
+
+from maple.backbone import create_backbone, embed, wrap_backbone
+from maple.checkpoint import load_arrays, save_arrays
+from maple.detector import MapleDetector
+from maple.errors import DataError, RunError, UsageError
+from maple.images import ImageSet
+from maple.predictor import Predictor, channel_statistics, fit_predictor, load_backbone, load_predictor, save_backbone
+from maple.splits import load_splits
+from maple.types import Relabelling
+
+
+@pytest.fixture(scope="module")
+def splits():
+    return load_splits("digits")
+
+
+@pytest.fixture(scope="module")
+def backbone():
+    torch.manual_seed(0)
+    return create_backbone("resnet9", 10).eval()
+
+
+@pytest.fixture(scope="module")
+def predictor(backbone, splits):
+    return fit_predictor(backbone, splits.train, splits.validation, splits.calibration)
+
+
+def test_columns_follow_from_the_squared_distances(predictor, splits):
+    outputs = embed(predictor.backbone, splits.test)
+    said = predictor.predict_outputs(outputs)
+    distances = predictor.detector.squared_distances(outputs)
+    np.testing.assert_array_equal(said.cluster, distances.argmin(1))
+    np.testing.assert_array_equal(said.squared_distance, distances.min(1))
+    degrees = predictor.detector.describe(outputs).degrees_of_freedom
+    np.testing.assert_allclose(said.typicality, chi2.sf(distances.min(1), degrees), rtol=1e-9, atol=1e-300)
+    np.testing.assert_allclose(said.uncertainty, chi2.cdf(distances.min(1), degrees), rtol=1e-9)
+    np.testing.assert_allclose(said.probabilities.sum(1), 1)
+    np.testing.assert_array_equal(said.class_id, said.probabilities.argmax(1))
+    np.testing.assert_array_equal(said.softmax_class_id, outputs.logits.argmax(1))
+
+
+def test_batch_composition_does_not_matter(predictor, splits):
+    whole = predictor(splits.test)
+    single = predictor(splits.test.subset([7]))
+    assert single.squared_distance[0] == pytest.approx(whole.squared_distance[7], rel=1e-4)
+
+
+def test_fit_sees_no_augmentation(backbone, splits, predictor):
+    """The same images with another augmentation setting give the same Gaussians to the last bit."""
+    flipped = dataclasses.replace(splits.train, augment="crop,flip-both")
+    again = fit_predictor(backbone, flipped, splits.validation, splits.calibration)
+    np.testing.assert_array_equal(again.detector.gaussians_.matrix, predictor.detector.gaussians_.matrix)
+    np.testing.assert_array_equal(again.calibration_scores, predictor.calibration_scores)
+
+
+def test_saved_and_loaded_predict_the_same(backbone, splits, tmp_path):
+    ids = splits.train.labels.copy()
+    rows = np.flatnonzero(ids == 9)
+    ids[rows[::2]] = 10
+    mapping = np.array([*range(10), 9])
+    relabelling = Relabelling(ids, mapping, mapping, np.r_[np.ones(9), 0.5, 0.5])
+    torch.manual_seed(1)
+    grown = create_backbone("resnet9", 11, embedding_size=24)
+    before = fit_predictor(
+        grown, splits.train, splits.validation, splits.calibration, relabelling=relabelling, false_alarm=0.1
+    )
+    before.save(tmp_path)
+    after = load_predictor(tmp_path)
+    a, b = before(splits.test), after(splits.test)
+    for name in ("class_id", "probabilities", "score", "p_value", "is_ood", "cluster", "softmax_class_id"):
+        np.testing.assert_array_equal(getattr(a, name), getattr(b, name), err_msg=name)
+    assert after.false_alarm == 0.1
+    assert after.class_names == splits.class_names
+
+
+@pytest.mark.parametrize("covariance", ["tied", "global", "full"])
+@pytest.mark.parametrize("distance", ["mahalanobis", "euclidean"])
+def test_every_kind_of_gaussian(backbone, splits, covariance, distance, tmp_path):
+    detector = MapleDetector(covariance=covariance, distance=distance)
+    predictor = fit_predictor(backbone, splits.train, splits.validation, splits.calibration, detector=detector)
+    said = predictor(splits.test)
+    assert np.isfinite(said.probabilities).all()
+    predictor.save(tmp_path)
+    np.testing.assert_array_equal(load_predictor(tmp_path)(splits.test).score, said.score)
+
+
+def test_threshold_and_p_values_agree(predictor, splits):
+    said = predictor(splits.test)
+    for level in (0.01, 0.05, 0.3):
+        predictor.false_alarm = level
+        np.testing.assert_array_equal(predictor(splits.test).is_ood, said.p_value <= level)
+    predictor.false_alarm = 0.05
+
+
+def test_without_calibration_nothing_is_flagged(backbone, splits):
+    said = fit_predictor(backbone, splits.train, splits.validation)(splits.test)
+    assert np.isnan(said.p_value).all()
+    assert not said.is_ood.any()
+    assert math.isinf(fit_predictor(backbone, splits.train, splits.validation).threshold)
+
+
+def test_temperature_improves_the_likelihood(predictor, splits):
+    found = predictor.detector.describe(embed(predictor.backbone, splits.validation))
+    rows = np.arange(len(splits.validation))
+    loss = {t: -found.log_posterior(t)[rows, splits.validation.labels].mean() for t in (1.0, predictor.temperature)}
+    assert loss[predictor.temperature] <= loss[1.0]
+
+
+def test_wrapped_module_needs_no_recipe(splits):
+    torch.manual_seed(0)
+    module = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(192, 32), torch.nn.ReLU(), torch.nn.Linear(32, 10))
+    wrapped = wrap_backbone(module, example=torch.rand(2, 3, 8, 8))
+    said = fit_predictor(wrapped, splits.train, splits.validation, splits.calibration)(splits.test)
+    assert (said.class_id == splits.test.labels).mean() > 0.8
+
+
+def test_channel_statistics(splits):
+    pixels = splits.train.pixels / 255
+    mean, std = channel_statistics(splits.train)
+    np.testing.assert_allclose(mean, pixels.mean((0, 1, 2)))
+    np.testing.assert_allclose(std, pixels.std((0, 1, 2)))
+
+
+def test_errors(backbone, predictor, tmp_path):
+    with pytest.raises(RunError, match="maple train"):
+        load_predictor(tmp_path / "nowhere")
+    with pytest.raises(UsageError, match="false"):
+        predictor.calibrate(torch.rand(4, 3, 8, 8), false_alarm=1.5)
+    with pytest.raises(DataError, match="one colour"):
+        channel_statistics(ImageSet.from_arrays(np.full((3, 8, 8), 7, np.uint8)))
+
+
+def test_weights_of_another_network_are_refused(backbone, tmp_path):
+    path = tmp_path / "weights.safetensors"
+    save_backbone(path, backbone)
+    assert isinstance(load_backbone(path).head, torch.nn.Linear)
+    arrays, metadata = load_arrays(path)
+    save_arrays(path, arrays, {**metadata, "backbone": "resnet18"})
+    with pytest.raises(RunError, match="does not fit"):
+        load_backbone(path)
+
+
+def test_predictor_accepts_plain_arrays(predictor, splits):
+    images = splits.test.pixels[:5]
+    np.testing.assert_allclose(predictor(images).score, predictor(splits.test).score[:5], rtol=1e-4)
+    assert isinstance(predictor, Predictor)
