@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 # Two pytest workers with one thread each finish sooner than one worker with two.
 WORKERS ?= 2
 
-.PHONY: setup demo check test clean
+.PHONY: setup demo check test check-wheel clean
 
 setup: $(STAMP)
 
@@ -27,6 +27,14 @@ check: setup  ## lint, format, types, layers
 
 test: check  ## check, then every test and doctest
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal
+
+check-wheel: setup  ## install the wheel into an empty environment; train, predict and report there
+	rm -rf build/wheel && mkdir -p build/wheel
+	$(BIN)/python -m build --wheel --no-isolation --outdir build/wheel
+	$(PYTHON) -m venv build/wheel/env
+	build/wheel/env/bin/python -m pip install --quiet --constraint constraints.txt "$$(ls build/wheel/*.whl)[torch]"
+	cd build/wheel && env/bin/maple --help > help.txt && env/bin/maple train digits --out run --epochs 1 \
+		&& env/bin/maple predict run digits --out predictions.csv && wc -l predictions.csv
 
 clean:
 	rm -rf $(VENV) runs dist build .pytest_cache .mypy_cache .ruff_cache

@@ -33,10 +33,22 @@ def test_full_disk_keeps_the_previous_version(tmp_path, monkeypatch):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(RunError, match=r"No space left.*--resume"):
+    with pytest.raises(RunError, match=r"No space left.*try again: what was saved before is intact"):
         save_arrays(path, {"a": np.zeros(3)}, {})
     np.testing.assert_array_equal(load_arrays(path)[0]["a"], np.ones(3))
     assert [p.name for p in tmp_path.iterdir()] == ["weights.safetensors"]
+
+
+def test_interruption_leaves_no_temporary_file(tmp_path, monkeypatch):
+    def interrupted(_):
+        raise KeyboardInterrupt
+
+    write_atomic(tmp_path / "x.json", "old")
+    monkeypatch.setattr(os, "fsync", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        write_atomic(tmp_path / "x.json", "new")
+    assert [path.name for path in tmp_path.iterdir()] == ["x.json"]
+    assert (tmp_path / "x.json").read_text() == "old"
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")

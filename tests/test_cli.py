@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import csv
 import json
-import os
 import shutil
+import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from maple.checkpoint import load_json
 from maple.cli import main
-from maple.config import PRESETS
+from maple.config import PRESETS, read_toml
 from maple.types import PREDICTION_COLUMNS
 
 
@@ -59,6 +61,30 @@ def image_folder(tmp_path, rng):
     return tmp_path / "images"
 
 
+def tiny(source: object, *more: object) -> int:
+    """A training of one epoch on few images."""
+    return run("train", source, "--epochs", 1, "--batch-size", 8, *more)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.fixture
+def interrupted(image_folder, tmp_path, monkeypatch):
+    """A run that was interrupted after its training, before its detector was fitted."""
+    with monkeypatch.context() as patch:
+        patch.setattr("maple.workflow.fit_predictor", _interrupt)
+        assert (
+            tiny(image_folder, "--out", tmp_path / "interrupted", "--preset", "paper", "--backbone", "resnet9") == 130
+        )
+    return tmp_path / "interrupted"
+
+
+def _interrupt(*_arguments, **_options):
+    raise KeyboardInterrupt
+
+
 # --- train
 
 
@@ -93,14 +119,9 @@ def test_existing_run_is_not_overwritten(finished, capsys):
 def test_killed_run_resumes_with_its_own_settings(finished, tmp_path):
     """Kill the process after its first checkpoint; the resumed run equals the uninterrupted one."""
     folder = tmp_path / "killed"
-    arguments = ["train", "digits", "--out", str(folder), "--epochs", "3", "--batch-size", "64", "--relabel-every", "1"]
-    arguments += ["--hard-class-error", "0.05", "--min-cluster-size", "10"]
-    process = subprocess.Popen([sys.executable, "-m", "maple", *arguments], stderr=subprocess.PIPE, text=True)
-    for line in process.stderr:
-        if line.startswith("epoch 1/3"):
-            break
-    while not (folder / "resume.safetensors").exists():
-        pass
+    options = ["--epochs", "3", "--batch-size", "64", "--relabel-every", "1", "--hard-class-error", "0.05"]
+    process = start_training(folder, *options, "--min-cluster-size", "10")
+    read_until(process, "epoch 2/3")  # the checkpoint of epoch 1 is there
     process.kill()
     process.wait()
     assert not (folder / "detector.safetensors").exists()
@@ -109,19 +130,159 @@ def test_killed_run_resumes_with_its_own_settings(finished, tmp_path):
     assert (folder / "detector.safetensors").read_bytes() == (finished / "detector.safetensors").read_bytes()
 
 
-@pytest.mark.slow
-def test_two_processes_agree(tmp_path):
-    """Really starts two processes; both hold the same network, clusters and moments."""
-    folder = tmp_path / "two"
-    command = [sys.executable, "-m", "maple", "train", "digits", "--out", str(folder), "--devices", "2"]
-    command += ["--epochs", "2", "--batch-size", "64", "--relabel-every", "1", "--hard-class-error", "0.05"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    result = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
-    assert result.returncode == 0, result.stderr
-    assert result.stderr.count("epoch 2/2") == 1, "only the first process may speak"
-    results = json.loads((folder / "results.json").read_text())
-    assert results["methods"]["maple"]["classification"]["accuracy"] > 0.5
-    assert results["n_clusters"] > 10
+def test_ctrl_c_says_how_to_go_on(tmp_path):
+    process = start_training(tmp_path / "stopped", "--epochs", "500", "--batch-size", "64")
+    read_until(process, "epoch 1/500")
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "interrupted" in errors and "--resume" in errors
+    assert "Traceback" not in errors
+
+
+def start_training(folder: Path, *options: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "maple", "train", "digits", "--out", str(folder), *options]
+    return subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
+
+
+def read_until(process: subprocess.Popen[str], start: str) -> None:
+    """Read standard error up to a line; a process that ends before it fails the test."""
+    lines = []
+    for line in process.stderr:
+        lines.append(line)
+        if line.startswith(start):
+            return
+    pytest.fail(f"no line starts with '{start}': {''.join(lines)}")
+
+
+def test_run_folder_has_a_default(image_folder, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert tiny(image_folder) == 0
+    assert (tmp_path / "runs" / "images" / "report.html").exists()
+    assert "runs/images" in capsys.readouterr().err
+
+
+def test_overwrite_waits_until_everything_is_valid(image_folder, tmp_path):
+    folder = tmp_path / "r"
+    assert tiny(image_folder, "--out", folder) == 0
+    (folder / "gallery" / "projection-old.safetensors").write_bytes(b"old")
+    (folder / "notes.txt").write_text("mine")
+    before = contents(folder)
+    assert tiny(tmp_path / "typo", "--out", folder, "--overwrite") == 2
+    for wrong in (["--backbone", "resnet90"], ["--recipe", "mapel"], ["--augment", "crup"], ["--splits", "1,0,0,0"]):
+        assert tiny(image_folder, "--out", folder, "--overwrite", *wrong) != 0
+    assert tiny(image_folder, "--out", folder, "--overwrite", "--resume") == 2
+    assert contents(folder) == before
+    assert tiny(image_folder, "--out", folder, "--overwrite", "--seed", 1) == 0
+    after = contents(folder)
+    assert after.keys() == before.keys() - {"gallery/projection-old.safetensors"}
+    assert after["notes.txt"] == b"mine"
+    assert after["weights.safetensors"] != before["weights.safetensors"]
+
+
+def test_overwrite_leaves_folders_that_are_no_runs(image_folder, tmp_path, capsys):
+    (tmp_path / "site" / "gallery").mkdir(parents=True)
+    (tmp_path / "site" / "gallery" / "mine.png").write_bytes(b"mine")
+    (tmp_path / "site" / "config.toml").write_text("title = 'my site'")
+    before = contents(tmp_path / "site")
+    assert tiny(image_folder, "--out", tmp_path / "site", "--overwrite") == 1
+    assert "not written by maple" in capsys.readouterr().err
+    assert contents(tmp_path / "site") == before
+
+
+def test_demo_replaces_only_demos(finished, tmp_path, monkeypatch, capsys):
+    before = contents(finished)
+    assert run("demo", "--out", finished) == 2
+    assert "not a demo" in capsys.readouterr().err
+    assert contents(finished) == before
+    requests = []
+    monkeypatch.setattr("maple.workflow.train_run", requests.append)
+    monkeypatch.setattr("maple.workflow.evaluate_run", _interrupt)
+    (tmp_path / "config.toml").write_text('[origin]\nformat = 1\ncommand = "maple demo"\n')
+    for folder in (tmp_path, tmp_path / "new"):
+        run("demo", "--out", folder)
+    assert [request.overwrite for request in requests] == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        (["--epochs", 2], "--epochs 1, not with 2"),
+        (["--margin", 0.1], "--margin 0.7, not with 0.1"),
+        (["--backbone", "resnet18"], "--backbone resnet9, not with resnet18"),
+        (["--preset", "paper-diatoms"], "--preset paper, not with paper-diatoms"),
+        (["--test", "digits"], "without --test, not with digits"),
+        (["--config", "{tmp}/c.toml"], "--seed 0, not with 5"),
+    ],
+)
+def test_resume_with_other_options_is_refused(interrupted, image_folder, tmp_path, capsys, other, message):
+    (tmp_path / "c.toml").write_text("[train]\nseed = 5\n")
+    before = contents(interrupted)
+    words = [str(word).format(tmp=tmp_path) for word in other]
+    assert run("train", image_folder, "--out", interrupted, "--resume", *words) == 2
+    assert message in flat(capsys.readouterr().err)
+    assert contents(interrupted) == before
+
+
+def test_resume_with_other_data_is_refused(interrupted, capsys):
+    assert run("train", "digits", "--out", interrupted, "--resume") == 2
+    assert "DATA" in capsys.readouterr().err
+
+
+def test_resume_takes_equal_and_free_options(interrupted, image_folder, monkeypatch, tmp_path):
+    monkeypatch.setenv("MAPLE_DATA", str(tmp_path / "elsewhere"))  # no flag: the run's own root counts
+    same = ["--epochs", 1, "--margin", "0.70", "--preset", "paper", "--workers", 0, "--checkpoint-every", 7]
+    assert run("train", image_folder, "--out", interrupted, "--resume", *same) == 0
+    assert read_toml(interrupted / "config.toml")["train"]["epochs"] == 1
+    assert (interrupted / "detector.safetensors").exists()
+
+
+def test_resume_needs_a_run(image_folder, tmp_path, monkeypatch, capsys):
+    assert tiny(image_folder, "--out", tmp_path / "mistyped", "--resume") == 2
+    assert "no run in" in capsys.readouterr().err
+    assert not (tmp_path / "mistyped").exists()
+    with monkeypatch.context() as patch:
+        patch.setattr("maple.workflow.train_backbone", _interrupt)
+        assert tiny(image_folder, "--out", tmp_path / "early") == 130
+    assert load_json(tmp_path / "early" / "classes.json")["classes"] == ["bright", "dark"]
+    assert run("train", image_folder, "--out", tmp_path / "early", "--resume") == 0
+    assert "no checkpoint yet" in flat(capsys.readouterr().err)
+
+
+def test_without_test_images_nothing_is_measured(image_folder, tmp_path, capsys):
+    folder = tmp_path / "r"
+    assert tiny(image_folder, "--out", folder, "--splits", "0.8,0.1,0.1,0") == 0
+    assert "no test images" in flat(capsys.readouterr().err)
+    assert (folder / "report.html").exists() and not (folder / "results.json").exists()
+    assert run("evaluate", folder) == 2
+    assert "--ind" in capsys.readouterr().err
+    assert run("evaluate", folder, "--ind", image_folder) == 0
+
+
+def test_too_few_calibration_images_are_reported(image_folder, tmp_path, capsys):
+    folder = tmp_path / "r"
+    assert tiny(image_folder, "--out", folder, "--false-alarm", 0.2) == 0
+    warning = flat(capsys.readouterr().err)
+    assert "--false-alarm 0.2 takes at least 4 calibration images, and the run has 2" in warning
+    assert "--false-alarm 0.334 or more" in warning
+    assert "2 calibration images are too few for a false-alarm rate of 20" in (folder / "report.html").read_text()
+    assert run("predict", folder, image_folder / "dark") == 0
+    assert "no image will be flagged" in flat(capsys.readouterr().err)
+    assert run("predict", folder, image_folder / "dark", "--false-alarm", 0.334) == 0
+    assert "no image will be flagged" not in flat(capsys.readouterr().err)
+
+
+def test_augmentation_is_announced(image_folder, tmp_path, capsys):
+    diatoms = image_folder.rename(tmp_path / "river-diatoms")
+    assert tiny(diatoms, "--out", tmp_path / "r") == 0
+    assert "augmentation crop,flip-both" in flat(capsys.readouterr().err)
+
+
+def test_config_names_the_recipe_once(image_folder, tmp_path):
+    assert tiny(image_folder, "--out", tmp_path / "r", "--recipe", "cross-entropy") == 0
+    sections = read_toml(tmp_path / "r" / "config.toml")
+    assert sections["model"]["recipe"] == "cross-entropy"
+    assert not {"triplet", "clustering"} & sections["recipe"].keys()
 
 
 # --- predict
@@ -191,6 +352,45 @@ def test_evaluate_adds_unknown_sets_and_the_report(finished, capsys):
     assert "far" in (finished / "report.html").read_text()
 
 
+def test_evaluate_works_from_another_folder(image_folder, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert tiny("images", "--out", "r") == 0
+    (tmp_path / "other").mkdir()
+    monkeypatch.chdir(tmp_path / "other")
+    assert run("evaluate", tmp_path / "r") == 0
+
+
+def test_only_a_flag_replaces_the_recorded_data_root(image_folder, tmp_path, monkeypatch):
+    monkeypatch.setenv("MAPLE_DATA", str(tmp_path))
+    monkeypatch.chdir(image_folder)
+    assert tiny("images", "--out", tmp_path / "r") == 0
+    monkeypatch.setenv("MAPLE_DATA", str(tmp_path / "elsewhere"))
+    assert run("evaluate", tmp_path / "r") == 0
+    assert run("evaluate", tmp_path / "r", "--data-root", tmp_path / "elsewhere") == 1
+
+
+def test_evaluate_notices_changed_data(image_folder, tmp_path, capsys):
+    folder = tmp_path / "r"
+    assert tiny(image_folder, "--out", folder) == 0
+    (image_folder / "dark" / "0.png").rename(image_folder / "dark" / "renamed.png")
+    assert run("evaluate", folder) == 0
+    (image_folder / "dark" / "renamed.png").unlink()
+    assert run("evaluate", folder) == 1
+    assert "the data changed since training" in flat(capsys.readouterr().err)
+    assert run("evaluate", folder, "--ind", image_folder) == 0
+    shutil.rmtree(image_folder)
+    assert run("evaluate", folder) == 1
+    assert "--ind" in capsys.readouterr().err
+
+
+def test_corrupt_unknown_images_are_counted(finished, image_folder, capsys):
+    (image_folder / "dark" / "broken.png").write_bytes(b"not an image")
+    assert run("evaluate", finished, "--ood", f"noise={image_folder / 'dark'}", "--json") == 0
+    out, errors = capsys.readouterr()
+    assert json.loads(out)["n_ood"] == {"noise": 12}
+    assert "1 file of 'dark' could not be used" in flat(errors)
+
+
 def test_report_with_predictions(finished, image_folder, tmp_path):
     out, html = tmp_path / "p.csv", tmp_path / "r.html"
     run("predict", finished, image_folder / "dark", "--out", out)
@@ -198,9 +398,12 @@ def test_report_with_predictions(finished, image_folder, tmp_path):
     assert "<html" in html.read_text()
 
 
-def test_data_lists_and_describes(capsys, tmp_path):
+def test_data_lists_and_describes(capsys, root):
     assert run("data", "--json") == 0
     assert "digits" in [row["source"] for row in json.loads(capsys.readouterr().out)]
+    assert run("data", "--data-root", root, "--json") == 0
+    rows = {row["source"]: row for row in json.loads(capsys.readouterr().out)}
+    assert rows["digits"]["where"] == "built in"
     assert run("data", "digits", "--json") == 0
     assert json.loads(capsys.readouterr().out)["images"] == 1797
 
@@ -214,7 +417,17 @@ def test_data_lists_and_describes(capsys, tmp_path):
         (["train", "cifar11", "--out", "{tmp}/r"], 2, "cifar11"),
         (["train", "digits", "--out", "{tmp}/r", "--backbone", "resnet90"], 2, "did you mean 'resnet9'"),
         (["train", "digits", "--out", "{tmp}/r", "--recipe", "mapel"], 2, "did you mean 'maple'"),
-        (["train", "digits", "--out", "{tmp}/r", "--epochs", "0"], 2, "greater than or equal to 1"),
+        (["train", "digits", "--out", "{tmp}/r", "--epochs", "0"], 2, "--epochs 0: input should be greater than or"),
+        (["train", "digits", "--out", "{tmp}/r", "--size", "abc"], 2, "--size abc: expected side of the square"),
+        (
+            ["train", "digits", "--out", "{tmp}/r", "--splits", "0.8,0.1,0.1"],
+            2,
+            "--splits 0.8,0.1,0.1: expected shares",
+        ),
+        (["train", "digits", "--out", "{tmp}/r", "--seed", "-10"], 2, "--seed -10: input should be greater than or"),
+        (["demo", "--out", "{tmp}/r", "--seed", "-10"], 2, "--seed -10"),
+        (["train", "digits", "--out", "{tmp}/r", "--augment", "crup"], 2, "did you mean 'crop'"),
+        (["train", "digits", "--out", "{tmp}/r", "--false-alarm", "0"], 2, "--false-alarm 0: input should be greater"),
         (["train", "digits", "--out", "{tmp}/r", "--preset", "papr"], 2, "did you mean 'paper'"),
         (["train", "{tmp}/empty", "--out", "{tmp}/r"], 1, "no images"),
         (["train", "{tmp}/one", "--out", "{tmp}/r"], 1, "at least two are needed"),
@@ -232,11 +445,30 @@ def test_errors_are_one_sentence(finished, tmp_path, capsys, arguments, code, me
         Image.new("RGB", (8, 8), (i, i, 9 * i)).save(tmp_path / "one" / "only" / f"{i}.png")
     words = [word.format(tmp=tmp_path, run=finished) for word in arguments]
     assert run(*words) == code
-    errors = flat(capsys.readouterr().err)
+    errors = capsys.readouterr().err
     assert errors.startswith("error: ")
     assert message in errors
-    assert "Traceback" not in errors
-    assert errors.count("\n") == 0
+    assert errors.count("\n") == 1
+    assert not (tmp_path / "r").exists()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+@pytest.mark.parametrize("option", [("--accelerator", "cuda"), ("--precision", "16-mixed")])
+def test_hardware_that_is_not_there(tmp_path, capsys, option):
+    assert run("train", "digits", "--out", tmp_path / "r", *option) == 2
+    assert " ".join(option).removeprefix("--") in capsys.readouterr().err
+    assert not (tmp_path / "r").exists()
+
+
+def test_only_the_first_process_speaks(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("RANK", "1")
+    assert run("train", "cifar11", "--out", tmp_path / "r") == 2
+    assert capsys.readouterr().err == ""
+
+
+def test_output_names_are_checked_before_images_are_read(finished, tmp_path, monkeypatch):
+    monkeypatch.setattr("maple.predict_files.open_images", _interrupt)
+    assert run("predict", finished, "digits", "--out", tmp_path / "p.xls") == 2
 
 
 def test_class_with_one_image_is_named(image_folder, tmp_path, capsys):
@@ -275,7 +507,7 @@ def test_full_disk_keeps_the_old_predictions(finished, tmp_path, capsys, monkeyp
     out = tmp_path / "p.csv"
     out.write_text("old")
     monkeypatch.setattr(
-        "maple.workflow._row_writer",
+        "maple.predict_files._row_writer",
         lambda *_a, **_k: lambda _row: (_ for _ in ()).throw(OSError(28, "No space left on device")),
     )
     assert run("predict", finished, "digits", "--out", out) == 1

@@ -57,6 +57,39 @@ def test_wrong_values_name_the_key(values, message):
         build_options(TrainOptions, values)
 
 
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ({"epochs": "0"}, r"^--epochs 0: input should be greater than or equal to 1 \(passes over"),
+        ({"size": "abc"}, "^--size abc: expected side of the square images in pixels, or 'auto'$"),
+        ({"splits": ["0.8", "0.1", "0.1"]}, "^--splits 0.8,0.1,0.1: expected shares of train, validation"),
+        ({"splits": ["a", "0", "0", "1"]}, "^--splits a,0,0,1: expected shares of train, validation"),
+        ({"seed": "-10"}, "^--seed -10: input should be greater than or equal to 0"),
+        ({"split_seed": "-1"}, "^--split-seed -1: "),
+        ({"embedding_size": "big"}, "^--embedding-size big: "),
+    ],
+)
+def test_wrong_flags_are_called_flags(flags, message):
+    with pytest.raises(ConfigError, match=message):
+        resolve_config(flags)
+    with pytest.raises(ConfigError, match=message):
+        resolve_config(flags, {"train": {"seed": 1}}, "paper")
+
+
+def test_wrong_file_values_name_key_and_section():
+    with pytest.raises(ConfigError, match=r"^'size' in section \[data\] is 'abc': expected side of the square"):
+        resolve_config({"epochs": 3}, {"data": {"size": "abc"}})
+    with pytest.raises(ConfigError, match=r"write it as a section \[train\]"):
+        resolve_config(file={"train": 3})
+
+
+def test_recipe_is_named_not_switched():
+    assert not {"triplet", "clustering"} & resolve_config().sections()["recipe"].keys()
+    for key in ("triplet", "clustering"):
+        with pytest.raises(ConfigError, match=rf"'{key}' .*use recipe in section \[model\]"):
+            resolve_config(file={"recipe": {key: False}})
+
+
 def test_wrong_files(tmp_path):
     with pytest.raises(ConfigError, match="cannot read"):
         read_toml(tmp_path / "none.toml")

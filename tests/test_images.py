@@ -11,7 +11,7 @@ from image_files import arrays, png_of_size, write_folder
 from maple.data import open_images
 from maple.decode import decode_image
 from maple.errors import DataError
-from maple.images import MEMORY_LIMIT, ImageSet
+from maple.images import MEMORY_LIMIT, ImageSet, default_augment
 
 
 def test_subset_takes_integers_or_a_mask() -> None:
@@ -82,3 +82,20 @@ def test_progress_counts_up_to_all_images(tmp_path: Path, rng: np.random.Generat
     seen: list[tuple[int, int]] = []
     open_images(write_folder(tmp_path / "set", {"a": 150}, rng), progress=lambda *counts: seen.append(counts))
     assert seen == [(128, 150), (150, 150)]
+
+
+@pytest.mark.parametrize(
+    ("name", "augment"),
+    [
+        ("digits", "crop"),
+        ("svhn/train", "crop"),
+        ("cifar10/train", "crop,flip"),
+        ("simulated-diatoms", "crop,flip-both"),
+        ("UDE_Diatoms_2024/train", "crop,flip-both"),
+        ("zooplankton", "crop,flip-both"),
+        ("green-algae", "crop,flip-both"),
+        ("microorganisms", "crop,flip-both"),
+    ],
+)
+def test_augmentation_follows_from_the_name(name: str, augment: str) -> None:
+    assert default_augment(name) == augment

@@ -151,6 +151,15 @@ def test_weights_of_another_network_are_refused(backbone, tmp_path):
         load_backbone(path)
 
 
+def test_a_wrapped_module_is_not_saved_as_a_run_that_cannot_be_loaded(splits, tmp_path):
+    module = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(192, 32), torch.nn.ReLU(), torch.nn.Linear(32, 10))
+    wrapped = wrap_backbone(module, example=torch.rand(2, 3, 8, 8))
+    predictor = fit_predictor(wrapped, splits.train, splits.validation, splits.calibration)
+    with pytest.raises(RunError, match="create_backbone"):
+        predictor.save(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_predictor_accepts_plain_arrays(predictor, splits):
     images = splits.test.pixels[:5]
     np.testing.assert_allclose(predictor(images).score, predictor(splits.test).score[:5], rtol=1e-4)

@@ -56,12 +56,45 @@ def test_switches():
 
 
 def test_triplet_weight_warms_up():
+    """The weight grows, the value that the history shows does not depend on it."""
     recipe = create_recipe("triplet", triplet_warmup=0.5, triplet_weight=2.0)
     torch.manual_seed(0)
     batch = torch.randn(8, 4), torch.randn(8, 2), torch.tensor([0, 1] * 4)
-    full = float(recipe.loss(*batch, 1.0)["triplet"])
-    assert float(recipe.loss(*batch, 0.0)["triplet"]) == 0
-    assert float(recipe.loss(*batch, 0.25)["triplet"]) == pytest.approx(full / 2)
+    terms = [recipe.loss(*batch, progress)["triplet"] for progress in (0.0, 0.25, 0.5, 1.0)]
+    assert [term.weight for term in terms] == [0.0, 1.0, 2.0, 2.0]
+    assert len({float(term.value) for term in terms}) == 1
+
+
+def history(*triplets, spread=0.5):
+    """Rows of the first epochs; the weight is full from the third of eight on."""
+    return [{"epoch": i + 1, "triplet": value, "spread": spread} for i, value in enumerate(triplets)]
+
+
+@pytest.mark.parametrize(
+    ("name", "rows", "message"),
+    [
+        ("maple", history(0.6, 0.5, 0.4, 0.3), None),
+        ("maple", history(0.6, spread=0.01), "collapsed"),
+        ("cross-entropy", history(0.6, spread=0.01), "collapsed"),
+        ("maple", history(0.6, 0.6, 0.505, 0.495), "at its margin"),
+        ("cross-entropy", history(0.6, 0.6, 0.505, 0.495), None),
+        ("maple", history(0.6, 0.6, 0.6, 0.5), None),  # it may be passing by
+        ("maple", history(0.5, 0.5, 0.5), None),  # full weight in one of the epochs only
+        ("maple", history(0.6, 0.6, 0.48, 0.48), None),
+    ],
+)
+def test_collapse_has_two_signs(name, rows, message):
+    recipe = create_recipe(name, margin=0.5, triplet_warmup=0.25)
+    found = recipe.find_collapse(rows, epochs=8)
+    if message is None:
+        assert found is None
+    else:
+        assert message in found and "--learning-rate" in found
+        assert ("--triplet-warmup" in found) == recipe.triplet
+
+
+def test_a_margin_of_zero_is_not_a_collapse():
+    assert MapleRecipe(margin=0.0).find_collapse(history(0.0, 0.0, 0.0, 0.0), epochs=8) is None
 
 
 def test_relabelling_only_when_due_and_hard(rng):
@@ -79,6 +112,21 @@ def test_relabelling_only_when_due_and_hard(rng):
     after = recipe.relabel(2, *wrong, current, embed, 0)
     assert after.cluster_to_class.tolist() == [0, 0, 1]
     assert create_recipe("triplet", relabel_every=2).relabel(2, *wrong, current, embed, 0) is None
+
+
+def test_same_clusters_with_other_numbers_are_no_event(rng):
+    """Clustering a class anew may number its clusters differently: the head must not start afresh for that."""
+    recipe = MapleRecipe(
+        relabel_every=1, min_cluster_size=5, cluster_space="raw", cluster_scope="class", head_growth="fresh"
+    )
+    points = np.concatenate([rng.normal([9 * k, 0], 0.1, (30, 2)) for k in range(3)]).astype(np.float32)
+    wrong = np.array([[0.1, 0.9], [0.1, 0.9]]), np.array([0, 1])
+    first = recipe.relabel(1, *wrong, Relabelling.initial(np.repeat([0, 0, 1], 30), 2), points.__getitem__, 0)
+    assert first.n_clusters == 3
+    mirrored = Relabelling(
+        np.array([1, 0, 2])[first.cluster_ids], first.cluster_to_class, first.parents, first.shares[[1, 0, 2]]
+    )
+    assert recipe.relabel(2, *wrong, mirrored, points.__getitem__, 0) is None
 
 
 def test_only_hard_classes_are_embedded():

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from sklearn.metrics import recall_score
 
-from maple.relabel import class_probabilities, false_negative_ratios, hard_classes, split_clusters
+from maple.relabel import changed_classes, class_probabilities, false_negative_ratios, hard_classes, split_clusters
 from maple.types import Relabelling
 
 
@@ -25,7 +25,7 @@ def test_class_probabilities_by_loops(rng):
 
 
 def test_summing_does_not_make_split_classes_look_hard():
-    # Five equal children of class 0 with 0.19 each against 0.05 + ... : the class has 0.6 in all, each child only 0.12.
+    # Class 0 has 0.6 in all, but each of its five children only 0.12, less than the 0.4 of class 1.
     probabilities = np.array([[0.12] * 5 + [0.4]])
     mapping = np.array([0] * 5 + [1])
     assert class_probabilities(np.log(probabilities), mapping, "sum").argmax(1) == 0
@@ -101,3 +101,23 @@ def test_every_method_is_deterministic(rng, method):
     results = [split_clusters(points, np.arange(120), start, np.array([0]), method=method, seed=3) for _ in range(2)]
     np.testing.assert_array_equal(results[0].cluster_ids, results[1].cluster_ids)
     assert results[0].n_clusters >= 2
+
+
+def regrouped(cluster_ids, cluster_to_class):
+    mapping = np.array(cluster_to_class)
+    return Relabelling(np.array(cluster_ids), mapping, np.arange(len(mapping)), np.ones(len(mapping)))
+
+
+@pytest.mark.parametrize(
+    ("after", "changed"),
+    [
+        (regrouped([0, 0, 1, 1, 2, 2], [0, 0, 1]), []),
+        (regrouped([1, 1, 0, 0, 2, 2], [0, 0, 1]), []),  # other numbers, same clusters
+        (regrouped([0, 1, 1, 0, 2, 2], [0, 0, 1]), [0]),  # as many clusters, other members
+        (regrouped([0, 0, 1, 1, 2, 3], [0, 0, 1, 1]), [1]),
+        (regrouped([0, 0, 0, 0, 1, 2], [0, 1, 1]), [0, 1]),
+    ],
+)
+def test_changed_classes_compare_members(after, changed):
+    before = regrouped([0, 0, 1, 1, 2, 2], [0, 0, 1])
+    assert changed_classes(before, after).tolist() == changed

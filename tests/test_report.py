@@ -30,7 +30,7 @@ from maple.errors import DataError, RunError
 from maple.gallery import write_gallery
 from maple.images import ImageSet
 from maple.plots import Plot
-from maple.report import caught_at, compare, read_predictions, read_run, summary_sentences, threshold_at, write_report
+from maple.report import caught_at, compare, read_predictions, read_run, summary_sentences, write_report
 from maple.types import PREDICTION_COLUMNS, Outputs, Prediction
 
 HOSTILE = "<script>alert('x')</script>"
@@ -391,13 +391,6 @@ def test_caught_at_follows_the_curve(rng: np.random.Generator) -> None:
     assert between == sorted(between)
 
 
-def test_threshold_leaves_the_false_alarms_to_its_right(rng: np.random.Generator) -> None:
-    counts, edges = np.histogram(rng.gamma(3, size=10_000), bins=50)
-    threshold = threshold_at(edges, counts.tolist(), 0.1)
-    assert counts[edges[:-1] >= threshold].sum() <= 1_000 <= counts[edges[1:] >= threshold].sum()
-    assert threshold_at(edges, counts.tolist(), 0.0) == edges[-1]
-
-
 @pytest.mark.usefixtures("no_plots")
 def test_relabelling_events_are_named(run: Path, tmp_path: Path) -> None:
     page = Page(write_report(run, tmp_path / "r.html"))
@@ -410,6 +403,45 @@ def test_commands_versions_and_configuration(run: Path, tmp_path: Path) -> None:
     text = Page(write_report(run, tmp_path / "r.html")).text
     for part in ("maple train digits --out run", "maple evaluate run", "numpy 2", 'backbone = "resnet9"', "0.31 ms"):
         assert part in text
+
+
+@pytest.mark.usefixtures("no_plots")
+def test_commands_are_quoted(copied: Path, tmp_path: Path) -> None:
+    folder = copied.rename(tmp_path / "my run")
+    predictions = write_predictions(tmp_path / "a b.csv")
+    text = Page(write_report(folder, predictions=predictions)).text
+    assert f"maple report '{folder}' '{predictions}'" in text
+
+
+@pytest.mark.usefixtures("no_plots")
+def test_both_conventions_of_fpr95_are_named(run: Path, tmp_path: Path) -> None:
+    text = Page(write_report(run, tmp_path / "r.html")).text
+    assert "FPR95, unknown" in text and "FPR95, known" in text
+
+
+def test_projections_tell_their_epoch(copied: Path) -> None:
+    def titles() -> list[str]:
+        record = read_run(copied)
+        return [maple.report._projection_title(record, name) for name in ("before", "after")]
+
+    assert titles() == ["Before the first relabelling", "After training"]
+    classes = json.loads((copied / "classes.json").read_text())
+    save_json(copied / "classes.json", classes | {"snapshot_epochs": {"before": 4, "after": 12}})
+    assert titles() == ["Before the first relabelling, epoch 4", "After training, epoch 12"]
+    history = (copied / "history.csv").read_text().replace("zero;one", "")
+    (copied / "history.csv").write_text(history)
+    assert titles() == ["During training, epoch 4", "After training, epoch 12"]
+
+
+@pytest.mark.usefixtures("no_plots")
+def test_threshold_out_of_reach_is_stated(copied: Path) -> None:
+    assert "No image is ever flagged" not in Page(write_report(copied)).text
+    results = Results.from_json((copied / "results.json").read_bytes())
+    few = {"false_alarm": 0.05, "calibration_images": 7}
+    results = replace(results, threshold=math.inf, false_alarm=0.0, provenance={**results.provenance, **few})
+    (copied / "results.json").write_text(results.to_json())
+    said = "No image is ever flagged: 7 calibration images are too few for a false-alarm rate of 5"
+    assert said in Page(write_report(copied)).text
 
 
 def test_many_classes_get_another_layout(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import itertools
 import math
 
@@ -11,12 +12,16 @@ import pytest
 import torch
 
 from maple.backbone import create_backbone
+from maple.batches import count_batches
+from maple.checkpoint import load_arrays
 from maple.config import DataOptions, TrainOptions
-from maple.errors import DataError, RunError, TrainError
-from maple.recipe import MapleRecipe, create_recipe
+from maple.errors import DataError, RunError, TrainError, UsageError
+from maple.loss import LossTerm
+from maple.recipe import MapleRecipe, Recipe, create_recipe
 from maple.splits import load_splits
 from maple.train import (
     HISTORY_COLUMNS,
+    data_digest,
     history_csv,
     inherit_rows,
     learning_rate_at,
@@ -31,9 +36,16 @@ def splits():
     return load_splits("digits", DataOptions())
 
 
-def start(recipe, splits, folder=None, epochs=4, resume=False, seed=0, **options):
-    torch.manual_seed(seed)
-    backbone = create_backbone("resnet9", 10)
+@pytest.fixture(scope="module")
+def few(splits):
+    """A few images, for tests of what surrounds the learning."""
+    return dataclasses.replace(splits, train=splits.train.subset(np.arange(256)))
+
+
+def start(recipe, splits, folder=None, epochs=4, resume=False, seed=0, backbone=None, **options):
+    if backbone is None:
+        torch.manual_seed(seed)
+        backbone = create_backbone("resnet9", 10)
     return train_backbone(
         backbone,
         recipe,
@@ -75,6 +87,13 @@ def test_relabelling_grows_head_and_moves_no_probability(eager_run):
 def test_no_event_after_the_last_epoch(eager_run):
     run, _ = eager_run
     assert run.history[-1]["relabelled"] == ""
+
+
+def test_snapshots_know_their_epochs(eager_run, few):
+    run, _ = eager_run
+    first = next(row["epoch"] for row in run.history if row["relabelled"])
+    assert run.snapshot_epochs == {"before": first, "after": 4}
+    assert start(create_recipe("cross-entropy"), few, epochs=4).snapshot_epochs == {"before": 2, "after": 4}
 
 
 def test_history_file(eager_run):
@@ -125,20 +144,115 @@ def test_resumed_run_reaches_the_same_weights(splits, tmp_path, recipe):
     options = {name: getattr(recipe, name) for name in recipe.__dataclass_fields__}
     with pytest.raises(Killed):
         start(Kill(**options), splits, tmp_path / "killed")
-    torch.manual_seed(99)  # whatever the state of the generator
-    resumed = start(recipe, splits, tmp_path / "killed", resume=True)
+    torch.manual_seed(99)  # other weights, another state of the generator: all that counts is in the checkpoint
+    backbone = create_backbone("resnet9", 10)
+    resumed = start(recipe, splits, tmp_path / "killed", resume=True, backbone=backbone)
     assert len(resumed.history) == 4
     for (name, a), b in zip(whole.backbone.state_dict().items(), resumed.backbone.state_dict().values()):
         assert torch.equal(a, b), name
     np.testing.assert_array_equal(whole.relabelling.cluster_ids, resumed.relabelling.cluster_ids)
     drop = lambda rows: [{k: v for k, v in row.items() if k != "seconds"} for row in rows]  # noqa: E731
     assert drop(whole.history) == drop(resumed.history)
+    assert whole.snapshot_epochs == resumed.snapshot_epochs
+    for name, snapshot in whole.snapshots.items():
+        np.testing.assert_array_equal(snapshot, resumed.snapshots[name])
 
 
-def test_resume_refuses_other_options(splits, tmp_path):
-    start(create_recipe("cross-entropy"), splits, tmp_path, epochs=1)
-    with pytest.raises(RunError, match=r"started with --learning-rate 0\.1"):
-        start(create_recipe("cross-entropy"), splits, tmp_path, epochs=1, resume=True, learning_rate=0.2)
+# --- what a resumed run must share with the run it continues
+
+
+@pytest.fixture(scope="module")
+def one_epoch(few, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("one-epoch")
+    start(create_recipe("triplet"), few, folder, epochs=1)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("recipe", "options", "message"),
+    [
+        (create_recipe("triplet"), {"learning_rate": 0.2}, r"started with --learning-rate 0\.1, not 0\.2"),
+        (create_recipe("triplet", margin=0.9), {}, r"started with --margin 0\.5, not 0\.9"),
+        (create_recipe("maple"), {}, "started with --recipe triplet, not maple"),
+    ],
+)
+def test_resume_refuses_other_options(few, one_epoch, recipe, options, message):
+    with pytest.raises(RunError, match=message):
+        start(recipe, few, one_epoch, epochs=1, resume=True, **options)
+
+
+def test_resume_refuses_other_data_of_equal_size(few, splits, one_epoch):
+    others = dataclasses.replace(few, train=splits.train.subset(np.arange(256, 512)))
+    labels = dataclasses.replace(few.train, labels=np.roll(few.train.labels, 1))
+    for changed in (others, dataclasses.replace(few, train=labels)):
+        with pytest.raises(RunError, match="other images or labels"):
+            start(create_recipe("triplet"), changed, one_epoch, epochs=1, resume=True)
+
+
+def test_resume_refuses_another_network(few, one_epoch):
+    for backbone in (create_backbone("resnet20", 10), create_backbone("resnet9", 10, embedding_size=16)):
+        with pytest.raises(RunError, match="another network than"):
+            start(create_recipe("triplet"), few, one_epoch, epochs=1, resume=True, backbone=backbone)
+
+
+def test_resume_accepts_options_that_change_nothing(few, one_epoch):
+    run = start(create_recipe("triplet"), few, one_epoch, epochs=1, resume=True, workers=0, checkpoint_every=3)
+    assert len(run.history) == 1
+
+
+def test_digest_knows_order_labels_and_names(splits):
+    images = splits.train.subset(np.arange(10))
+    variants = [
+        images,
+        images.subset(np.arange(10)[::-1]),
+        dataclasses.replace(images, labels=np.roll(images.labels, 1)),
+        dataclasses.replace(images, class_names=tuple("abcdefghij")),
+    ]
+    assert len({data_digest(variant) for variant in variants}) == 4
+    assert data_digest(images) == data_digest(splits.train.subset(np.arange(10)))
+
+
+# --- the head
+
+
+def test_recipe_builds_a_missing_head(few, tmp_path):
+    class Wide(MapleRecipe):
+        def build_head(self, embedding_size, n_outputs):
+            return torch.nn.Sequential(torch.nn.Linear(embedding_size, 12), torch.nn.Linear(12, n_outputs))
+
+    runs = []
+    for resume in (False, True):
+        backbone = create_backbone("resnet9", 10)
+        backbone.head = None
+        runs.append(start(Wide(clustering=False), few, tmp_path, epochs=1, resume=resume, backbone=backbone))
+        assert len(backbone.head) == 2
+    for a, b in zip(runs[0].backbone.state_dict().values(), runs[1].backbone.state_dict().values()):
+        assert torch.equal(a, b)
+
+
+def test_head_without_bias_is_restored(few, tmp_path):
+    runs = []
+    for resume in (False, True):
+        backbone = create_backbone("resnet9", 10)
+        backbone.head = torch.nn.Linear(backbone.embedding_size, 10, bias=False)
+        runs.append(start(create_recipe("triplet"), few, tmp_path, epochs=1, resume=resume, backbone=backbone))
+    assert runs[1].backbone.head.bias is None
+    assert torch.equal(runs[0].backbone.head.weight, runs[1].backbone.head.weight)
+
+
+def test_head_of_wrong_size_is_an_error_with_a_remedy(few):
+    with pytest.raises(UsageError, match=r"has 7 outputs, but there are 10 classes: set backbone\.head = None"):
+        start(EAGER, few, backbone=create_backbone("resnet9", 7))
+
+
+def test_options_come_from_one_place(few):
+    with pytest.raises(UsageError, match="not both: epochs"):
+        train_backbone(
+            create_backbone("resnet9", 10), EAGER, few.train, few.validation, options=TrainOptions(), epochs=2
+        )
+
+
+# --- numbers that go wrong
 
 
 def test_batch_norm_keeps_learning_after_validation(splits):
@@ -159,14 +273,81 @@ def test_batch_norm_keeps_learning_after_validation(splits):
         assert all(not torch.equal(earlier[k], later[k]) for k in earlier)
 
 
-def test_divergence_is_an_error_with_a_remedy(splits):
-    with pytest.raises(TrainError, match="lower --learning-rate"):
-        start(create_recipe("cross-entropy"), splits, learning_rate=1e30, schedule="constant")
+def test_divergence_is_an_error_with_a_remedy(few):
+    with pytest.raises(TrainError, match=r"the loss .* start again with --overwrite .* --learning-rate 1e\+29"):
+        start(create_recipe("cross-entropy"), few, learning_rate=1e30, schedule="constant")
 
 
-def test_collapse_is_reported(splits, capsys):
+def test_last_step_of_an_epoch_cannot_spoil_the_checkpoint(few, tmp_path):
+    """The loss of the last step is finite, its gradient is not."""
+    steps = count_batches(len(few.train), 64)
+    calls = itertools.count(1)
+
+    class Spoil(MapleRecipe):
+        def loss(self, embeddings, logits, targets, progress):
+            terms = super().loss(embeddings, logits, targets, progress)
+            if next(calls) == 2 * steps:
+                terms["spoilt"] = LossTerm((embeddings.sum() * 0).sqrt())
+            return terms
+
+    with pytest.raises(TrainError, match="no longer a finite number in epoch 2"):
+        start(Spoil(clustering=False), few, tmp_path)
+    arrays, metadata = load_arrays(tmp_path / "resume.safetensors")
+    assert metadata["epoch"] == 1
+    assert all(np.isfinite(array).all() for array in arrays.values())
+    assert len((tmp_path / "history.csv").read_text().splitlines()) == 1 + 1
+
+
+def test_history_shows_the_triplet_loss_without_its_weight(few):
+    run = start(create_recipe("triplet", triplet_weight=0.25, triplet_warmup=0.0), few, epochs=1)
+    (row,) = run.history
+    assert row["triplet"] > 0.1
+    assert row["loss"] == pytest.approx(row["cross_entropy"] + 0.25 * row["triplet"], rel=1e-5)
+
+
+def test_history_holds_the_terms_of_any_recipe(few, tmp_path):
+    class Plain(Recipe):
+        def loss(self, embeddings, logits, targets, progress):
+            return {"brier": LossTerm((logits.softmax(1) - torch.eye(10)[targets]).square().sum(1).mean())}
+
+    run = start(Plain(), few, tmp_path, epochs=1)
+    with (tmp_path / "history.csv").open() as file:
+        (row,) = csv.DictReader(file)
+    assert float(row["brier"]) == run.history[0]["brier"] == run.history[0]["loss"]
+    assert row["triplet"] == ""
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"learning_rate": 0.05, "momentum": 0.9, "nesterov": False, "weight_decay": 1e-4},
+        {"optimizer": "adam", "learning_rate": 2e-4, "weight_decay": 0.0},
+        {"optimizer": "adam", "learning_rate": 0.01, "weight_decay": 0.0},
+    ],
+    ids=["sgd-0.05", "adam-2e-4", "adam-0.01"],
+)
+def test_default_recipe_survives_the_optimisers_of_the_paper(splits, options, capsys):
+    torch.manual_seed(0)
+    run = train_backbone(
+        create_backbone("resnet9", 10),
+        MapleRecipe(),
+        splits.train,
+        splits.validation,
+        epochs=4,
+        batch_size=64,
+        schedule="constant",
+        **options,
+    )
+    assert run.history[-1]["validation_accuracy"] > 0.7
+    assert min(row["spread"] for row in run.history) > 0.2
+    assert "warning" not in capsys.readouterr().err
+
+
+def test_collapse_is_reported_once(splits, capsys):
     """Raw embeddings scaled to a point by an overwhelming triplet loss at a high rate."""
-    recipe = create_recipe("triplet", triplet_space="raw", triplet_warmup=0.0, triplet_weight=1000.0)
+    recipe = create_recipe(
+        "triplet", triplet_space="raw", triplet_warmup=0.0, triplet_softness=0.0, triplet_weight=1000.0
+    )
     torch.manual_seed(0)
     backbone = create_backbone("resnet9", 10)
     run = train_backbone(
@@ -180,7 +361,7 @@ def test_collapse_is_reported(splits, capsys):
         show_progress=True,
     )
     assert run.history[-1]["spread"] < 0.02
-    assert "collapsed" in capsys.readouterr().err
+    assert capsys.readouterr().err.count("warning:") == 1
 
 
 def test_missing_class_is_named(splits):

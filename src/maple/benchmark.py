@@ -25,6 +25,7 @@ from scipy.special import log_softmax
 
 import maple
 from maple import metrics
+from maple.checkpoint import FORMAT_VERSION
 from maple.detector import Description, Detector, LogitDetector, create_detector
 from maple.errors import DataError, RunError, UsageError
 from maple.gaussian import class_logsumexp
@@ -33,7 +34,6 @@ from maple.types import Outputs, Prediction
 if TYPE_CHECKING:
     from maple.predictor import Predictor
 
-FORMAT_VERSION = 1
 CONFIDENCE_LEVELS = (0.5, 0.8, 0.9)
 MAX_CURVE_POINTS = 200
 HISTOGRAM_BINS = 50

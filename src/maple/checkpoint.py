@@ -38,12 +38,13 @@ def write_atomic(path: Path, content: bytes | str) -> None:
         temporary.chmod(0o644)
         temporary.replace(path)
     except OSError as error:
-        if temporary is not None:
-            temporary.unlink(missing_ok=True)
         raise RunError(
             f"cannot write '{path}' ({len(data) / 1e6:.1f} MB): {error.strerror or error}; "
-            "free some space or choose another folder, then start again with --resume: what was saved before is intact"
+            "free some space or choose another folder, then try again: what was saved before is intact"
         ) from None
+    finally:  # also on Ctrl-C
+        if temporary is not None:
+            temporary.unlink(missing_ok=True)
 
 
 def save_arrays(path: Path, arrays: Mapping[str, np.ndarray], metadata: Mapping[str, Any]) -> None:

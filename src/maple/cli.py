@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import inspect
 import json
+import os
+import shlex
 import sys
 from collections.abc import Callable
 from dataclasses import fields
@@ -16,6 +18,7 @@ from rich.console import Console
 from maple import __version__
 from maple.config import GROUPS, PRESETS, read_toml
 from maple.errors import MapleError, UsageError
+from maple.progress import is_first_process
 
 app = typer.Typer(
     help="Class, probability, uncertainty and an out-of-distribution decision from one forward pass.",
@@ -26,14 +29,22 @@ app = typer.Typer(
 )
 output = Console()
 
+INTERRUPTED = 130  # the exit code after Ctrl-C
+
 DataRoot = Annotated[
-    Path | None, typer.Option(help="folder of named data sets, <name>/<split>.parquet", envvar="MAPLE_DATA")
+    Path | None,
+    typer.Option(help="folder of named data sets, <name>/<split>.parquet [dim]\\[default: environment MAPLE_DATA][/]"),
 ]
+RunDataRoot = Annotated[
+    Path | None,
+    typer.Option(help="folder of named data sets [dim]\\[default: the one the run was trained with][/]"),
+]
+Workers = Annotated[int, typer.Option(min=0, help="processes that decode images too many to hold in memory")]
 AsJson = Annotated[bool, typer.Option("--json", help="print JSON instead of a table")]
 FalseAlarm = Annotated[
     float | None, typer.Option(help="share of in-distribution images flagged at most, on average; default: the run's")
 ]
-PANELS = {"data": "Data", "model": "Model", "train": "Training", "recipe": "Recipe", "detector": "Detector"}
+PANELS = {name: name.capitalize() for name in GROUPS} | {"train": "Training"}
 
 
 def _values(annotation: Any) -> str | None:
@@ -125,11 +136,13 @@ def demo(
 
 
 @app.command()
-@with_options("model", "train", "recipe", "detector", "data")
+@with_options("model", "train", "recipe", "detector", "decision", "data")
 def train(
     data: Annotated[str, typer.Argument(help="image folder, .parquet, .npz, or the name of a data set")],
-    out: Annotated[Path, typer.Option(help="run folder to write")],
     flags: dict[str, Any],
+    out: Annotated[
+        Path | None, typer.Option(help="run folder to write [dim]\\[default: runs/<name of DATA>][/]")
+    ] = None,
     data_root: DataRoot = None,
     config: Annotated[Path | None, typer.Option(help="TOML file with options; flags go before it")] = None,
     preset: Annotated[str | None, typer.Option(help=f"settings by name: {', '.join(PRESETS)}")] = None,
@@ -141,11 +154,11 @@ def train(
     as_json: AsJson = False,
 ) -> None:
     """Train a network on DATA, fit its detector and test it; the run folder holds everything."""
-    from maple.workflow import TrainRequest, train_run
+    from maple.workflow import TrainRequest, default_out, train_run
 
     request = TrainRequest(
         source=data,
-        out=out,
+        out=out or default_out(data),
         data_root=data_root,
         validation=validation,
         calibration=calibration,
@@ -172,12 +185,13 @@ def predict(
         bool, typer.Option("--all-probabilities", help="add a column p_<class> for every class")
     ] = False,
     batch_size: Annotated[int, typer.Option(min=1, help="images per forward pass")] = 256,
+    workers: Workers = 2,
     data_root: DataRoot = None,
 ) -> None:
     """Class, probability, uncertainty and in/out decision for each image: one row each."""
-    from maple.workflow import predict_images
+    from maple.predict_files import predict_images
 
-    predict_images(run, images, out, false_alarm, all_probabilities, batch_size, data_root)
+    predict_images(run, images, out, false_alarm, all_probabilities, batch_size, data_root, workers)
 
 
 @app.command()
@@ -186,13 +200,15 @@ def evaluate(
     ind: Annotated[str | None, typer.Option(help="in-distribution test images; default: the run's test split")] = None,
     ood: Annotated[list[str] | None, typer.Option(help="NAME=SOURCE of unknown images; may be repeated")] = None,
     false_alarm: FalseAlarm = None,
-    data_root: DataRoot = None,
+    workers: Workers = 2,
+    data_root: RunDataRoot = None,
     as_json: AsJson = False,
 ) -> None:
     """Measure accuracy, calibration and detection of unknown images, and update the report."""
     from maple.workflow import evaluate_run
 
-    _finish(evaluate_run(run, ind, _named_sources(ood or []), false_alarm, data_root, _command_line()), as_json)
+    unknown = _named_sources(ood or [])
+    _finish(evaluate_run(run, ind, unknown, false_alarm, data_root, _command_line(), workers), as_json)
 
 
 @app.command()
@@ -220,12 +236,16 @@ def data(
     if as_json:
         print(json.dumps(rows if source is None else rows[0], indent=1))
         return
+    from rich.markup import escape
     from rich.table import Table
 
-    table = Table(*rows[0]) if rows else Table("source")
+    table = Table(*rows[0])
     for row in rows:
-        table.add_row(*(str(value) for value in row.values()))
+        table.add_row(*(escape(str(value)) for value in row.values()))
     output.print(table)
+    if source is None:
+        root = data_root or os.environ.get("MAPLE_DATA") or "none: set MAPLE_DATA or give --data-root"
+        output.print(f"data root: {root}", markup=False, highlight=False, soft_wrap=True)
 
 
 def _named_sources(pairs: list[str]) -> dict[str, str]:
@@ -251,23 +271,38 @@ def _finish(results: Any, as_json: bool) -> None:
 
 
 def _command_line() -> str:
-    return " ".join(["maple", *sys.argv[1:]])
+    return shlex.join(["maple", *sys.argv[1:]])
 
 
 def main() -> None:
-    """Entry point: errors are one sentence on standard error, with exit code 2 for wrong use and 1 for failure."""
-    errors = Console(stderr=True)
+    """Entry point: errors are one sentence on standard error, with exit code 2 for wrong use and 1 for failure.
+
+    Of several processes only the first one speaks.
+    """
+    errors = Console(stderr=True, quiet=not is_first_process())
     try:
         app(prog_name="maple")
     except MapleError as error:
         errors.print("[bold red]error:[/] ", end="")
         errors.print(str(error), markup=False, highlight=False, soft_wrap=True)
         raise SystemExit(error.exit_code) from None
-    except KeyboardInterrupt:
-        errors.print("\ninterrupted: what was saved is intact; continue a training with --resume")
-        raise SystemExit(130) from None
     except BrokenPipeError:
         raise SystemExit(1) from None
+    except KeyboardInterrupt:  # where Typer does not see it
+        _say_interrupted(errors)
+        raise SystemExit(INTERRUPTED) from None
+    except SystemExit as stop:
+        if stop.code == INTERRUPTED:
+            _say_interrupted(errors)
+        raise
+
+
+def _say_interrupted(errors: Console) -> None:
+    errors.print(
+        "\ninterrupted: what was saved is intact; a training goes on with the same command and --resume",
+        highlight=False,
+        soft_wrap=True,
+    )
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ Options = TypeVar("Options")
 Positive = Annotated[int, Field(ge=1)]
 Share = Annotated[float, Field(ge=0, le=1)]
 NonNegative = Annotated[float, Field(ge=0)]
+Seed = Annotated[int, Field(ge=0, lt=2**32)]
 
 
 def option(default: Any, help: str, flag: bool = True) -> Any:
@@ -38,7 +39,7 @@ class DataOptions:
         (0.7, 0.1, 0.1, 0.1), "shares of train, validation, calibration and test; test is 0 where a test file exists"
     )
     min_images: Annotated[int, Field(ge=0)] = option(0, "leave out classes with fewer images than this")
-    split_seed: int = option(0, "seed of the split")
+    split_seed: Seed = option(0, "seed of the split")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +56,7 @@ class TrainOptions:
     """How a network is trained, whatever the recipe."""
 
     epochs: Positive = option(16, "passes over the training images")
-    batch_size: Positive = option(256, "images per step, over all devices")
+    batch_size: Positive = option(128, "images per step, over all devices")
     optimizer: Literal["sgd", "adam"] = option("sgd", "optimiser")
     learning_rate: Annotated[float, Field(gt=0)] = option(0.1, "learning rate; the peak of the schedule")
     momentum: Share = option(0.9, "momentum of SGD")
@@ -64,9 +65,9 @@ class TrainOptions:
     schedule: Literal["triangular", "cosine", "constant"] = option("triangular", "learning rate over the epochs")
     augment: str = option("auto", "'auto', 'none', or a list of crop, flip, flip-both")
     sampler: Literal["auto", "shuffle", "balanced"] = option(
-        "auto", "'balanced' draws several images of each of several classes; 'auto' does so when batches are small"
+        "auto", "'balanced' draws several images of each of several classes; 'auto' does so where triplets need it"
     )
-    seed: int = option(0, "seed of weights, order and augmentation")
+    seed: Seed = option(0, "seed of weights, order and augmentation")
     precision: Literal["auto", "32-true", "bf16-mixed", "16-mixed"] = option(
         "auto", "'auto' takes bfloat16 where the hardware has it"
     )
@@ -84,11 +85,14 @@ class RecipeOptions:
 
     triplet: bool = option(True, "add the triplet loss", flag=False)
     clustering: bool = option(True, "split hard classes into clusters", flag=False)
-    margin: NonNegative = option(0.7, "margin of the triplet loss")
+    margin: NonNegative = option(0.5, "margin of the triplet loss")
     triplet_weight: NonNegative = option(1.0, "weight of the triplet loss")
     triplet_warmup: Share = option(0.25, "share of the training over which that weight grows from 0")
+    triplet_softness: NonNegative = option(
+        0.2, "0 compares the hardest positive and negative in the batch, larger values weighted means"
+    )
     triplet_space: Literal["normalised", "raw"] = option("normalised", "embeddings the triplet loss compares")
-    relabel_every: Positive = option(5, "epochs between relabelling events (the paper's p)")
+    relabel_every: Positive = option(10, "epochs between relabelling events (the paper's p)")
     hard_class_error: Share = option(0.3, "false-negative ratio above which a class is split (the paper's t)")
     max_clusters: Positive = option(5, "clusters per class at most")
     min_cluster_size: Positive = option(20, "images per cluster at least")
@@ -118,10 +122,20 @@ class DetectorOptions:
     )
 
 
+@dataclass(frozen=True, kw_only=True)
+class DecisionOptions:
+    """When an image is called out-of-distribution."""
+
+    false_alarm: Annotated[float, Field(gt=0, lt=1)] = option(
+        0.05, "share of in-distribution images flagged at most, on average"
+    )
+
+
 _PAPER_RECIPE: dict[str, Any] = {
     "margin": 0.7,
     "triplet_weight": 1.0,
     "triplet_warmup": 0.0,
+    "triplet_softness": 0.0,
     "triplet_space": "raw",
     "relabel_every": 10,
     "hard_class_error": 0.3,
@@ -185,7 +199,9 @@ GROUPS: dict[str, type] = {
     "train": TrainOptions,
     "recipe": RecipeOptions,
     "detector": DetectorOptions,
+    "decision": DecisionOptions,
 }
+SWITCHES = tuple(f.name for f in fields(RecipeOptions) if not f.metadata["flag"])  # what a recipe's name stands for
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -197,9 +213,14 @@ class RunConfig:
     train: TrainOptions
     recipe: RecipeOptions
     detector: DetectorOptions
+    decision: DecisionOptions
 
     def sections(self) -> dict[str, dict[str, Any]]:
-        return {name: as_dict(getattr(self, name)) for name in GROUPS}
+        """What ``config.toml`` holds. The two switches are left out, since [model] ``recipe`` stands for them."""
+        return {
+            name: {key: value for key, value in as_dict(getattr(self, name)).items() if key not in SWITCHES}
+            for name in GROUPS
+        }
 
 
 def resolve_config(
@@ -213,25 +234,34 @@ def resolve_config(
     """
     if preset is not None and preset not in PRESETS:
         raise ConfigError(f"unknown preset '{preset}': {suggest(preset, PRESETS)}")
-    file = file or {}
-    for section in file:
-        if section not in GROUPS:
-            raise ConfigError(f"unknown section '{section}' in the configuration file: {suggest(section, GROUPS)}")
-    base = {**(PRESETS[preset] if preset else {})}
+    flags, file = flags or {}, file or {}
+    _check_sections(file)
+    base = PRESETS[preset] if preset else {}
     built: dict[str, Any] = {}
     for section, group in GROUPS.items():
         known = {f.name for f in fields(group)}
-        values = {
-            **{key: value for key, value in base.items() if key in known},
-            **file.get(section, {}),
-            **{key: value for key, value in (flags or {}).items() if key in known},
-        }
+        own_flags = {key: value for key, value in flags.items() if key in known}
+        build_options(group, own_flags, where=None)  # so that a wrong flag is called a flag
+        values = {key: value for key, value in base.items() if key in known} | file.get(section, {}) | own_flags
         built[section] = build_options(group, values, f"section [{section}]")
     return RunConfig(**built)
 
 
-def build_options(group: type[Options], values: dict[str, Any], where: str = "configuration") -> Options:
+def _check_sections(file: dict[str, Any]) -> None:
+    for section, values in file.items():
+        if section not in GROUPS:
+            raise ConfigError(f"unknown section '{section}' in the configuration file: {suggest(section, GROUPS)}")
+        if not isinstance(values, dict):
+            raise ConfigError(f"'{section}' in the configuration file is {values!r}: write it as a section [{section}]")
+    for key in SWITCHES:
+        if key in file.get("recipe", {}):
+            raise ConfigError(f"'{key}' in section [recipe] cannot be set in a file: use recipe in section [model]")
+
+
+def build_options(group: type[Options], values: dict[str, Any], where: str | None = "configuration") -> Options:
     """Validate ``values`` and make the options of ``group``; an unknown key fails with a suggestion.
+
+    Errors say ``where`` the values come from; ``None`` stands for flags of the command line.
 
     >>> build_options(TrainOptions, {"epochs": "3"}).epochs
     3
@@ -240,16 +270,33 @@ def build_options(group: type[Options], values: dict[str, Any], where: str = "co
     ...
     maple.errors.ConfigError: unknown key 'epoch' in configuration: did you mean 'epochs'?
     """
-    known = [f.name for f in fields(group)]  # type: ignore[arg-type]
+    helps = {f.name: f.metadata.get("help", "another value") for f in fields(group)}  # type: ignore[arg-type]
     for key in values:
-        if key not in known:
-            raise ConfigError(f"unknown key '{key}' in {where}: {suggest(key, known)}")
+        if key not in helps:
+            raise ConfigError(f"unknown key '{key}' in {where}: {suggest(key, helps)}")
     try:
         return TypeAdapter(group).validate_python(values)
     except ValidationError as error:
         first = error.errors()[0]
-        key = ".".join(str(part) for part in first["loc"])
-        raise ConfigError(f"'{key}' in {where} is {first['input']!r}: {first['msg'].lower()}") from None
+        key, *inside = (str(part) for part in first["loc"])
+        # A message about one branch of a union or one item of a tuple says less than the help of the option.
+        reason = f"expected {helps[key]}" if inside else f"{first['msg'].lower()} ({helps[key]})"
+        raise ConfigError(f"{_said(key, values[key], where)}: {reason}") from None
+
+
+def flag_name(key: str) -> str:
+    """The flag of an option.
+
+    >>> flag_name("batch_size")
+    '--batch-size'
+    """
+    return "--" + key.replace("_", "-")
+
+
+def _said(key: str, value: Any, where: str | None) -> str:
+    if where is not None:
+        return f"'{key}' in {where} is {value!r}"
+    return f"{flag_name(key)} {','.join(map(str, value)) if isinstance(value, list) else value}"
 
 
 def as_dict(options: Any, group: type | None = None) -> dict[str, Any]:

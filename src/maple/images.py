@@ -41,12 +41,9 @@ Progress = Callable[[int, int], None]  # images done, images in all
 
 MEMORY_LIMIT = 2 * 2**30
 
-_AUGMENT_BY_NAME = {  # what 'auto' means where the default, crop and left-right flips, does not fit
-    "digits": "crop",
-    "svhn": "crop",
-    "simulated-diatoms": "crop,flip-both",
-    "plankton": "crop,flip-both",
-}
+_NO_FLIPS = ("digits", "svhn")  # a mirrored digit is another sign, or none
+# Under a microscope nothing is up: words that tell from a name that images may be flipped along both axes.
+_NO_UPRIGHT = ("diatom", "plankton", "alga", "micro", "foram", "radiolari", "pollen", "protist")
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -162,10 +159,12 @@ class ImageSet:
 def default_augment(name: str) -> str:
     """What ``augment='auto'`` means for the source ``name``.
 
-    >>> default_augment("cifar10/train"), default_augment("digits"), default_augment("plankton_ndsb/train")
+    >>> default_augment("cifar10/train"), default_augment("digits"), default_augment("river-Diatoms/train")
     ('crop,flip', 'crop', 'crop,flip-both')
     """
-    return next((augment for start, augment in _AUGMENT_BY_NAME.items() if name.startswith(start)), "crop,flip")
+    if name.startswith(_NO_FLIPS):
+        return "crop"
+    return "crop,flip-both" if any(word in name.lower() for word in _NO_UPRIGHT) else "crop,flip"
 
 
 # --- labels -----------------------------------------------------------------------------------------------------------

@@ -2,9 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+
+
+class LossTerm(NamedTuple):
+    """One term of the loss: ``value`` is what the history shows, ``weight * value`` what is minimised."""
+
+    value: Tensor  # ()
+    weight: float = 1.0
+
+
+def weighted_sum(terms: Mapping[str, LossTerm]) -> Tensor:
+    """The loss that its terms make.
+
+    >>> weighted_sum({"a": LossTerm(torch.tensor(3.0)), "b": LossTerm(torch.tensor(4.0), weight=0.5)})
+    tensor(5.)
+    """
+    return torch.stack([weight * value for value, weight in terms.values()]).sum()
 
 
 def pairwise_distances(embeddings: Tensor) -> Tensor:
@@ -21,17 +40,23 @@ def pairwise_distances(embeddings: Tensor) -> Tensor:
     return torch.where(zero, 0, torch.where(zero, 1, squared).sqrt())
 
 
-def batch_hard_triplet(embeddings: Tensor, targets: Tensor, margin: float) -> Tensor:
-    r"""Triplet loss with the hardest positive and the hardest negative of each anchor in the batch.
+def triplet_loss(embeddings: Tensor, targets: Tensor, margin: float, softness: float = 0.0) -> Tensor:
+    r"""Triplet loss with one positive and one negative distance per anchor, from all the others in the batch.
 
-    .. math:: \frac{1}{|A|} \sum_{a \in A} \max\Big\{\max_{p} \lVert x_a - x_p \rVert
-              - \min_{n} \lVert x_a - x_n \rVert + \alpha,\; 0\Big\}
+    .. math:: \frac{1}{|A|} \sum_{a \in A} \max\{d^+_a - d^-_a + \alpha,\; 0\}
+
+    With ``softness`` 0 (batch-hard) :math:`d^+_a` is the largest distance to an image of the same target and
+    :math:`d^-_a` the smallest to one of another. With a softness s > 0 both are means, weighted by
+    :math:`\exp(d/s)` over the positives and :math:`\exp(-d/s)` over the negatives: the softer, the less a few hard or
+    wrongly labelled images count. In large batches of classes that still overlap the hardest positive is farther away
+    than the hardest negative for nearly every anchor, and the quickest way down is to shrink all distances: batch-hard
+    mining then collapses the embeddings, soft mining does not.
 
     An anchor takes part only if the batch holds another image of its target *and* one of a different target; an image
     is never its own positive. Without any such anchor the loss is 0.
 
     >>> points = torch.tensor([[0.0], [1.0], [3.0], [9.0]])
-    >>> batch_hard_triplet(points, torch.tensor([0, 0, 1, 2]), margin=2.0)  # ((1 - 3 + 2) + (1 - 2 + 2)) / 2
+    >>> triplet_loss(points, torch.tensor([0, 0, 1, 2]), margin=2.0)  # ((1 - 3 + 2) + (1 - 2 + 2)) / 2
     tensor(0.5000)
     """
     distances = pairwise_distances(embeddings)  # (B, B)
@@ -40,9 +65,20 @@ def batch_hard_triplet(embeddings: Tensor, targets: Tensor, margin: float) -> Te
     anchors = positive.any(1) & (~same).any(1)  # (B,)
     if not anchors.any():
         return embeddings.sum() * 0
-    hardest_positive = distances.masked_fill(~positive, -torch.inf).amax(1)[anchors]
-    hardest_negative = distances.masked_fill(same, torch.inf).amin(1)[anchors]
-    return F.relu(hardest_positive - hardest_negative + margin).mean()
+    distances, positive, negative = distances[anchors], positive[anchors], ~same[anchors]
+    if softness == 0:
+        farthest = distances.masked_fill(~positive, -torch.inf).amax(1)
+        nearest = distances.masked_fill(~negative, torch.inf).amin(1)
+    else:
+        farthest = _soft_mean(distances, positive, 1 / softness)
+        nearest = _soft_mean(distances, negative, -1 / softness)
+    return F.relu(farthest - nearest + margin).mean()
+
+
+def _soft_mean(distances: Tensor, mask: Tensor, sharpness: float) -> Tensor:
+    """Mean of each row over ``mask``, weighted by exp(sharpness d); the weights are constants of the gradient."""
+    weights = (sharpness * distances.detach()).masked_fill(~mask, -torch.inf).softmax(1)
+    return (weights * distances).sum(1)
 
 
 def relative_spread(embeddings: Tensor) -> Tensor:

@@ -43,6 +43,7 @@ _PAGE_COLOURS = {
     **{colour: f"var(--c{i})" for i, colour in enumerate(CLASS_COLOURS)},
 }
 _DOTTED = (0, (2, 3))
+MIN_BIN_IMAGES = 10  # a bin with fewer is a dot beside the line
 _STYLE: Any = {
     "svg.fonttype": "none",  # text stays text: it can be searched, read aloud, and takes the page's font
     "svg.hashsalt": "maple",
@@ -217,12 +218,19 @@ def plot_reliability(curves: Sequence[tuple[Line, Reliability]]) -> tuple[Figure
     for order, (line, curve) in enumerate(curves):
         count = np.array(curve.count)
         full = count > 0
-        confidence, accuracy = np.array(curve.confidence)[full], np.array(curve.accuracy)[full]
+        solid = count >= MIN_BIN_IMAGES
+        confidence, accuracy = np.array(curve.confidence), np.array(curve.accuracy)
         share = count / max(count.sum(), 1)
-        upper.plot(confidence, accuracy, label=line.label, zorder=3 - order / 10, **line.style())
-        # Bins with few images scatter: large dots are the ones to trust.
+        upper.plot(confidence[solid], accuracy[solid], label=line.label, zorder=3 - order / 10, **line.style())
+        # Bins with few images scatter: no line goes through them, and large dots are the ones to trust.
         upper.scatter(
-            confidence, accuracy, s=8 + 90 * share[full], color=line.colour, linewidths=0, zorder=3 - order / 10
+            confidence[full],
+            accuracy[full],
+            s=8 + 90 * share[full],
+            alpha=np.where(solid, 1.0, 0.4)[full],
+            color=line.colour,
+            linewidths=0,
+            zorder=3 - order / 10,
         )
         lower.stairs(share, curve.edges, linewidth=1.6, clip_on=False, **line.style())
     upper.set(xlim=(0, 1), ylim=(0, 1.02), ylabel="share that is right")

@@ -19,7 +19,7 @@ from maple.detector import MapleDetector
 from maple.errors import DataError, RunError, UsageError
 from maple.gaussian import Moments
 from maple.images import ImageSet
-from maple.relabel import class_probabilities
+from maple.relabel import ClassRule, class_probabilities
 from maple.types import Outputs, Prediction, Relabelling
 
 WEIGHTS = "weights.safetensors"
@@ -45,12 +45,14 @@ class Predictor:
         temperature: float = 1.0,
         calibration_scores: np.ndarray | None = None,
         false_alarm: float = 0.05,
+        class_rule: ClassRule = "sum",
     ) -> None:
         self.backbone, self.detector, self.class_names = backbone, detector, tuple(class_names)
         self.size, self.fit = size, fit
         self.temperature = temperature
         self.calibration_scores = np.empty(0) if calibration_scores is None else np.sort(calibration_scores)
         self.false_alarm = false_alarm
+        self.class_rule: ClassRule = class_rule  # how ``softmax_class_id`` reads the clusters of a class
 
     @property
     def cluster_to_class(self) -> np.ndarray:
@@ -74,7 +76,7 @@ class Predictor:
         if outputs.logits is None:
             softmax_class_id = found.md_class_id
         else:
-            softmax_class_id = class_probabilities(outputs.logits, self.cluster_to_class).argmax(1)
+            softmax_class_id = class_probabilities(outputs.logits, self.cluster_to_class, self.class_rule).argmax(1)
         return Prediction(
             class_id=class_id,
             probability=probabilities[np.arange(len(class_id)), class_id],
@@ -121,6 +123,7 @@ class Predictor:
                 "fit": self.fit,
                 "temperature": self.temperature,
                 "false_alarm": self.false_alarm,
+                "class_rule": self.class_rule,
             },
         )
 
@@ -141,24 +144,42 @@ def load_predictor(folder: str | Path) -> Predictor:
         temperature=metadata["temperature"],
         calibration_scores=scores,
         false_alarm=metadata["false_alarm"],
+        class_rule=metadata["class_rule"],
     )
 
 
 def save_backbone(path: Path, backbone: Backbone) -> None:
     """Write the weights with what is needed to build the network again."""
-    if backbone.head is None:
-        raise RunError("a backbone without a head cannot be saved as a run: give it a head")
     asked = None if isinstance(backbone.embedding_layer, nn.Identity) else backbone.embedding_size
-    n_outputs = int(backbone.head.out_features)  # type: ignore[arg-type]
+    n_outputs = backbone.head.out_features if isinstance(backbone.head, nn.Linear) else 0
     metadata = {"backbone": backbone.name, "n_outputs": n_outputs, "embedding_size": asked}
-    arrays = {name: tensor.detach().cpu().numpy() for name, tensor in backbone.state_dict().items()}
-    save_arrays(path, arrays, metadata)
+    state = backbone.state_dict()
+    if not _can_rebuild(state, metadata):
+        raise RunError(
+            f"a run can hold only networks made by create_backbone, not '{backbone.name}': keep your module's own "
+            "weights, and call fit_predictor again after loading them"
+        )
+    save_arrays(path, {name: tensor.detach().cpu().numpy() for name, tensor in state.items()}, metadata)
+
+
+def _can_rebuild(state: dict[str, torch.Tensor], metadata: dict[str, Any]) -> bool:
+    """Whether a network made anew from ``metadata`` has the same tensors."""
+    try:
+        with torch.random.fork_rng(devices=[]):
+            again = _new_backbone(metadata).state_dict()
+    except UsageError:
+        return False
+    return {name: tensor.shape for name, tensor in state.items()} == {n: t.shape for n, t in again.items()}
+
+
+def _new_backbone(metadata: dict[str, Any]) -> Backbone:
+    return create_backbone(metadata["backbone"], metadata["n_outputs"], embedding_size=metadata["embedding_size"])
 
 
 def load_backbone(path: Path) -> Backbone:
     """The network that :func:`save_backbone` wrote."""
     arrays, metadata = load_arrays(path)
-    backbone = create_backbone(metadata["backbone"], metadata["n_outputs"], embedding_size=metadata["embedding_size"])
+    backbone = _new_backbone(metadata)
     try:
         backbone.load_state_dict({name: torch.from_numpy(array.copy()) for name, array in arrays.items()})
     except RuntimeError as error:
@@ -179,6 +200,7 @@ def fit_predictor(
     detector: MapleDetector | None = None,
     fit: Fit = "pad",
     false_alarm: float = 0.05,
+    class_rule: ClassRule = "sum",
     fabric: Any = None,
     workers: int = 0,
 ) -> Predictor:
@@ -205,7 +227,15 @@ def fit_predictor(
         for outputs in embed_share(indices=np.arange(rank, len(train), world_size)):
             moments.update(outputs.embeddings, outputs.cluster_ids)
         detector.fit_moments(moments.merge(_all_reduce(fabric)), relabelling.cluster_to_class)
-    predictor = Predictor(backbone, detector, train.class_names, size=train.size, fit=fit, false_alarm=false_alarm)
+    predictor = Predictor(
+        backbone,
+        detector,
+        train.class_names,
+        size=train.size,
+        fit=fit,
+        false_alarm=false_alarm,
+        class_rule=class_rule,
+    )
     found = detector.describe(embed(backbone, validation, workers=workers))
     predictor.temperature = fit_temperature(
         found.squared_distances, validation.labels, found.log_weights, found.cluster_to_class

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterable, Iterator
+import os
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from rich.console import Console
@@ -11,7 +12,13 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 Item = TypeVar("Item")
 
-console = Console(stderr=True)
+
+def is_first_process() -> bool:
+    """Whether this process speaks for all: those that Fabric, torchrun or SLURM started carry their rank."""
+    return all(os.environ.get(name, "0") == "0" for name in ("RANK", "LOCAL_RANK", "SLURM_PROCID"))
+
+
+console = Console(stderr=True, quiet=not is_first_process())
 
 
 class TrainDisplay:
@@ -57,25 +64,44 @@ class TrainDisplay:
             return
         losses = "  ".join(f"{name} {row[name]:.3f}" for name in ("cross_entropy", "triplet") if name in row)
         split = f"  split {row['relabelled'].replace(';', ', ')}" if row["relabelled"] else ""
-        console.print(
-            f"epoch {row['epoch']}/{self._epochs}  {losses}  {accuracy}  {row['seconds']:.0f} s{split}", highlight=False
-        )
+        say(f"epoch {row['epoch']}/{self._epochs}  {losses}  {accuracy}  {row['seconds']:.0f} s{split}")
 
     def warn(self, message: str) -> None:
         if self._enabled:
             warn(message)
 
 
+def say(message: str) -> None:
+    """A line for the person at the terminal; names in it are not markup, and lines are not broken."""
+    console.print(message, markup=False, highlight=False, soft_wrap=True)
+
+
 def warn(message: str) -> None:
     """A warning for the person at the terminal."""
-    console.print(f"[yellow]warning:[/] {message}", highlight=False)
+    console.print("[yellow]warning:[/] ", end="")
+    say(message)
 
 
 def track(items: Iterable[Item], description: str, total: int | None = None) -> Iterator[Item]:
     """Iterate with a bar on a terminal; silently elsewhere."""
-    if not sys.stderr.isatty():
+    if not console.is_terminal:
         yield from items
         return
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True) as bar:
+    with _bar() as bar:
         yield from bar.track(items, description=description, total=total)
+
+
+@contextmanager
+def counting(description: str) -> Iterator[Callable[[int, int], None] | None]:
+    """A bar for work that tells how many items are done and how many there are; ``None`` where there is no terminal."""
+    if not console.is_terminal:
+        yield None
+        return
+    with _bar() as bar:
+        task = bar.add_task(description, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+def _bar() -> Progress:
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    return Progress(*columns, console=console, transient=True)

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
 from typing import Any
 
 import numpy as np
@@ -24,10 +24,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from maple.config import RecipeOptions, build_options
+from maple.config import RecipeOptions, as_dict, build_options
 from maple.errors import ConfigError, UsageError, suggest
-from maple.loss import batch_hard_triplet
-from maple.relabel import class_probabilities, hard_classes, split_clusters
+from maple.loss import LossTerm, triplet_loss
+from maple.relabel import changed_classes, class_probabilities, hard_classes, split_clusters
 from maple.types import Outputs, Relabelling
 
 RECIPES: dict[str, dict[str, bool]] = {
@@ -36,18 +36,25 @@ RECIPES: dict[str, dict[str, bool]] = {
     "clustering": {"triplet": False, "clustering": True},
     "maple": {"triplet": True, "clustering": True},
 }
+COLLAPSED_SPREAD = 0.02  # relative spread of the embeddings below which they are almost one point
+AT_MARGIN = 0.02  # relative distance within which the triplet loss counts as equal to its margin
 
 
 class Recipe(ABC):
     """What the one training loop asks of a method."""
 
+    @property
+    def compares_images(self) -> bool:
+        """Whether the loss compares images of a batch, so that small batches must hold several of a class."""
+        return False
+
     def build_head(self, embedding_size: int, n_outputs: int) -> nn.Module:
-        """A new head from embeddings (N, D) to logits (N, M)."""
+        """A new head from embeddings (N, D) to logits (N, M), for a backbone that has none."""
         return nn.Linear(embedding_size, n_outputs)
 
     @abstractmethod
-    def loss(self, embeddings: Tensor, logits: Tensor, targets: Tensor, progress: float) -> dict[str, Tensor]:
-        """The terms of the loss by name; they are summed. ``progress`` runs from 0 to 1 over the training."""
+    def loss(self, embeddings: Tensor, logits: Tensor, targets: Tensor, progress: float) -> dict[str, LossTerm]:
+        """The terms of the loss by name. ``progress`` runs from 0 to 1 over the training."""
 
     def class_probabilities(self, outputs: Outputs) -> np.ndarray:
         """Class probabilities (N, C) for validation."""
@@ -74,6 +81,24 @@ class Recipe(ABC):
         """The head for the new clusters, and whether its rows are their parents' (so that momentum is carried over)."""
         raise NotImplementedError(f"{type(self).__name__} relabels, but does not say how its head grows")
 
+    def find_collapse(self, history: list[dict[str, Any]], epochs: int) -> str | None:
+        """A warning if the embeddings have lost what told the classes apart, else ``None``.
+
+        ``history`` has one row per finished epoch of ``epochs``: among others ``epoch``, the mean of each loss term and
+        ``spread``, the relative spread of the validation embeddings.
+        """
+        spread = history[-1]["spread"]
+        if spread < COLLAPSED_SPREAD:
+            return (
+                f"the embeddings have collapsed to almost one point (relative spread {spread:.4f}): "
+                "lower --learning-rate"
+            )
+        return None
+
+    def options(self) -> dict[str, Any]:
+        """The settings that a resumed run must share with the run it continues."""
+        return as_dict(self) if is_dataclass(self) else {}
+
 
 @dataclass(frozen=True, kw_only=True)
 class MapleRecipe(RecipeOptions, Recipe):
@@ -90,13 +115,43 @@ class MapleRecipe(RecipeOptions, Recipe):
                 "choose head_growth 'fresh' or cluster_scope 'cluster'"
             )
 
-    def loss(self, embeddings: Tensor, logits: Tensor, targets: Tensor, progress: float) -> dict[str, Tensor]:
-        terms = {"cross_entropy": F.cross_entropy(logits, targets)}
+    @property
+    def name(self) -> str:
+        """What the two switches make: a key of ``RECIPES``."""
+        switches = {"triplet": self.triplet, "clustering": self.clustering}
+        return next(name for name, these in RECIPES.items() if these == switches)
+
+    @property
+    def compares_images(self) -> bool:
+        return self.triplet
+
+    def loss(self, embeddings: Tensor, logits: Tensor, targets: Tensor, progress: float) -> dict[str, LossTerm]:
+        terms = {"cross_entropy": LossTerm(F.cross_entropy(logits, targets))}
         if self.triplet:
             points = self._space(embeddings, self.triplet_space)
-            weight = self.triplet_weight * min(1.0, progress / self.triplet_warmup if self.triplet_warmup else 1.0)
-            terms["triplet"] = weight * batch_hard_triplet(points, targets, self.margin)
+            value = triplet_loss(points, targets, self.margin, self.triplet_softness)
+            terms["triplet"] = LossTerm(value, self.triplet_weight * self._warmed_up(progress))
         return terms
+
+    def find_collapse(self, history: list[dict[str, Any]], epochs: int) -> str | None:
+        found = super().find_collapse(history, epochs)
+        if not self.triplet:
+            return found
+        if not found and self._sits_at_margin(history, epochs):
+            found = f"the triplet loss sits at its margin ({history[-1]['triplet']:.3f}): lower --learning-rate"
+        return found and f"{found}, raise --triplet-warmup, or use --triplet-space normalised"
+
+    def _sits_at_margin(self, history: list[dict[str, Any]], epochs: int) -> bool:
+        """Whether the last two epochs, at full weight, had a triplet loss equal to the margin; one may be passing by."""
+        return len(history) > 1 and all(
+            self._warmed_up((row["epoch"] - 1) / epochs) == 1
+            and abs(row["triplet"] - self.margin) < AT_MARGIN * self.margin
+            for row in history[-2:]
+        )
+
+    def options(self) -> dict[str, Any]:
+        settings = {key: value for key, value in as_dict(self).items() if key not in RECIPES["maple"]}
+        return {"recipe": self.name, **settings}
 
     def class_probabilities(self, outputs: Outputs) -> np.ndarray:
         assert outputs.logits is not None and outputs.cluster_to_class is not None
@@ -130,8 +185,7 @@ class MapleRecipe(RecipeOptions, Recipe):
             min_cluster_size=self.min_cluster_size,
             seed=seed + epoch,
         )
-        unchanged = np.array_equal(after.cluster_ids, current.cluster_ids)
-        return None if unchanged else after
+        return after if len(changed_classes(current, after)) else None
 
     def grow_head(self, head: nn.Module, relabelling: Relabelling) -> tuple[nn.Module, bool]:
         if not isinstance(head, nn.Linear):
@@ -141,6 +195,10 @@ class MapleRecipe(RecipeOptions, Recipe):
         if self.head_growth == "fresh":
             return self.build_head(head.in_features, relabelling.n_clusters).to(head.weight), False
         return grow_linear(head, relabelling), True
+
+    def _warmed_up(self, progress: float) -> float:
+        """The share of its weight that the triplet loss has by now."""
+        return min(1.0, progress / self.triplet_warmup) if self.triplet_warmup else 1.0
 
     @staticmethod
     def _space(embeddings: Tensor, space: str) -> Tensor:

@@ -98,6 +98,21 @@ def split_clusters(
     return _renumbered(start, children)
 
 
+def changed_classes(before: Relabelling, after: Relabelling) -> np.ndarray:
+    """Classes whose images are not grouped as before, however the clusters are numbered.
+
+    >>> before = Relabelling(np.array([0, 0, 1, 2]), np.array([0, 0, 1]), np.array([0, 0, 1]), np.ones(3))
+    >>> after = Relabelling(np.array([0, 1, 1, 2]), np.array([0, 0, 1]), np.array([0, 0, 1]), np.ones(3))
+    >>> changed_classes(before, after), changed_classes(before, before)
+    (array([0]), array([], dtype=int64))
+    """
+    # Two groupings are one exactly if each of their clusters meets only one cluster of the other.
+    pairs = np.unique(before.cluster_ids * after.n_clusters + after.cluster_ids)
+    n_pairs = np.bincount(after.cluster_to_class[pairs % after.n_clusters])  # (C,)
+    n_before, n_after = np.bincount(before.cluster_to_class), np.bincount(after.cluster_to_class)  # (C,)
+    return np.flatnonzero((n_pairs != n_before) | (n_pairs != n_after))
+
+
 def _merged(current: Relabelling) -> Relabelling:
     """One cluster per class again."""
     n_classes = int(current.cluster_to_class.max()) + 1

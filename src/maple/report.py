@@ -14,6 +14,7 @@ import io
 import json
 import math
 import re
+import shlex
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -85,7 +86,8 @@ _DETECTION = (
     ("auroc", "AUROC", "higher", "chance that an unknown image scores above a known one; 0.5 is guessing"),
     ("aupr_out", "AUPR, unknown", "higher", "precision averaged over recall, unknown images as positives"),
     ("aupr_in", "AUPR, known", "higher", "the same with known images as positives"),
-    ("fpr95_ood_positive", "FPR95", "lower", "known images flagged when 95 % of the unknown ones are caught"),
+    ("fpr95_ood_positive", "FPR95, unknown", "lower", "known images flagged when 95 % of the unknown ones are caught"),
+    ("fpr95_ind_positive", "FPR95, known", "lower", "unknown images accepted when 95 % of the known ones are"),
 )
 
 _EXAMPLE_KINDS = {
@@ -297,7 +299,7 @@ def _context(record: RunRecord, predictions: Predictions | None) -> dict[str, An
         "commands": _commands(record, predictions),
         "facts": _facts(record),
         "config": record.config_text,
-        "evaluate_command": f"maple evaluate {record.folder} --ood NAME=SOURCE",
+        "evaluate_command": f"{shlex.join(['maple', 'evaluate', str(record.folder)])} --ood NAME=SOURCE",
     }
 
 
@@ -364,7 +366,20 @@ def summary_sentences(record: RunRecord) -> list[str]:
             others = [percent(_caught(results, BASELINE, name)) for name in results.n_ood]
             sentence += f"; softmax of the same network, at the same rate of false alarms, {listed(others)}"
         sentences.append(sentence + ".")
-    return sentences
+    return [*sentences, *_never_flagged(results)]
+
+
+def _never_flagged(results: Results) -> Iterator[str]:
+    """What to do where the threshold is out of reach of any score."""
+    if results.threshold != math.inf:
+        return
+    rate, n = (results.provenance.get(key) for key in ("false_alarm", "calibration_images"))
+    few = f"{plural(n, 'calibration image')} are" if n is not None else "the calibration images are"
+    for_rate = f" for a false-alarm rate of {percent(rate)}" if rate is not None else ""
+    yield (
+        f"No image is ever flagged: {few} too few{for_rate}. Train with more of them, "
+        "or evaluate and predict with a larger --false-alarm."
+    )
 
 
 def _training_sentence(record: RunRecord) -> str:
@@ -613,7 +628,7 @@ def _detection_group(
 def _ood_sections(results: Results) -> list[dict[str, Any]]:
     rate = _false_alarm(results)
     histogram = _ours(results).histogram
-    threshold = None if math.isnan(results.false_alarm) else threshold_at(histogram.edges, histogram.ind, rate)
+    threshold = results.threshold if math.isfinite(results.threshold) else None
     sections = []
     for name, count in results.n_ood.items():
         caught = f"{percent(_caught(results, OURS, name))} caught at {percent(rate)} false alarms"
@@ -635,16 +650,6 @@ def _roc_plot(results: Results, ood_name: str, false_alarm: float) -> Plot:
         line = replace(_line(method), label=f"{method_name(method)}, AUROC {number(found.auroc)}")
         curves.append((line, found.roc_ind, found.roc_ood))
     return plot_roc(ood_name, curves, false_alarm)
-
-
-def threshold_at(edges: Sequence[float], counts: Sequence[int], false_alarm: float) -> float:
-    """Where the threshold lies, to within a bin: the share ``false_alarm`` of a histogram is to its right.
-
-    >>> threshold_at([0, 1, 2], [5, 5], 0.25)
-    1.5
-    """
-    below = np.concatenate([[0.0], np.cumsum(counts)]) / max(float(np.sum(counts)), 1.0)
-    return float(np.interp(1 - false_alarm, below, edges))
 
 
 def _reliability_plot(results: Results) -> Plot:
@@ -917,7 +922,15 @@ def _preview(file: str, folder: Path) -> str | None:
 # Latent space, history, provenance
 # ---------------------------------------------------------------------------------------------------------------------
 
-_PROJECTION_TITLES = {"before": "Before the first relabelling", "after": "After training"}
+
+def _projection_title(record: RunRecord, name: str) -> str:
+    """When the embeddings were taken."""
+    epoch = (record.classes or {}).get("snapshot_epochs", {}).get(name)
+    when = f", epoch {epoch}" if epoch is not None else ""
+    if name == "before":
+        split = any(row.get("relabelled") for row in record.history)
+        return f"Before the first relabelling{when}" if split else f"During training{when}"
+    return f"After training{when}" if name == "after" else name
 
 
 def _projection_plots(record: RunRecord) -> list[Plot]:
@@ -927,7 +940,7 @@ def _projection_plots(record: RunRecord) -> list[Plot]:
     for name in sorted(projections, key=lambda name: (name != "before", name != "after", name)):
         found = projections[name]
         names = dict(enumerate(found.class_names or record.class_names))
-        title = _PROJECTION_TITLES.get(name, name)
+        title = _projection_title(record, name)
         plots.append(
             plot_projection(title, found.points, found.class_ids, found.cluster_ids, names, colours, found.explained)
         )
@@ -998,10 +1011,8 @@ def _seed(record: RunRecord) -> Any:
 
 def _commands(record: RunRecord, predictions: Predictions | None) -> str:
     said = [record.origin.get("command"), record.results.provenance.get("command") if record.results else None]
-    commands = [*dict.fromkeys(command for command in said if command), f"maple report {record.folder}"]
-    if predictions:
-        commands[-1] += f" {predictions.path}"
-    return "\n".join(commands)
+    report = ["maple", "report", str(record.folder), *([str(predictions.path)] if predictions else [])]
+    return "\n".join([*dict.fromkeys(command for command in said if command), shlex.join(report)])
 
 
 def _facts(record: RunRecord) -> list[tuple[str, str]]:

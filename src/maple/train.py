@@ -1,18 +1,20 @@
 """The one training loop. It owns the optimiser, the schedule, the checkpoints and the processes; recipes own the rest.
 
-Everything random is drawn from (seed, epoch, rank) alone, so an interrupted run that is resumed reaches the same
-weights as one that was not, and no random state has to be saved.
+Everything random is drawn from (seed, epoch, rank) alone, so no random state has to be saved, and an interrupted run
+that is resumed reaches the same weights as one that was not. (In precision 16-mixed only nearly so: the factor that
+scales the gradients starts afresh.)
 """
 
 from __future__ import annotations
 
 import csv
+import hashlib
 import io
+import json
 import math
 import time
-import warnings
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +27,13 @@ from maple.backbone import Backbone, embed
 from maple.batches import count_batches, training_batches
 from maple.checkpoint import load_arrays, save_arrays, write_atomic
 from maple.config import TrainOptions, as_dict, build_options
-from maple.errors import DataError, RunError, TrainError
+from maple.errors import DataError, RunError, TrainError, UsageError
 from maple.images import ImageSet
-from maple.loss import relative_spread
-from maple.networks import bfloat16_is_fast, use_fast_allocator
+from maple.loss import relative_spread, weighted_sum
+from maple.processes import agree_on_buffers, gather_rows, make_fabric, mean_over_ranks, together
 from maple.progress import TrainDisplay
 from maple.recipe import Recipe
+from maple.relabel import changed_classes
 from maple.types import Outputs, Relabelling
 
 HISTORY_COLUMNS = (
@@ -47,8 +50,10 @@ HISTORY_COLUMNS = (
     "relabel_shift",
     "seconds",
 )
-COLLAPSED_SPREAD = 0.02
+CHECKPOINT = "resume.safetensors"
 SNAPSHOT_IMAGES = 2000
+
+NamedState = dict[str, dict[str, torch.Tensor]]  # of an optimiser: parameter name, then what it keeps of it
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,6 +65,7 @@ class Run:
     class_names: tuple[str, ...]
     history: list[dict[str, Any]]
     snapshots: dict[str, np.ndarray]  # validation embeddings 'before' the first relabelling and 'after' the last epoch
+    snapshot_epochs: dict[str, int]  # after which epoch each snapshot was taken
     fabric: Fabric = field(repr=False)
 
     @property
@@ -85,6 +91,8 @@ def train_backbone(
     With a ``folder``, history and a checkpoint are written there after every epoch, and ``resume=True`` continues from
     the last one. With ``devices=2`` the calling program is started once more for the second process.
     """
+    if options is not None and keywords:
+        raise UsageError(f"give the training options in options= or as keywords, not both: {', '.join(keywords)}")
     options = options or build_options(TrainOptions, keywords, "training options")
     _check_classes(train, validation)
     folder = Path(folder) if folder is not None else None
@@ -97,27 +105,6 @@ def train_backbone(
         for epoch in range(loop.epoch + 1, options.epochs + 1):
             loop.run_epoch(epoch, display)
     return loop.result()
-
-
-def make_fabric(options: TrainOptions) -> Fabric:
-    """Start the processes: one, ``devices`` on this machine, or as many as torchrun or SLURM started."""
-    on_cpu = options.accelerator == "cpu" or not (torch.cuda.is_available() or torch.backends.mps.is_available())
-    if options.allocator and on_cpu:
-        use_fast_allocator()
-    precision = options.precision
-    if precision == "auto":
-        precision = "bf16-mixed" if bfloat16_is_fast("cpu" if on_cpu else None) else "32-true"
-    fabric = Fabric(
-        accelerator=options.accelerator,
-        strategy="ddp" if options.devices * options.nodes > 1 else "auto",
-        devices=options.devices,
-        num_nodes=options.nodes,
-        precision=precision,
-    )
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Fabric's advice on processes and workers is not for our users
-        fabric.launch()
-    return fabric
 
 
 # --- pure helpers --------------------------------------------------------------------------------------------------
@@ -153,7 +140,7 @@ def make_optimizer(module: nn.Module, options: TrainOptions) -> torch.optim.Opti
     )
 
 
-def named_state(optimizer: torch.optim.Optimizer, module: nn.Module) -> dict[str, dict[str, torch.Tensor]]:
+def named_state(optimizer: torch.optim.Optimizer, module: nn.Module) -> NamedState:
     """The optimiser's state by parameter name."""
     return {
         name: {key: value for key, value in optimizer.state[parameter].items() if value is not None}
@@ -162,16 +149,14 @@ def named_state(optimizer: torch.optim.Optimizer, module: nn.Module) -> dict[str
     }
 
 
-def set_named_state(
-    optimizer: torch.optim.Optimizer, module: nn.Module, state: dict[str, dict[str, torch.Tensor]]
-) -> None:
+def set_named_state(optimizer: torch.optim.Optimizer, module: nn.Module, state: NamedState) -> None:
     """Give the optimiser a state by parameter name; parameters without an entry start afresh."""
     for name, parameter in module.named_parameters():
         if name in state:
             optimizer.state[parameter] = dict(state[name])
 
 
-def inherit_rows(state: dict[str, dict[str, torch.Tensor]], prefix: str, parents: np.ndarray) -> None:
+def inherit_rows(state: NamedState, prefix: str, parents: np.ndarray) -> None:
     """Let each new row of the head carry the momentum of its parent's row, in place."""
     index = torch.from_numpy(parents)
     for name, values in state.items():
@@ -180,9 +165,10 @@ def inherit_rows(state: dict[str, dict[str, torch.Tensor]], prefix: str, parents
 
 
 def history_csv(history: list[dict[str, Any]]) -> str:
-    """The history as CSV text."""
+    """The history as CSV text; terms of a loss that only some recipe has come last."""
+    further = dict.fromkeys(name for row in history for name in row if name not in HISTORY_COLUMNS)
     text = io.StringIO()
-    writer = csv.DictWriter(text, HISTORY_COLUMNS, restval="", lineterminator="\n")
+    writer = csv.DictWriter(text, [*HISTORY_COLUMNS, *further], restval="", lineterminator="\n")
     writer.writeheader()
     writer.writerows(history)
     return text.getvalue()
@@ -191,21 +177,6 @@ def history_csv(history: list[dict[str, Any]]) -> str:
 def snapshot_rows(n: int) -> np.ndarray:
     """Which of ``n`` validation images the snapshots hold: evenly spread, so that every class is seen."""
     return np.linspace(0, n - 1, min(n, SNAPSHOT_IMAGES)).astype(np.int64)
-
-
-def gather_rows(fabric: Fabric, rows: np.ndarray, n: int) -> np.ndarray:
-    """All ``n`` rows in order on every rank, where rank r of R holds the rows r, r + R, r + 2R, ..."""
-    if fabric.world_size == 1:
-        return rows
-    longest = -(-n // fabric.world_size)
-    padded = np.zeros((longest, *rows.shape[1:]), rows.dtype)
-    padded[: len(rows)] = rows
-    stacked = _numpy(fabric.all_gather(torch.from_numpy(padded).to(fabric.device)))  # (R, longest, ...)
-    return stacked.swapaxes(0, 1).reshape(-1, *rows.shape[1:])[:n]
-
-
-def _numpy(tensor: Any) -> np.ndarray:
-    return torch.as_tensor(tensor).cpu().numpy()
 
 
 def _check_classes(train: ImageSet, validation: ImageSet) -> None:
@@ -217,6 +188,72 @@ def _check_classes(train: ImageSet, validation: ImageSet) -> None:
             others = f" (nor have {len(missing) - 1} other classes)" if len(missing) > 1 else ""
             raise DataError(
                 f"class '{missing[0]}' has no {name} image{others}: add images of it or leave the class out"
+            )
+
+
+# --- the head --------------------------------------------------------------------------------------------------------
+
+
+def fit_head(backbone: Backbone, recipe: Recipe, n_outputs: int) -> nn.Module:
+    """The backbone's head, checked, or the recipe's where it has none."""
+    if backbone.head is None:
+        return recipe.build_head(backbone.embedding_size, n_outputs).to(backbone.mean.device)
+    found = count_outputs(backbone.head, backbone.embedding_size)
+    if found != n_outputs:
+        raise UsageError(
+            f"the head of the backbone has {found} outputs, but there are {n_outputs} classes: "
+            "set backbone.head = None to start with a new head"
+        )
+    return backbone.head
+
+
+def count_outputs(head: nn.Module, embedding_size: int) -> int:
+    """How many logits a head gives, found by asking it.
+
+    >>> count_outputs(nn.Sequential(nn.Linear(8, 4), nn.ReLU(), nn.Linear(4, 3)), embedding_size=8)
+    3
+    """
+    like = next(head.parameters(), torch.empty(0))
+    mode = head.training
+    with torch.no_grad():
+        logits = head.eval()(like.new_zeros(1, embedding_size))
+    head.train(mode)
+    return logits.shape[1]
+
+
+def saved_head(
+    head: nn.Module, recipe: Recipe, embedding_size: int, weights: dict[str, torch.Tensor], n: int
+) -> nn.Module:
+    """A head with ``n`` outputs of the shape that the weights of a checkpoint have."""
+    if isinstance(head, nn.Linear):
+        return nn.Linear(embedding_size, n, bias="head.bias" in weights)
+    if count_outputs(head, embedding_size) == n:
+        return head
+    return recipe.build_head(embedding_size, n)
+
+
+# --- what must not change when a run is resumed ----------------------------------------------------------------------
+
+
+def data_digest(images: ImageSet) -> str:
+    """A digest of the images, their order, labels and class names."""
+    digest = hashlib.blake2b(json.dumps(images.class_names).encode(), digest_size=16)
+    digest.update(np.ascontiguousarray(images.keys).tobytes())
+    digest.update(images.labels.astype("<i8").tobytes())
+    return digest.hexdigest()
+
+
+FREE_OPTIONS = {"workers", "checkpoint_every", "devices", "nodes", "accelerator", "allocator"}
+
+
+def check_same_options(then: dict[str, Any], now: dict[str, Any]) -> None:
+    """Refuse to go on with options that change what is learnt."""
+    for key in now:
+        if key not in FREE_OPTIONS and then.get(key) != now[key]:
+            flag = key.replace("_", "-")
+            raise RunError(
+                f"the run was started with --{flag} {then.get(key)}, not {now[key]}: leave the option out to resume, "
+                "or choose another --out"
             )
 
 
@@ -239,13 +276,16 @@ class _Loop:
         self.fabric, self.recipe, self.options, self.folder = fabric, recipe, options, folder
         self.train_images, self.validation_images = train, validation
         self.backbone = backbone
+        self.backbone.head = fit_head(backbone, recipe, len(train.class_names))
         self.relabelling = Relabelling.initial(train.labels, len(train.class_names))
         self.epoch = 0
         self.history: list[dict[str, Any]] = []
         self.snapshots: dict[str, np.ndarray] = {}
+        self.snapshot_epochs: dict[str, int] = {}
+        self.warned = False
         self._set_up({})
 
-    def _set_up(self, state: dict[str, dict[str, torch.Tensor]]) -> None:
+    def _set_up(self, state: NamedState) -> None:
         """Hand the backbone, as it is now, to a new optimiser that starts from ``state``."""
         self.raw_optimizer = make_optimizer(self.backbone, self.options)
         set_named_state(self.raw_optimizer, self.backbone, state)
@@ -257,80 +297,97 @@ class _Loop:
         started = time.monotonic()
         losses = self._train_epoch(epoch, display)
         validation = self._embed_validation()
+        self._check_finite("an embedding or logit", validation.embeddings, validation.logits, epoch=epoch)
         probabilities = self.recipe.class_probabilities(validation)
-        labels = self.validation_images.labels
-        spread = float(relative_spread(torch.from_numpy(validation.embeddings)))
-        row: dict[str, Any] = {
+        row = {
             "epoch": epoch,
             "learning_rate": round(float(self.raw_optimizer.param_groups[0]["lr"]), 8),
-            "loss": sum(losses.values()),
             **losses,
-            "validation_accuracy": float((probabilities.argmax(1) == labels).mean()),
-            "validation_loss": float(-np.log(probabilities[np.arange(len(labels)), labels] + 1e-12).mean()),
-            "spread": spread,
-            "relabelled": "",
+            **self._measure(validation, probabilities),
         }
+        self._check_finite("the validation loss", row["validation_loss"], epoch=epoch)
         self._take_snapshots(epoch, validation)
-        if epoch < self.options.epochs:
-            row |= self._relabel(epoch, validation, probabilities)
+        row |= self._relabel(epoch, validation, probabilities)
         row |= {"clusters": self.relabelling.n_clusters, "seconds": round(time.monotonic() - started, 2)}
         self.epoch = epoch
         self.history.append(row)
-        if spread < COLLAPSED_SPREAD:
-            display.warn(_collapse_message(self.recipe, spread, losses.get("triplet")))
         display.end_epoch(row)
-        self._save()
+        self._warn_once(display)
+        with together(self.fabric):
+            self._save()
 
     def _train_epoch(self, epoch: int, display: TrainDisplay) -> dict[str, float]:
-        options, fabric = self.options, self.fabric
-        torch.manual_seed((options.seed * 1_000_003 + epoch) * 1_009 + fabric.global_rank)  # dropout, fresh heads
+        """One pass over the training images; the mean loss and the means of its unweighted terms."""
+        steps = count_batches(len(self.train_images), self.options.batch_size, self.fabric.world_size)
+        display.begin_epoch(epoch, steps)
+        self._seed(epoch)
+        self.module.train()
+        sums: dict[str, float] = {}
+        for step, (x, targets) in enumerate(self._batches(epoch)):
+            for name, value in self._step(x, targets, epoch, step / steps).items():
+                sums[name] = sums.get(name, 0.0) + value
+            display.step({name: value / (step + 1) for name, value in sums.items()})
+        return mean_over_ranks(self.fabric, {name: value / steps for name, value in sums.items()})
+
+    def _step(self, x: torch.Tensor, targets: torch.Tensor, epoch: int, share: float) -> dict[str, float]:
+        """One step of the optimiser, when ``share`` of the epoch is done; the loss and its unweighted terms."""
+        progress = self._progress(epoch, share)
+        for group in self.raw_optimizer.param_groups:
+            group["lr"] = learning_rate_at(progress, self.options)
+        embeddings, logits = self.module(self.fabric.to_device(x))
+        with together(self.fabric):
+            terms = self.recipe.loss(embeddings.float(), logits.float(), self.fabric.to_device(targets), progress)
+            loss = weighted_sum(terms)
+            self._check_finite("the loss", loss.item(), epoch=epoch)
+        self.optimizer.zero_grad()
+        self.fabric.backward(loss)
+        self.optimizer.step()
+        return {"loss": loss.item(), **{name: term.value.item() for name, term in terms.items()}}
+
+    def _batches(self, epoch: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """This rank's batches of images and targets; one that cannot be read is an error of all ranks."""
+        options = self.options
         batches = training_batches(
             self.train_images,
             self.relabelling.cluster_ids,
             batch_size=options.batch_size,
-            augment=self.train_images.augment if options.augment == "auto" else options.augment,
-            sampler=options.sampler,
+            augment=options.augment,
+            sampler="shuffle" if options.sampler == "auto" and not self.recipe.compares_images else options.sampler,
             seed=options.seed,
             epoch=epoch,
-            rank=fabric.global_rank,
-            world_size=fabric.world_size,
+            rank=self.fabric.global_rank,
+            world_size=self.fabric.world_size,
             workers=options.workers,
         )
-        steps = count_batches(len(self.train_images), options.batch_size, fabric.world_size)
-        display.begin_epoch(epoch, steps)
-        self.module.train()
-        sums: dict[str, float] = {}
-        count = 0
-        for step, (x, targets, _) in enumerate(batches):
-            progress = min(1.0, (epoch - 1 + step / steps) / options.epochs)
-            for group in self.raw_optimizer.param_groups:
-                group["lr"] = learning_rate_at(progress, options)
-            embeddings, logits = self.module(fabric.to_device(x))
-            terms = self.recipe.loss(embeddings.float(), logits.float(), fabric.to_device(targets), progress)
-            loss = torch.stack(list(terms.values())).sum()
-            if not torch.isfinite(loss):
-                raise TrainError(
-                    f"the loss became {loss.item()} in epoch {epoch}: lower --learning-rate "
-                    f"(now {options.learning_rate}); the checkpoint of epoch {epoch - 1} is intact"
-                )
-            self.optimizer.zero_grad()
-            fabric.backward(loss)
-            self.optimizer.step()
-            count += 1
-            for name, term in terms.items():
-                sums[name] = sums.get(name, 0.0) + term.item()
-            display.step({name: value / count for name, value in sums.items()})
-        if count == 0:
-            raise DataError("an epoch had no batch: there are fewer training images than processes; use --devices 1")
-        means = np.array([sums[name] / count for name in sorted(sums)], dtype=np.float32)
-        means = _numpy(fabric.all_reduce(torch.from_numpy(means).to(fabric.device), reduce_op="mean"))
-        return dict(zip(sorted(sums), means.tolist()))
+        while True:
+            with together(self.fabric):
+                batch = next(batches, None)
+            if batch is None:
+                return
+            yield batch[:2]
+
+    def _seed(self, epoch: int) -> None:
+        """Seed what draws from torch's own generator: dropout and fresh heads."""
+        torch.manual_seed(((self.options.seed * 1_000_003 + epoch) * 1_009 + self.fabric.global_rank) % 2**63)
+
+    def _progress(self, epoch: int, share: float) -> float:
+        """The share of the whole training that is done when ``share`` of an epoch is."""
+        return min(1.0, (epoch - 1 + share) / self.options.epochs)
+
+    def _check_finite(self, what: str, *values: Any, epoch: int) -> None:
+        """Stop before numbers that are none reach a checkpoint."""
+        if not all(np.isfinite(value).all() for value in values):
+            rate = self.options.learning_rate
+            raise TrainError(
+                f"{what} is no longer a finite number in epoch {epoch}: start again with --overwrite and a lower "
+                f"learning rate, such as --learning-rate {rate / 10:g} (it was {rate:g})"
+            )
 
     # Between epochs
 
     def _embed_validation(self) -> Outputs:
         """Outputs of all validation images on every rank, each rank computing its share."""
-        self._agree_on_buffers()
+        agree_on_buffers(self.fabric, self.backbone)
         n = len(self.validation_images)
         mine = self._embed(self.validation_images, np.arange(n))
         assert mine.logits is not None
@@ -346,24 +403,37 @@ class _Loop:
 
     def _embed(self, images: ImageSet, rows: np.ndarray) -> Outputs:
         share = rows[self.fabric.global_rank :: self.fabric.world_size]
-        return embed(self.backbone, images, indices=share, workers=self.options.workers)
+        with together(self.fabric):
+            return embed(self.backbone, images, indices=share, workers=self.options.workers)
 
-    def _agree_on_buffers(self) -> None:
-        """Batch-norm statistics are those of rank 0."""
-        if self.fabric.world_size > 1:
-            for buffer in self.backbone.buffers():
-                torch.distributed.broadcast(buffer, 0)
+    def _measure(self, validation: Outputs, probabilities: np.ndarray) -> dict[str, float]:
+        labels = self.validation_images.labels
+        return {
+            "validation_accuracy": float((probabilities.argmax(1) == labels).mean()),
+            "validation_loss": float(-np.log(probabilities[np.arange(len(labels)), labels] + 1e-12).mean()),
+            "spread": float(relative_spread(torch.from_numpy(validation.embeddings))),
+        }
+
+    def _warn_once(self, display: TrainDisplay) -> None:
+        """Say that the embeddings have collapsed, after the first epoch in which they have."""
+        found = None if self.warned else self.recipe.find_collapse(self.history, self.options.epochs)
+        if found is not None:
+            self.warned = True
+            display.warn(found)
 
     def _take_snapshots(self, epoch: int, validation: Outputs) -> None:
         """Keep embeddings as they are before the first split (or half-way, should there be none), and at the end."""
         unsplit = self.relabelling.n_clusters == len(self.train_images.class_names)
-        rows = snapshot_rows(len(validation))
-        if "before" not in self.snapshots or (unsplit and epoch <= self.options.epochs / 2):
-            self.snapshots["before"] = validation.embeddings[rows]
-        if epoch == self.options.epochs:
-            self.snapshots["after"] = validation.embeddings[rows]
+        before = "before" not in self.snapshots or (unsplit and epoch <= self.options.epochs / 2)
+        for name, due in (("before", before), ("after", epoch == self.options.epochs)):
+            if due:
+                self.snapshots[name] = validation.embeddings[snapshot_rows(len(validation))]
+                self.snapshot_epochs[name] = epoch
 
     def _relabel(self, epoch: int, validation: Outputs, probabilities: np.ndarray) -> dict[str, Any]:
+        """Let the recipe split hard classes, but not after the last epoch; what the history says about it."""
+        if epoch == self.options.epochs:
+            return {"relabelled": ""}
         after = self.recipe.relabel(
             epoch,
             probabilities,
@@ -375,11 +445,19 @@ class _Loop:
         if self.fabric.world_size > 1:
             after = self.fabric.broadcast(after)
         if after is None:
-            return {}
-        before = self.relabelling
-        state = named_state(self.raw_optimizer, self.backbone)
+            return {"relabelled": ""}
+        changed = changed_classes(self.relabelling, after)
+        self._grow_head(after)
+        return {
+            "relabelled": ";".join(self.train_images.class_names[c] for c in changed),
+            "relabel_shift": self._shift(validation, probabilities),
+        }
+
+    def _grow_head(self, after: Relabelling) -> None:
+        """Go on with new clusters; the optimiser keeps what it knows, of the head where its rows live on."""
         head = self.backbone.head
         assert head is not None
+        state = named_state(self.raw_optimizer, self.backbone)
         self.backbone.head, inherits = self.recipe.grow_head(head, after)
         if inherits:
             inherit_rows(state, "head.", after.parents)
@@ -387,10 +465,6 @@ class _Loop:
             state = {name: values for name, values in state.items() if not name.startswith("head.")}
         self.relabelling = after
         self._set_up(state)
-        return {
-            "relabelled": ";".join(self.train_images.class_names[c] for c in _changed_classes(before, after)),
-            "relabel_shift": self._shift(validation, probabilities),
-        }
 
     def _shift(self, validation: Outputs, probabilities: np.ndarray) -> float:
         """How far the last relabelling moved any validation class probability."""
@@ -404,6 +478,7 @@ class _Loop:
     # Checkpoints
 
     def _save(self) -> None:
+        """Write history and checkpoint, where one is due: in the first process only."""
         last = self.epoch == self.options.epochs
         due = self.epoch % self.options.checkpoint_every == 0 or last
         if self.folder is None or not self.fabric.is_global_zero or not due:
@@ -413,72 +488,75 @@ class _Loop:
         for name, values in named_state(self.raw_optimizer, self.backbone).items():
             arrays |= {f"optimizer/{name}/{key}": value.cpu().numpy() for key, value in values.items()}
         arrays |= {f"snapshot/{name}": value for name, value in self.snapshots.items()}
-        arrays |= {
-            "relabelling/cluster_ids": self.relabelling.cluster_ids,
-            "relabelling/cluster_to_class": self.relabelling.cluster_to_class,
-            "relabelling/parents": self.relabelling.parents,
-            "relabelling/shares": self.relabelling.shares,
+        arrays |= {f"relabelling/{f.name}": getattr(self.relabelling, f.name) for f in fields(self.relabelling)}
+        metadata = {
+            "epoch": self.epoch,
+            "history": self.history,
+            "snapshot_epochs": self.snapshot_epochs,
+            "options": self._fixed_options(),
+            "data": data_digest(self.train_images),
         }
-        metadata = {"epoch": self.epoch, "history": self.history, "options": as_dict(self.options)}
-        save_arrays(self.folder / "resume.safetensors", arrays, metadata)
+        save_arrays(self.folder / CHECKPOINT, arrays, metadata)
+
+    def _fixed_options(self) -> dict[str, Any]:
+        """What a resumed run must share with the run it continues."""
+        return {**as_dict(self.options), **self.recipe.options()}
 
     def restore(self) -> None:
         """Continue from the checkpoint in the run folder; without one, from the start."""
-        if self.folder is None or not (self.folder / "resume.safetensors").exists():
+        if self.folder is None or not self.fabric.broadcast((self.folder / CHECKPOINT).exists()):
             return
-        arrays, metadata = load_arrays(self.folder / "resume.safetensors")
-        _check_same_options(metadata["options"], as_dict(self.options))
-        parts: dict[str, dict[str, np.ndarray]] = {}
-        for key, value in arrays.items():
-            kind, name = key.split("/", 1)
-            parts.setdefault(kind, {})[name] = value
-        relabelling = Relabelling(**parts["relabelling"])
-        if len(relabelling.cluster_ids) != len(self.train_images):
-            raise RunError(
-                f"'{self.folder}' was trained on {len(relabelling.cluster_ids)} images, now there are "
-                f"{len(self.train_images)}: resume with the same data or choose another --out"
-            )
-        self.relabelling = relabelling
-        self.epoch, self.history = metadata["epoch"], metadata["history"]
-        self.snapshots = parts.get("snapshot", {})
-        self.backbone.head = self.recipe.build_head(self.backbone.embedding_size, relabelling.n_clusters)
-        weights = {name: torch.from_numpy(value.copy()) for name, value in parts["weights"].items()}
-        self.backbone.load_state_dict(weights)
-        self.backbone.to(self.fabric.device)
-        state: dict[str, dict[str, torch.Tensor]] = {}
-        for path, value in parts.get("optimizer", {}).items():
-            name, key = path.rsplit("/", 1)
-            state.setdefault(name, {})[key] = torch.from_numpy(value.copy()).to(self.fabric.device)
+        with together(self.fabric):
+            state = self._load(self.folder / CHECKPOINT)
         self._set_up(state)
 
+    def _load(self, path: Path) -> NamedState:
+        """Take everything from a checkpoint but the state of the optimiser, which is returned."""
+        arrays, metadata = load_arrays(path)
+        if metadata["data"] != data_digest(self.train_images):
+            raise RunError(
+                f"'{path.parent}' was trained on other images or labels: resume with the same data or choose another "
+                "--out"
+            )
+        check_same_options(metadata["options"], self._fixed_options())
+        parts: dict[str, dict[str, np.ndarray]] = {"weights": {}, "optimizer": {}, "snapshot": {}, "relabelling": {}}
+        for key, value in arrays.items():
+            kind, name = key.split("/", 1)
+            parts[kind][name] = value
+        self.epoch, self.history = metadata["epoch"], metadata["history"]
+        self.snapshots, self.snapshot_epochs = parts["snapshot"], metadata["snapshot_epochs"]
+        self.relabelling = Relabelling(**parts["relabelling"])
+        self._load_weights({name: torch.from_numpy(value.copy()) for name, value in parts["weights"].items()}, path)
+        state: NamedState = {}
+        for name, value in parts["optimizer"].items():
+            parameter, key = name.rsplit("/", 1)
+            state.setdefault(parameter, {})[key] = torch.from_numpy(value.copy()).to(self.fabric.device)
+        return state
+
+    def _load_weights(self, weights: dict[str, torch.Tensor], path: Path) -> None:
+        backbone = self.backbone
+        assert backbone.head is not None
+        backbone.head = saved_head(
+            backbone.head, self.recipe, backbone.embedding_size, weights, self.relabelling.n_clusters
+        )
+        try:
+            backbone.load_state_dict(weights)
+        except RuntimeError:
+            raise RunError(
+                f"'{path}' holds the weights of another network than '{backbone.name}': resume with the --backbone and "
+                "--embedding-size of the run, or choose another --out"
+            ) from None
+        backbone.to(self.fabric.device)
+
     def result(self) -> Run:
-        self._agree_on_buffers()
+        agree_on_buffers(self.fabric, self.backbone)
         self.backbone.eval()
         return Run(
-            self.backbone, self.relabelling, self.train_images.class_names, self.history, self.snapshots, self.fabric
+            self.backbone,
+            self.relabelling,
+            self.train_images.class_names,
+            self.history,
+            self.snapshots,
+            self.snapshot_epochs,
+            self.fabric,
         )
-
-
-def _changed_classes(before: Relabelling, after: Relabelling) -> Iterator[int]:
-    for class_id in np.unique(after.cluster_to_class):
-        if np.sum(before.cluster_to_class == class_id) != np.sum(after.cluster_to_class == class_id):
-            yield int(class_id)
-
-
-def _check_same_options(then: dict[str, Any], now: dict[str, Any]) -> None:
-    free = {"workers", "checkpoint_every", "devices", "nodes", "accelerator"}
-    for key, value in now.items():
-        if key not in free and then.get(key) != value:
-            flag = key.replace("_", "-")
-            raise RunError(
-                f"the run was started with --{flag} {then.get(key)}, not {value}: leave the option out to resume, "
-                "or choose another --out"
-            )
-
-
-def _collapse_message(recipe: Recipe, spread: float, triplet: float | None) -> str:
-    message = f"the embeddings have collapsed to almost one point (relative spread {spread:.4f})"
-    if triplet is not None:
-        margin = getattr(recipe, "margin", float("nan"))
-        message += f" and the triplet loss sits at {triplet:.3f} (margin {margin})"
-    return message + ": lower --learning-rate, raise --triplet-warmup, or use --triplet-space normalised"

@@ -1,56 +1,55 @@
-"""The commands as functions: from a request to a finished run folder, predictions or results."""
+"""The commands as functions: from a request to a finished run folder or results; predicting is in ``predict_files``."""
 
 from __future__ import annotations
 
-import csv
 import dataclasses
-import io
-import json
+import hashlib
 import os
 import platform
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import numpy as np
 import torch
 
 from maple.backbone import create_backbone, embed
-from maple.batches import to_input
+from maple.batches import parse_augment, to_input
 from maple.benchmark import Results, evaluate, measure_latency
-from maple.checkpoint import FORMAT_VERSION, check_format, save_json, write_atomic
-from maple.config import RunConfig, as_dict, read_toml, resolve_config, to_toml
-from maple.data import list_data_sets, open_images
+from maple.checkpoint import FORMAT_VERSION, check_format, load_json, save_json, write_atomic
+from maple.config import RunConfig, TrainOptions, as_dict, flag_name, read_toml, resolve_config, to_toml
+from maple.data import SPLIT_NAMES, find_source, is_built_in, list_data_sets, open_images, split_files
 from maple.detector import MapleDetector
 from maple.errors import RunError, UsageError
-from maple.gallery import remove_examples, write_gallery
+from maple.gallery import write_gallery
 from maple.images import ImageSet
-from maple.predictor import Predictor, channel_statistics, fit_predictor, load_predictor
-from maple.progress import console, track, warn
+from maple.predict_files import describe_skipped, open_like, ready_predictor, warn_if_nothing_is_flagged
+from maple.predictor import Predictor, channel_statistics, fit_predictor
+from maple.processes import make_fabric, together
+from maple.progress import counting, is_first_process, say, track, warn
 from maple.recipe import RECIPES, create_recipe
 from maple.report import write_report
 from maple.splits import Splits, load_splits
-from maple.train import Run, make_fabric, snapshot_rows, train_backbone
-from maple.types import PREDICTION_COLUMNS, Outputs, Skipped
+from maple.train import FREE_OPTIONS, Run, snapshot_rows, train_backbone
+from maple.types import Outputs
 
 CONFIG = "config.toml"
+CLASSES = "classes.json"
+CHECKPOINT = "resume.safetensors"
 GALLERY = "gallery"
 RUN_FILES = (
     CONFIG,
     "history.csv",
     "weights.safetensors",
-    "resume.safetensors",
+    CHECKPOINT,
     "detector.safetensors",
-    "classes.json",
+    CLASSES,
     "results.json",
     "report.html",
 )
 GALLERY_SAMPLE = 200  # training images per cluster among which exemplars are sought
-PREDICT_CHUNK = 4096
-PREDICTION_SUFFIXES = (".csv", ".jsonl", ".ndjson")
+DEMO_COMMAND = "maple demo"
 DEMO_SOURCE = "simulated-diatoms?n=6000&size=32"
 DEMO_EPOCHS = 12
 DEMO_OOD = {"near": "simulated-diatoms/near?n=1000&size=32", "far": "simulated-diatoms/far?n=1000&size=32"}
@@ -74,37 +73,59 @@ class TrainRequest:
     command: str = "maple train"
 
     def origin(self) -> dict[str, Any]:
-        """Where the images come from: the section [origin] of ``config.toml``."""
+        """Where the images come from, wherever the next command is started: section [origin] of ``config.toml``."""
         return {
-            "format": FORMAT_VERSION,
-            "source": self.source,
-            "data_root": str(self.data_root) if self.data_root else None,
-            "validation": self.validation,
-            "calibration": self.calibration,
-            "test": self.test,
+            "source": absolute_source(self.source),
+            "data_root": str(self.data_root.expanduser().resolve()) if self.data_root else None,
+            "validation": absolute_source(self.validation),
+            "calibration": absolute_source(self.calibration),
+            "test": absolute_source(self.test),
             "preset": self.preset,
-            "command": self.command,
         }
+
+
+def absolute_source(source: str | None) -> str | None:
+    """A source that means the same from every folder: an existing path in full, a name of a data set as it is.
+
+    >>> absolute_source("digits"), absolute_source(".") == str(Path.cwd())
+    ('digits', True)
+    """
+    if source is None or is_built_in(source) or not Path(source).expanduser().exists():
+        return source
+    return str(Path(source).expanduser().resolve())
+
+
+def default_out(source: str) -> Path:
+    """The run folder for a source where none is named.
+
+    >>> str(default_out("digits")), str(default_out("slides/diatoms/train")), str(default_out("simulated-diatoms?n=99"))
+    ('runs/digits', 'runs/diatoms', 'runs/simulated-diatoms')
+    """
+    name = source.partition("?")[0] if is_built_in(source) else source
+    path = Path(name).expanduser().resolve()
+    path = path.with_suffix("") if path.is_file() else path
+    return Path("runs") / (path.parent if path.name in SPLIT_NAMES["train"] else path).name
 
 
 # --- train ----------------------------------------------------------------------------------------------------------
 
 
 def train_run(request: TrainRequest) -> Results | None:
-    """Train, fit, calibrate, test and report; the results, or ``None`` in all processes but the first."""
-    if _is_first_process():
+    """Train, fit, calibrate, test and report.
+
+    The results; ``None`` without test images, and in all processes but the first. Whatever can be wrong with the
+    request is found before the run folder is touched.
+    """
+    if is_first_process():
         _check_folder(request)
-    config = _resolve(request)
+    config = resolve_config(request.flags, request.file, request.preset)
+    if request.resume:
+        request, config = _as_started(request)
+    _check_options(config.train)
     recipe = create_recipe(config.model.recipe, **_recipe_options(config))
-    fabric = make_fabric(config.train)
-    splits = load_splits(
-        request.source,
-        config.data,
-        data_root=request.data_root,
-        test=request.test,
-        validation=request.validation,
-        calibration=request.calibration,
-    )
+    splits = _load_splits(request.origin(), config, request.data_root)
+    if not len(splits.validation):
+        raise UsageError("training needs validation images: give them a share of --splits, or --validation")
     torch.manual_seed(config.train.seed)
     mean, std = channel_statistics(splits.train)
     backbone = create_backbone(
@@ -114,9 +135,11 @@ def train_run(request: TrainRequest) -> Results | None:
         mean=mean,
         std=std,
     )
-    if fabric.is_global_zero:
-        _write_config(request, config)
-        _announce(splits, config)
+    fabric = make_fabric(config.train)
+    with together(fabric):
+        if fabric.is_global_zero:
+            _announce(request, splits, config)
+            _prepare_folder(request, splits, config)
     run = train_backbone(
         backbone,
         recipe,
@@ -135,6 +158,8 @@ def train_run(request: TrainRequest) -> Results | None:
         relabelling=run.relabelling,
         detector=MapleDetector(**as_dict(config.detector)),
         fit=config.data.fit,
+        false_alarm=config.decision.false_alarm,
+        class_rule=config.recipe.class_rule,
         fabric=fabric,
         workers=config.train.workers,
     )
@@ -143,53 +168,117 @@ def train_run(request: TrainRequest) -> Results | None:
     return _finish_run(request, config, run, splits, predictor)
 
 
-def _finish_run(request: TrainRequest, config: RunConfig, run: Run, splits: Splits, predictor: Predictor) -> Results:
+def _finish_run(
+    request: TrainRequest, config: RunConfig, run: Run, splits: Splits, predictor: Predictor
+) -> Results | None:
     """Save, test, draw."""
     folder = request.out
     predictor.save(folder)
-    save_json(folder / "classes.json", _classes(run, splits))
+    save_json(folder / CLASSES, {**_classes(splits), **_clusters(run)})
     _write_training_gallery(folder, run, splits, predictor)
-    results = _evaluate(folder, predictor, splits.test, {}, _provenance(config, request.command), config.train.seed)
-    (folder / "resume.safetensors").unlink(missing_ok=True)
+    warn_if_nothing_is_flagged(predictor)
+    results = None
+    if len(splits.test):
+        provenance = _provenance(config, predictor, request.command)
+        results = _evaluate(folder, predictor, splits.test, {}, provenance, config.train)
+    else:
+        warn(f"there are no test images, so that nothing was measured: use maple evaluate {folder} --ind IMAGES")
+        say(f"report: {write_report(folder)}")
+    (folder / CHECKPOINT).unlink(missing_ok=True)
     return results
-
-
-def _resolve(request: TrainRequest) -> RunConfig:
-    """The configuration of the request; when resuming, the one the run was started with."""
-    if request.resume and (request.out / CONFIG).exists():
-        _, sections = read_run_config(request.out)
-        return resolve_config(request.flags, sections)
-    return resolve_config(request.flags, request.file, request.preset)
 
 
 def _recipe_options(config: RunConfig) -> dict[str, Any]:
     return {key: value for key, value in as_dict(config.recipe).items() if key not in RECIPES["maple"]}
 
 
-def _is_first_process() -> bool:
-    """Before the processes know of each other: those that Fabric, torchrun or SLURM started carry their rank."""
-    return all(os.environ.get(name, "0") == "0" for name in ("RANK", "LOCAL_RANK", "SLURM_PROCID"))
+def _check_options(options: TrainOptions) -> None:
+    """What the options themselves do not tell; better known now than after the images are read."""
+    if options.augment != "auto":
+        parse_augment(options.augment)
+    if options.precision == "16-mixed" and (options.accelerator == "cpu" or not torch.cuda.is_available()):
+        raise UsageError("--precision 16-mixed needs a CUDA device: use auto, bf16-mixed or 32-true")
+
+
+def _load_splits(origin: dict[str, Any], config: RunConfig, data_root: Path | None) -> Splits:
+    with counting("decoding") as progress:
+        return load_splits(
+            origin["source"],
+            config.data,
+            data_root=data_root,
+            test=origin.get("test"),
+            validation=origin.get("validation"),
+            calibration=origin.get("calibration"),
+            progress=progress,
+        )
+
+
+# --- the run folder --------------------------------------------------------------------------------------------------
 
 
 def _check_folder(request: TrainRequest) -> None:
+    """Refuse what would lose a run, or continue none; nothing is changed yet."""
     folder = request.out
+    if request.resume and request.overwrite:
+        raise UsageError("--resume continues a run and --overwrite replaces it: give one of them")
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"'{folder}' is a file: choose a folder for --out")
-    finished, started = (folder / "detector.safetensors").exists(), (folder / CONFIG).exists()
-    if request.resume and finished and not (folder / "resume.safetensors").exists():
-        raise UsageError(f"'{folder}' is a finished run: there is nothing to resume; choose another --out")
+    started, finished = (folder / CONFIG).exists(), (folder / "detector.safetensors").exists()
+    if started:
+        read_run_config(folder)  # a file of that name that is not ours is not to be replaced
     if started and not request.resume and not request.overwrite:
         raise UsageError(f"'{folder}' already holds a run: add --resume to continue it, --overwrite to replace it")
-    if request.overwrite and started:
+    if not request.resume:
+        return
+    if not started:
+        raise UsageError(f"there is no run in '{folder}' to resume: check --out, or leave out --resume to start one")
+    if not (folder / CHECKPOINT).exists():
+        if finished:
+            raise UsageError(f"'{folder}' is a finished run: there is nothing to resume; choose another --out")
+        warn(f"'{folder}' has no checkpoint yet: the training starts from the beginning")
+
+
+def _as_started(request: TrainRequest) -> tuple[TrainRequest, RunConfig]:
+    """What the run was started with. What is asked now may not differ from it, but for what changes no result."""
+    origin, sections = read_run_config(request.out)
+    for key, value in request.origin().items():
+        if value is not None and value != origin.get(key):
+            raise _started_otherwise(request.out, "DATA" if key == "source" else flag_name(key), origin.get(key), value)
+    asked = {name: values | request.file.get(name, {}) for name, values in sections.items()}
+    now = resolve_config(request.flags, {**request.file, **asked})
+    for name, values in resolve_config(file=sections).sections().items():
+        for key, value in values.items():
+            if key not in FREE_OPTIONS and (other := now.sections()[name][key]) != value:
+                raise _started_otherwise(request.out, flag_name(key), value, other)
+    sources: dict[str, Any] = {key: origin.get(key) for key in ("source", "validation", "calibration", "test")}
+    root = origin.get("data_root")
+    return dataclasses.replace(request, **sources, data_root=Path(root) if root else None), now
+
+
+def _started_otherwise(folder: Path, flag: str, then: Any, now: Any) -> UsageError:
+    before = f"without {flag}" if then is None else f"with {flag} {then}"
+    return UsageError(
+        f"the run in '{folder}' was started {before}, not with {now}: resume it as it was started, "
+        "or choose another --out"
+    )
+
+
+def _prepare_folder(request: TrainRequest, splits: Splits, config: RunConfig) -> None:
+    """Remove what is to be replaced, and write down what is known before training."""
+    folder = request.out
+    if request.overwrite and (folder / CONFIG).exists():
         for name in RUN_FILES:
             (folder / name).unlink(missing_ok=True)
-        remove_examples(folder / GALLERY)
-
-
-def _write_config(request: TrainRequest, config: RunConfig) -> None:
-    if request.resume and (request.out / CONFIG).exists():
-        return
-    write_atomic(request.out / CONFIG, to_toml({"origin": request.origin(), **config.sections()}))
+        shutil.rmtree(folder / GALLERY, ignore_errors=True)
+    if not request.resume:
+        root = request.data_root or os.environ.get("MAPLE_DATA")
+        origin = {
+            "format": FORMAT_VERSION,
+            **dataclasses.replace(request, data_root=Path(root) if root else None).origin(),
+            "command": request.command,
+        }
+        write_atomic(folder / CONFIG, to_toml({"origin": origin, **config.sections()}))
+    save_json(folder / CLASSES, _classes(splits))
 
 
 def read_run_config(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -202,33 +291,52 @@ def read_run_config(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     return origin, sections
 
 
-def _announce(splits: Splits, config: RunConfig) -> None:
+def _announce(request: TrainRequest, splits: Splits, config: RunConfig) -> None:
     sizes = {name: len(getattr(splits, name)) for name in ("train", "validation", "calibration", "test")}
-    console.print(
+    augment = splits.train.augment if config.train.augment == "auto" else config.train.augment
+    say(
         f"{splits.train.name}: {len(splits.class_names)} classes, {splits.train.size} x {splits.train.size} pixels, "
-        + ", ".join(f"{n} {name}" for name, n in sizes.items()),
-        highlight=False,
-        markup=False,
+        + ", ".join(f"{n} {name}" for name, n in sizes.items())
+        + f"; augmentation {augment}"
     )
-    skipped = splits.skipped
-    if skipped:
-        warn(
-            f"{len(skipped)} images could not be used, first '{skipped[0].file}' ({skipped[0].reason}); "
-            "all are listed in classes.json of the run"
-        )
+    say(f"run folder: {request.out}")
+    if splits.skipped:
+        warn(f"{describe_skipped(splits.skipped)}; all are listed in {CLASSES} of the run")
     if splits.left_out:
         warn(f"{len(splits.left_out)} classes with fewer than {config.data.min_images} images are left out")
 
 
-def _classes(run: Run, splits: Splits) -> dict[str, Any]:
-    sizes = np.bincount(run.relabelling.cluster_ids, minlength=run.relabelling.n_clusters)
+def _classes(splits: Splits) -> dict[str, Any]:
+    """What is known of the data before training; the digests tell later whether it is still the same."""
     return {
-        "classes": list(run.class_names),
-        "cluster_to_class": run.relabelling.cluster_to_class,
-        "cluster_sizes": sizes,
+        "classes": list(splits.class_names),
         "skipped": [[item.file, item.reason] for item in splits.skipped],
         "left_out": list(splits.left_out),
+        "digests": {"train": digest_images(splits.train), "test": digest_images(splits.test)},
     }
+
+
+def _clusters(run: Run) -> dict[str, Any]:
+    sizes = np.bincount(run.relabelling.cluster_ids, minlength=run.relabelling.n_clusters)
+    return {
+        "cluster_to_class": run.relabelling.cluster_to_class,
+        "cluster_sizes": sizes,
+        "snapshot_epochs": run.snapshot_epochs,
+    }
+
+
+def digest_images(images: ImageSet) -> str:
+    """A digest of content and classes, whatever the order of the images: renamed files are the same data.
+
+    >>> images = open_images("digits")
+    >>> digest_images(images) == digest_images(images.subset(np.arange(len(images))[::-1]))
+    True
+    >>> digest_images(images) == digest_images(images.subset(np.arange(100)))
+    False
+    """
+    order = np.lexsort((images.labels, images.keys))
+    parts = ("\0".join(images.class_names).encode(), images.keys[order].tobytes(), images.labels[order].tobytes())
+    return hashlib.blake2b(b"\0".join(parts), digest_size=16).hexdigest()
 
 
 def _write_training_gallery(folder: Path, run: Run, splits: Splits, predictor: Predictor) -> None:
@@ -258,7 +366,7 @@ def sample_rows(cluster_ids: np.ndarray, per_cluster: int) -> np.ndarray:
     """At most ``per_cluster`` rows of each cluster, evenly spread, in order.
 
     >>> sample_rows(np.array([0, 0, 0, 1]), 2)
-    array([0, 1, 3])
+    array([0, 2, 3])
     """
     order = np.argsort(cluster_ids, kind="stable")
     starts = np.flatnonzero(np.diff(cluster_ids[order], prepend=-1))
@@ -276,39 +384,42 @@ def evaluate_run(
     false_alarm: float | None = None,
     data_root: Path | None = None,
     command: str = "maple evaluate",
+    workers: int | None = None,
 ) -> Results:
     """Evaluate a run on its own test split, or on ``ind``, against named sources of unknown images."""
     origin, sections = read_run_config(folder)
-    config = resolve_config(file=sections)
-    predictor = load_predictor(folder)
-    if false_alarm is not None:
-        predictor.false_alarm = false_alarm
+    config = resolve_config({} if workers is None else {"workers": workers}, sections)
+    predictor = ready_predictor(folder, false_alarm)
     root = data_root or (Path(origin["data_root"]) if origin.get("data_root") else None)
-    test = _test_images(predictor, origin, config, ind, root)
-    unknown = {name: _open_like(predictor, source, root) for name, source in (ood or {}).items()}
-    return _evaluate(folder, predictor, test, unknown, _provenance(config, command), config.train.seed)
+    if ind is None:
+        test = _own_test_images(folder, origin, config, predictor.size, root)
+    else:
+        test = open_like(predictor, ind, root, labelled=True).with_class_names(predictor.class_names)
+    unknown = {name: open_like(predictor, source, root) for name, source in (ood or {}).items()}
+    for images in (test, *unknown.values()):
+        if images.skipped:
+            warn(describe_skipped(images.skipped, of=f" of '{images.name}'"))
+    return _evaluate(folder, predictor, test, unknown, _provenance(config, predictor, command), config.train)
 
 
-def _test_images(
-    predictor: Predictor, origin: dict[str, Any], config: RunConfig, ind: str | None, data_root: Path | None
+def _own_test_images(
+    folder: Path, origin: dict[str, Any], config: RunConfig, size: int, data_root: Path | None
 ) -> ImageSet:
-    if ind is not None:
-        return _open_like(predictor, ind, data_root, labelled=True).with_class_names(predictor.class_names)
-    options = dataclasses.replace(config.data, size=predictor.size)
-    splits = load_splits(
-        origin["source"],
-        options,
-        data_root=data_root,
-        test=origin.get("test"),
-        validation=origin.get("validation"),
-        calibration=origin.get("calibration"),
-    )
+    """The test split of a run, cut again from its source, if that is what it was."""
+    same_size = dataclasses.replace(config, data=dataclasses.replace(config.data, size=size))
+    try:
+        splits = _load_splits(origin, same_size, data_root)
+    except UsageError as error:
+        raise RunError(f"the images of the run cannot be opened again; give test images with --ind: {error}") from None
+    digests = load_json(folder / CLASSES).get("digests", {})
+    if any(digest_images(getattr(splits, name)) != digest for name, digest in digests.items()):
+        raise RunError(
+            f"the data changed since training ('{origin['source']}'), so that the test images of the run are not known "
+            "any more: give --ind"
+        )
+    if not len(splits.test):
+        raise UsageError(f"'{folder}' was trained without test images: give some with --ind")
     return splits.test
-
-
-def _open_like(predictor: Predictor, source: Any, data_root: Path | None, labelled: bool = False) -> ImageSet:
-    """Images as the predictor wants them."""
-    return open_images(source, size=predictor.size, fit=predictor.fit, data_root=data_root, labelled=labelled)
 
 
 def _evaluate(
@@ -317,119 +428,37 @@ def _evaluate(
     test: ImageSet,
     unknown: dict[str, ImageSet],
     provenance: dict[str, Any],
-    seed: int,
+    options: TrainOptions,
 ) -> Results:
     """Run the network over all sets once, then write results, gallery and report."""
     sets = {"test": test, **{f"ood/{name}": images for name, images in unknown.items()}}
     outputs = {
-        name: embed(predictor.backbone, images, cluster_to_class=predictor.cluster_to_class)
+        name: embed(predictor.backbone, images, cluster_to_class=predictor.cluster_to_class, workers=options.workers)
         for name, images in track(sets.items(), "evaluating", total=len(sets))
     }
     ood = {name: outputs[f"ood/{name}"] for name in unknown}
     latency = measure_latency(predictor, to_input(torch.from_numpy(test.read(0)[None])), repeats=20)
-    results = evaluate(predictor, outputs["test"], ood, latency_ms=latency.median_ms, seed=seed, provenance=provenance)
+    results = evaluate(
+        predictor, outputs["test"], ood, latency_ms=latency.median_ms, seed=options.seed, provenance=provenance
+    )
     write_atomic(folder / "results.json", results.to_json())
     write_gallery(
         folder / GALLERY,
         test=(test, predictor.predict_outputs(outputs["test"])),
         ood={name: (unknown[name], predictor.predict_outputs(part)) for name, part in ood.items()},
     )
-    console.print(f"report: {write_report(folder)}", highlight=False, markup=False, soft_wrap=True)
+    say(f"report: {write_report(folder)}")
     return results
 
 
-def _provenance(config: RunConfig, command: str) -> dict[str, Any]:
+def _provenance(config: RunConfig, predictor: Predictor, command: str) -> dict[str, Any]:
     return {
         "command": command,
         "config": config.sections(),
+        "false_alarm": predictor.false_alarm,
+        "calibration_images": len(predictor.calibration_scores),
         "hardware": f"{platform.machine()}, {os.cpu_count()} cores, {torch.get_num_threads()} threads",
     }
-
-
-# --- predict ---------------------------------------------------------------------------------------------------------
-
-
-def predict_images(
-    folder: Path,
-    sources: list[str],
-    out: str,
-    false_alarm: float | None = None,
-    all_probabilities: bool = False,
-    batch_size: int = 256,
-    data_root: Path | None = None,
-) -> int:
-    """Write one row per image to ``out``; the number of rows. Files that are not images are listed beside it."""
-    predictor = load_predictor(folder)
-    if false_alarm is not None:
-        predictor.false_alarm = false_alarm
-    images = _open_like(predictor, sources if len(sources) > 1 else sources[0], data_root)
-    columns = [*PREDICTION_COLUMNS, *(f"p_{name}" for name in predictor.class_names if all_probabilities)]
-    with _open_output(out) as file:
-        write_row = _row_writer(file, columns, as_lines=out.endswith((".jsonl", ".ndjson")))
-        chunks = range(0, len(images), PREDICT_CHUNK)
-        for start in track(chunks, "predicting", total=len(chunks)):
-            rows = np.arange(start, min(start + PREDICT_CHUNK, len(images)))
-            outputs = embed(
-                predictor.backbone,
-                images,
-                indices=rows,
-                batch_size=batch_size,
-                cluster_to_class=predictor.cluster_to_class,
-            )
-            prediction = predictor.predict_outputs(outputs)
-            for row in prediction.rows([images.files[i] for i in rows], all_probabilities):
-                write_row(row)
-    _report_skipped(images.skipped, out)
-    return len(images)
-
-
-@contextmanager
-def _open_output(out: str) -> Iterator[TextIO]:
-    """Standard output, or a file that appears under its name only when it is complete."""
-    if out == "-":
-        yield sys.stdout
-        return
-    path = Path(out)
-    if path.suffix not in PREDICTION_SUFFIXES:
-        raise UsageError(f"--out '{out}': end the name in {' or '.join(PREDICTION_SUFFIXES)}, or use - to print")
-    partial = path.with_name(path.name + ".partial")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with partial.open("w", encoding="utf-8", newline="") as file:
-            yield file
-        partial.replace(path)
-    except OSError as error:
-        raise RunError(
-            f"cannot write '{path}': {error.strerror or error}; free some space or choose another --out"
-        ) from None
-    finally:
-        partial.unlink(missing_ok=True)
-
-
-def _row_writer(file: TextIO, columns: list[str], as_lines: bool) -> Callable[[dict[str, Any]], object]:
-    if as_lines:
-        return lambda row: file.write(json.dumps(_without_nan(row), ensure_ascii=False) + "\n")
-    writer = csv.DictWriter(file, columns, lineterminator="\n")
-    writer.writeheader()
-    return writer.writerow
-
-
-def _without_nan(row: dict[str, Any]) -> dict[str, Any]:
-    return {key: None if value != value else value for key, value in row.items()}
-
-
-def _report_skipped(skipped: tuple[Skipped, ...], out: str) -> None:
-    if not skipped:
-        return
-    where = ""
-    if out != "-":
-        path = Path(out).with_suffix(".skipped.csv")
-        lines = [["file", "reason"], *([item.file, item.reason] for item in skipped)]
-        text = io.StringIO()
-        csv.writer(text, lineterminator="\n").writerows(lines)
-        write_atomic(path, text.getvalue())
-        where = f"; all are listed in '{path}'"
-    warn(f"{len(skipped)} files could not be used, first '{skipped[0].file}' ({skipped[0].reason}){where}")
 
 
 # --- demo and data ---------------------------------------------------------------------------------------------------
@@ -437,26 +466,38 @@ def _report_skipped(skipped: tuple[Skipped, ...], out: str) -> None:
 
 def run_demo(out: Path, seed: int = 0) -> Results:
     """The whole method on simulated diatoms, with unknown taxa that resemble the known ones and with debris."""
+    again = (out / CONFIG).exists()
+    if again and not str(read_run_config(out)[0].get("command")).startswith(DEMO_COMMAND):
+        raise UsageError(f"'{out}' holds a run that is not a demo: choose another --out")
     train_run(
         TrainRequest(
             source=DEMO_SOURCE,
             out=out,
             flags={"epochs": DEMO_EPOCHS, "batch_size": 128, "relabel_every": 3, "hard_class_error": 0.1, "seed": seed},
-            overwrite=True,
-            command="maple demo",
+            overwrite=again,
+            command=DEMO_COMMAND,
         )
     )
-    return evaluate_run(out, ood=DEMO_OOD, command="maple demo")
+    return evaluate_run(out, ood=DEMO_OOD, command=DEMO_COMMAND)
 
 
-def list_sources(data_root: Path | None = None) -> list[dict[str, Any]]:
-    """The built-in data sets and those under the data root."""
-    return [{"source": name} for name in list_data_sets(data_root)]
+def list_sources(data_root: Path | None = None) -> list[dict[str, str]]:
+    """The built-in data sets and those under the data root: name, splits and where they are."""
+    rows: dict[str, dict[str, str]] = {}
+    for name in list_data_sets(data_root):
+        if is_built_in(name):
+            rows[name] = {"source": name, "splits": "", "where": "built in"}
+        elif name.rpartition("/")[0] not in rows:  # cifar10/test is told by cifar10
+            path = find_source(name, data_root)
+            splits = ", ".join(split_files(path)) if path.is_dir() else ""
+            rows[name] = {"source": name, "splits": splits, "where": str(path.resolve())}
+    return list(rows.values())
 
 
 def describe_source(source: str, data_root: Path | None = None) -> dict[str, Any]:
     """What is in a source."""
-    images = open_images(source, data_root=data_root)
+    with counting("decoding") as progress:
+        images = open_images(source, data_root=data_root, progress=progress)
     counts = np.bincount(images.labels[images.labels >= 0], minlength=len(images.class_names))
     return {
         "source": images.name,

@@ -1,0 +1,56 @@
+"""What is built is what is needed: the wheel alone, apart from the source tree, trains, predicts and reports."""
+
+from __future__ import annotations
+
+import os
+import site
+import subprocess
+import sys
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("wheel")
+    command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(folder), str(ROOT)]
+    subprocess.run(command, check=True, capture_output=True, text=True)
+    (built,) = folder.glob("*.whl")
+    return built
+
+
+def test_wheel_holds_templates_and_types(wheel):
+    names = zipfile.ZipFile(wheel).namelist()
+    assert "maple/templates/report.html.j2" in names
+    assert "maple/py.typed" in names
+    assert not any(name.startswith("tests") for name in names)
+
+
+@pytest.mark.slow
+def test_wheel_runs_by_itself(wheel, tmp_path):
+    """A new environment with the wheel; only the dependencies are borrowed from the one that runs the tests."""
+    venv.create(tmp_path / "env", with_pip=False)
+    python = tmp_path / "env" / "bin" / "python"
+    (packages,) = (tmp_path / "env" / "lib").glob("python*/site-packages")
+    zipfile.ZipFile(wheel).extractall(packages)
+    (packages / "dependencies.pth").write_text("\n".join(site.getsitepackages()))
+
+    def maple(*arguments: str) -> str:
+        command = [str(python), "-m", "maple", *arguments]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment, timeout=300)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    where = subprocess.run([python, "-c", "import maple; print(maple.__file__)"], capture_output=True, text=True)
+    assert str(packages) in where.stdout
+    assert "predict" in maple("--help")
+    maple("train", "digits", "--out", "run", "--epochs", "1")
+    maple("predict", "run", "digits", "--out", "p.csv")
+    assert len((tmp_path / "p.csv").read_text().splitlines()) == 1 + 1797
+    assert (tmp_path / "run" / "report.html").stat().st_size > 10_000
