@@ -94,7 +94,7 @@ class RecipeOptions:
     triplet_space: Literal["normalised", "raw"] = option("normalised", "embeddings the triplet loss compares")
     relabel_every: Positive = option(10, "epochs between relabelling events (the paper's p)")
     hard_class_error: Share = option(0.3, "false-negative ratio above which a class is split (the paper's t)")
-    max_clusters: Positive = option(5, "clusters per class at most")
+    max_clusters: Positive = option(3, "clusters per class at most")
     min_cluster_size: Positive = option(20, "images per cluster at least")
     cluster_method: Literal["xmeans", "gmeans", "kmeans"] = option("xmeans", "how a hard class is split")
     cluster_space: Literal["normalised", "raw"] = option("normalised", "embeddings the clustering sees")

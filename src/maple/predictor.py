@@ -266,6 +266,6 @@ def channel_statistics(images: ImageSet) -> tuple[list[float], list[float]]:
         n += len(pixels)
     mean = sums / n
     std = np.sqrt(np.maximum(squares / n - mean**2, 0))
-    if not std.any():
+    if std.max() < 1e-6:
         raise DataError(f"all images of '{images.name}' are of one colour: check the files")
     return mean.tolist(), np.maximum(std, 1e-3).tolist()

@@ -142,7 +142,7 @@ class MapleRecipe(RecipeOptions, Recipe):
         return found and f"{found}, raise --triplet-warmup, or use --triplet-space normalised"
 
     def _sits_at_margin(self, history: list[dict[str, Any]], epochs: int) -> bool:
-        """Whether the last two epochs, at full weight, had a triplet loss equal to the margin; one may be passing by."""
+        """Whether the last two epochs, at full weight, had a triplet loss equal to the margin; one may pass by."""
         return len(history) > 1 and all(
             self._warmed_up((row["epoch"] - 1) / epochs) == 1
             and abs(row["triplet"] - self.margin) < AT_MARGIN * self.margin

@@ -50,8 +50,8 @@ RUN_FILES = (
 )
 GALLERY_SAMPLE = 200  # training images per cluster among which exemplars are sought
 DEMO_COMMAND = "maple demo"
-DEMO_SOURCE = "simulated-diatoms?n=6000&size=32"
-DEMO_EPOCHS = 12
+DEMO_SOURCE = "simulated-diatoms?n=7000&size=32"
+DEMO_EPOCHS = 14
 DEMO_OOD = {"near": "simulated-diatoms/near?n=1000&size=32", "far": "simulated-diatoms/far?n=1000&size=32"}
 
 
@@ -473,7 +473,7 @@ def run_demo(out: Path, seed: int = 0) -> Results:
         TrainRequest(
             source=DEMO_SOURCE,
             out=out,
-            flags={"epochs": DEMO_EPOCHS, "batch_size": 128, "relabel_every": 3, "hard_class_error": 0.1, "seed": seed},
+            flags={"epochs": DEMO_EPOCHS, "batch_size": 64, "relabel_every": 8, "seed": seed},
             overwrite=again,
             command=DEMO_COMMAND,
         )

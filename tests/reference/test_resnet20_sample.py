@@ -12,8 +12,8 @@ import pytest
 from sklearn.metrics import roc_auc_score
 
 from maple.checkpoint import load_arrays
-from maple.detector import MapleDetector
-from maple.metrics import auroc
+from maple.detector import MapleDetector, create_detector
+from maple.metrics import accuracy, auroc, expected_calibration_error
 from maple.types import Outputs
 
 SAMPLE = Path(__file__).parents[1] / "data" / "resnet20_sample.safetensors"
@@ -67,3 +67,33 @@ def test_auroc_equals_scikit_learn(outputs, name):
     ind, ood = detector.score(outputs["test"]), detector.score(outputs[name])
     truth = np.r_[np.zeros(len(ind)), np.ones(len(ood))]
     assert auroc(ind, ood) == pytest.approx(roc_auc_score(truth, np.r_[ind, ood]))
+
+
+@pytest.mark.parametrize(("name", "figures"), [("softmax", (0.8586, 0.8961)), ("energy", (0.8795, 0.8846))])
+def test_logit_scores_do_not_drift(outputs, name, figures):
+    detector = create_detector(name).fit(outputs["test"])
+    found = [auroc(detector.score(outputs["test"]), detector.score(outputs[ood])) for ood in ("cifar100", "svhn")]
+    assert found == pytest.approx(figures, abs=2e-4)
+
+
+@pytest.mark.parametrize(
+    ("options", "aurocs", "md_accuracy", "tail_ece", "posterior_ece", "components"),
+    [
+        ({"norm_exponent": 0.0}, (0.7243, 0.9138), 0.9087, 0.4191, 0.0709, 22),
+        ({"norm_exponent": 0.0, "covariance": "global"}, (0.6396, 0.9207), 0.9087, 0.1759, 0.0257, 22),
+        ({}, (0.8497, 0.9841), 0.9163, 0.4314, 0.0724, 23),
+    ],
+)
+def test_gaussians_do_not_drift(outputs, options, aurocs, md_accuracy, tail_ece, posterior_ece, components):
+    detector = MapleDetector(**options).fit(outputs["train"])
+    test, labels = outputs["test"], outputs["test"].labels
+    found, posterior = detector.describe(test), detector.posterior(test)
+    scores = [auroc(found.squared_distance, detector.score(outputs[ood])) for ood in ("cifar100", "svhn")]
+    right = found.md_class_id == labels
+    assert scores == pytest.approx(aurocs, abs=2e-4)
+    assert accuracy(found.md_class_id, labels) == pytest.approx(md_accuracy, abs=2e-3)
+    assert expected_calibration_error(found.typicality, right) == pytest.approx(tail_ece, abs=2e-3)
+    assert expected_calibration_error(posterior.max(1), posterior.argmax(1) == labels) == pytest.approx(
+        posterior_ece, abs=2e-3
+    )
+    assert found.degrees_of_freedom == components
