@@ -176,7 +176,8 @@ PRESETS: dict[str, dict[str, Any]] = {
         **_PAPER_RECIPE,
         **_PAPER_DETECTOR,
     },
-    "paper-imagenet": {
+    "paper-imagenet": {  # the paper's ResNet-50 is not among our networks: name another with --backbone
+        "backbone": "resnet18",
         "embedding_size": 640,
         "epochs": 300,
         "batch_size": 64,

@@ -71,7 +71,7 @@ _LINES = {
     "maple": Line("MAPLE", BLUE, "-"),
     "softmax": Line("softmax", ORANGE, "--"),
     "energy": Line("energy", GREEN, ":"),
-    "maple-paper": Line("MAPLE as in the paper", PINK, "-."),
+    "maple-paper": Line("MAPLE, chi-square tail", PINK, "-."),
 }
 
 # Attribute of Classification or Detection, name, better direction, what it says.
