@@ -473,7 +473,7 @@ def run_demo(out: Path, seed: int = 0) -> Results:
         TrainRequest(
             source=DEMO_SOURCE,
             out=out,
-            flags={"epochs": DEMO_EPOCHS, "batch_size": 64, "relabel_every": 8, "seed": seed},
+            flags={"epochs": DEMO_EPOCHS, "batch_size": 64, "relabel_every": 8, "hard_class_error": 0.1, "seed": seed},
             overwrite=again,
             command=DEMO_COMMAND,
         )
