@@ -18,6 +18,7 @@ from scipy.special import softmax
 
 from maple import metrics
 from maple.benchmark import Results, evaluate, format_table, measure_latency
+from maple.config import DecisionOptions
 from maple.detector import MapleDetector, create_detector
 from maple.errors import DataError, NotFittedError, RunError, UsageError
 from maple.predictor import Predictor
@@ -61,8 +62,9 @@ def unknown(seed: int, shift: float, n: int = 300) -> Outputs:
 
 def make_predictor(calibrated: bool = True) -> Predictor:
     detector = MapleDetector(norm_exponent=0.0, explained_variance=1.0).fit(blobs(0, 4000))
-    scores = detector.score(blobs(1, 1000)) if calibrated else None
-    return Predictor(NoNetwork(), detector, NAMES, size=8, temperature=1.3, calibration_scores=scores, false_alarm=0.1)
+    options = DecisionOptions(false_alarm=0.1)
+    predictor = Predictor(NoNetwork(), detector, NAMES, size=8, temperature=1.3, options=options)
+    return predictor.calibrate(blobs(1, 1000)) if calibrated else predictor
 
 
 @pytest.fixture(scope="module")
@@ -117,7 +119,7 @@ def check_probabilities(classification, probabilities, labels):
 
 
 def test_methods_in_order(results):
-    assert list(results.methods) == ["softmax", "energy", "maple", "maple-paper"]
+    assert list(results.methods) == ["softmax", "energy", "softmax-scaled", "maple", "maple-paper"]
 
 
 def test_softmax_is_summed_over_the_clusters_of_a_class(results, ind):

@@ -100,7 +100,10 @@ def test_results_hold_provenance(finished):
     results = json.loads((finished / "results.json").read_text())
     assert results["provenance"]["config"]["train"]["epochs"] == 3
     assert results["provenance"]["command"].startswith("maple train digits")
-    assert set(results["methods"]) == {"softmax", "energy", "maple", "maple-paper"}
+    assert set(results["methods"]) == {"softmax", "softmax-scaled", "energy", "maple", "maple-paper"}
+    assert results["provenance"]["decision"]["kind"] == "marginal"
+    assert results["provenance"]["promise"].startswith("flags at most 5 %")
+    assert results["provenance"]["score"] == "fused"
 
 
 def test_clusters_in_files_agree(finished):

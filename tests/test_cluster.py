@@ -1,4 +1,4 @@
-"""X-Means and G-Means against likelihoods written out by hand, scikit-learn's checks, and data with known answers."""
+"""X-, G- and T-Means against likelihoods written out by hand, scikit-learn's checks, and data with known answers."""
 
 from __future__ import annotations
 
@@ -13,11 +13,13 @@ from hypothesis.extra import numpy as hnp
 from numpy.testing import assert_allclose, assert_array_equal
 from scipy import stats
 from sklearn.cluster import KMeans
+from sklearn.decomposition import PCA
 from sklearn.metrics import adjusted_rand_score
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from maple.cluster import (
     GMeans,
+    TMeans,
     XMeans,
     _ClusterTree,
     anderson_darling,
@@ -26,13 +28,17 @@ from maple.cluster import (
     bisect_points,
     cluster_means,
     cluster_points,
+    held_out_gain,
+    map_class,
     merge_small_clusters,
     spherical_log_likelihood,
+    tied_log_likelihood,
     within_sum_of_squares,
 )
 from maple.errors import DataError, UsageError
+from maple.gaussian import normalise, oas_covariance
 
-BOTH = pytest.mark.parametrize("estimator", [XMeans, GMeans])
+ALL = pytest.mark.parametrize("estimator", [XMeans, GMeans, TMeans])
 
 
 def blobs(centers: np.ndarray, sizes: list[int], rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
@@ -145,6 +151,58 @@ def test_anderson_darling_keeps_its_level(n, rng):
         assert stats.binomtest(rejected, len(statistics), significance).pvalue > 1e-3
 
 
+# likelihood of held-out points under a tied covariance
+
+
+def test_tied_likelihood_equals_the_densities_written_out_by_hand(rng):
+    points, held_out = rng.standard_normal((60, 4)) * [1, 2, 3, 4], rng.standard_normal((25, 4))
+    labels = np.arange(60) % 3
+    labels[:15] = 0
+    means = np.stack([points[labels == j].mean(axis=0) for j in range(3)])
+    covariance = (points - means[labels]).T @ (points - means[labels]) / 60
+    expected = [
+        max(
+            math.log(np.mean(labels == j)) + stats.multivariate_normal(means[j], covariance).logpdf(x) for j in range(3)
+        )
+        for x in held_out
+    ]
+    found = tied_log_likelihood(points, labels, held_out, floor=1e-9) - 2 * math.log(2 * math.pi)
+    assert_allclose(found, np.mean(expected), rtol=1e-10)
+
+
+@pytest.mark.parametrize(("n", "n_components"), [(400, 4), (30, 3), (9, 1)])  # one per ten points at most
+def test_the_gain_is_the_difference_of_likelihoods_in_the_principal_components(n, n_components, rng):
+    points = rng.standard_normal((n + 200, 8)) * np.geomspace(9, 0.3, 8)
+    points, held_out, labels = points[:n] + 3, points[n:] + 3, np.arange(n) % 2
+    components = PCA(0.95 if n == 400 else n_components, svd_solver="full").fit(points)
+    assert components.n_components_ == n_components
+    z, z_held_out = components.transform(points), components.transform(held_out)
+    split, unsplit = (tied_log_likelihood(z, clusters, z_held_out, 0.0) for clusters in (labels, 0 * labels))
+    assert_allclose(held_out_gain(points, labels, held_out), split - unsplit, rtol=1e-6)
+
+
+def test_halves_of_a_gaussian_lose_what_theory_says(rng):
+    """-log 2 - log(1 - 2 / pi) / 2 = -0.187 per image, whatever the covariance."""
+    points, held_out = rng.standard_normal((2, 40_000, 3)) * [5.0, 1.0, 1.0]
+    gain = held_out_gain(points, (points[:, 0] > 0).astype(int), held_out)
+    assert_allclose(gain, -math.log(2) - math.log(1 - 2 / math.pi) / 2, atol=0.02)  # four deviations of the mean
+
+
+def test_the_gain_does_not_depend_on_units_or_axes(rng, monkeypatch):
+    monkeypatch.setattr("maple.cluster.EXPLAINED_VARIANCE", 1.0)
+    points, origins = blobs(np.array([[0.0, 0.0, 0.0], [5.0, 0.0, 0.0]]), [300, 300], rng)
+    linear = rng.standard_normal((3, 3)) * [1, 10, 100]
+    plain, mapped = (
+        held_out_gain(x[:400], origins[:400], x[400:]) for x in (points, (points @ linear).astype(np.float64) + 7)
+    )
+    assert plain > 0
+    assert_allclose(mapped, plain, rtol=1e-8)
+
+
+def test_points_without_variance_gain_nothing():
+    assert held_out_gain(np.zeros((4, 2)), np.array([0, 0, 1, 1]), np.ones((3, 2))) == 0
+
+
 # bisection and tree
 
 
@@ -181,12 +239,12 @@ def test_tree_gives_a_dissolved_leafs_place_to_its_sibling():
 # estimators
 
 
-@parametrize_with_checks([XMeans(), GMeans()])
+@parametrize_with_checks([XMeans(), GMeans(), TMeans()])
 def test_scikit_learn_accepts(estimator, check):
     check(estimator)
 
 
-@BOTH
+@ALL
 def test_attributes_agree_with_each_other(estimator, three):
     points, origins = three
     model = estimator(random_state=0).fit(points)
@@ -212,7 +270,7 @@ def test_bic_attribute_is_the_criterion_and_beats_one_cluster(three):
     assert model.bic_ > XMeans(max_clusters=1).fit(points).bic_
 
 
-@BOTH
+@ALL
 def test_parameters_are_those_of_a_k_means_run_that_has_converged(estimator, rng):
     points = np.maximum(rng.standard_normal((500, 8)), 0) @ rng.standard_normal((8, 20)) + rng.exponential(
         size=(500, 1)
@@ -226,16 +284,24 @@ def test_parameters_are_those_of_a_k_means_run_that_has_converged(estimator, rng
 
 
 @pytest.mark.parametrize("dimension", [1, 2, 30])
-@BOTH
+@ALL
 def test_one_spherical_gaussian_stays_one_cluster(estimator, dimension, rng):
     for _ in range(3):
         assert estimator(random_state=0).fit(rng.standard_normal((300, dimension))).n_clusters_ == 1
 
 
-def test_g_means_leaves_an_elongated_gaussian_whole_and_x_means_does_not(rng):
-    points = rng.standard_normal((500, 10)) * np.array([30.0] + [1.0] * 9)
+@pytest.mark.parametrize("dimension", [2, 10, 128])
+def test_only_x_means_cuts_an_elongated_gaussian(dimension, rng):
+    points = rng.standard_normal((500, dimension)) * np.array([30.0] + [1.0] * (dimension - 1))
     assert GMeans(random_state=0).fit(points).n_clusters_ == 1
+    assert TMeans(random_state=0).fit(points).n_clusters_ == 1
     assert XMeans(random_state=0).fit(points).n_clusters_ > 1
+
+
+def test_t_means_finds_elongated_clusters_in_many_dimensions(rng):
+    shape = np.geomspace(6.0, 0.5, 64)
+    points, origins = blobs(np.stack([np.zeros(64), 6 * np.eye(64)[0], 6 * np.eye(64)[1]]), [150, 100, 50], rng)
+    assert adjusted_rand_score(origins, TMeans(random_state=0).fit(points * shape).labels_) > 0.98
 
 
 def test_g_means_keeps_its_level_where_there_are_about_as_many_dimensions_as_points(rng):
@@ -261,7 +327,7 @@ def test_x_means_looks_beyond_a_cut_that_does_not_pay(rng):
     assert adjusted_rand_score(origins, XMeans(random_state=0).fit(points).labels_) == 1
 
 
-@BOTH
+@ALL
 def test_no_cluster_is_smaller_than_allowed(estimator, rng):
     points, origins = blobs(40 * np.eye(5)[:4], [200, 150, 40, 7], rng)
     model = estimator(min_cluster_size=20, random_state=0).fit(points)
@@ -308,7 +374,7 @@ def test_x_means_returns_the_model_with_the_best_criterion_not_the_last(rng):
     assert model.bic_ > bic(points, origins, cluster_means(points, origins))
 
 
-@BOTH
+@ALL
 def test_no_more_clusters_than_allowed_and_the_clearest_first(estimator, rng):
     centers = np.array([[0.0, 0.0, 0.0], [0.0, 60.0, 0.0], [500.0, 0.0, 0.0], [500.0, 0.0, 12.0]])
     points, origins = blobs(centers, [100] * 4, rng)
@@ -319,7 +385,7 @@ def test_no_more_clusters_than_allowed_and_the_clearest_first(estimator, rng):
             assert adjusted_rand_score(np.array(merged)[origins], labels) == 1
 
 
-@BOTH
+@ALL
 def test_float32_and_float64_agree(estimator, three):
     points = 500 + three[0]
     single, double = (estimator(random_state=0).fit(points.astype(dtype)) for dtype in (np.float32, np.float64))
@@ -331,7 +397,7 @@ def test_float32_and_float64_agree(estimator, three):
     assert single.transform(points.astype(np.float32)).dtype == np.float32
 
 
-@BOTH
+@ALL
 def test_the_order_of_rows_does_not_change_the_partition(estimator, three, rng):
     points, _ = three
     labels = estimator(random_state=0).fit(points).labels_
@@ -340,7 +406,7 @@ def test_the_order_of_rows_does_not_change_the_partition(estimator, three, rng):
         assert adjusted_rand_score(labels[order], estimator(random_state=0).fit(points[order]).labels_) == 1
 
 
-@BOTH
+@ALL
 def test_the_same_seed_gives_the_same_clusters_and_the_global_generator_is_left_alone(estimator, rng):
     points = rng.standard_normal((300, 4)) * [9, 5, 1, 1] + rng.exponential(5.0, (300, 1))
     before = np.random.get_state()[1].copy()  # noqa: NPY002
@@ -350,7 +416,7 @@ def test_the_same_seed_gives_the_same_clusters_and_the_global_generator_is_left_
     assert_array_equal(np.random.get_state()[1], before)  # noqa: NPY002
 
 
-@BOTH
+@ALL
 def test_points_are_not_changed(estimator, three):
     points = three[0].astype(np.float32)
     points.flags.writeable = False
@@ -361,7 +427,7 @@ def test_points_are_not_changed(estimator, three):
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("value", [0.0, 0.1, 1e6])
-@BOTH
+@ALL
 def test_equal_points_are_one_cluster(estimator, value, dtype):
     model = estimator(random_state=0).fit(np.full((200, 7), value, dtype))
     assert model.n_clusters_ == 1
@@ -369,7 +435,7 @@ def test_equal_points_are_one_cluster(estimator, value, dtype):
     assert_allclose(model.inertia_, 0, atol=1e-6)
 
 
-@BOTH
+@ALL
 def test_two_values_repeated_are_two_clusters(estimator):
     points = np.repeat(np.array([[0.1, 0.2, 0.3], [5.0, 0.2, 0.3]], np.float32), 40, axis=0)
     labels = estimator(random_state=0).fit(points).labels_
@@ -377,7 +443,7 @@ def test_two_values_repeated_are_two_clusters(estimator):
     assert len(set(labels)) == 2
 
 
-@BOTH
+@ALL
 def test_one_and_two_points(estimator):
     assert estimator().fit(np.ones((1, 3))).labels_.tolist() == [0]
     assert estimator().fit(np.eye(2)).labels_.tolist() == [0, 0]
@@ -394,7 +460,7 @@ def test_one_and_two_points(estimator):
     min_cluster_size=st.integers(1, 10),
 )
 def test_promises_hold_for_any_points(points, max_clusters, min_cluster_size):
-    for estimator in (XMeans, GMeans):
+    for estimator in (XMeans, GMeans, TMeans):
         model = estimator(max_clusters, min_cluster_size, random_state=0).fit(points)
         counts = np.bincount(model.labels_)
         assert len(counts) == model.n_clusters_ <= max_clusters
@@ -403,7 +469,7 @@ def test_promises_hold_for_any_points(points, max_clusters, min_cluster_size):
         assert math.isfinite(getattr(model, "bic_", 0.0))
 
 
-@BOTH
+@ALL
 def test_no_matrix_of_all_pairs_of_points(estimator, rng):
     points = rng.standard_normal((5_000, 8)).astype(np.float32)  # 160 kB; all pairs would be 100 MB and more
     estimator(random_state=0).fit(points[:50])
@@ -417,7 +483,7 @@ def test_no_matrix_of_all_pairs_of_points(estimator, rng):
 
 @pytest.mark.parametrize("name", ["max_clusters", "min_cluster_size", "n_init", "max_iter"])
 @pytest.mark.parametrize("value", [0, -1, 2.5, None])
-@BOTH
+@ALL
 def test_wrong_parameters(estimator, name, value):
     with pytest.raises(UsageError, match=f"{name} is {value!r}: give a whole number of at least 1"):
         estimator(**{name: value}).fit(np.eye(5))
@@ -429,10 +495,114 @@ def test_wrong_significance(value):
         GMeans(significance=value).fit(np.eye(5))
 
 
+# the space of a class
+
+
+def cloud(rng: np.random.Generator, n: int = 300, dimension: int = 12) -> np.ndarray:
+    """Embeddings of one class: correlated, of different lengths, away from the origin."""
+    shape = rng.standard_normal((dimension, dimension)) * np.geomspace(1, 0.1, dimension)
+    return (rng.standard_normal((n, dimension)) @ shape + 4).astype(np.float32) * rng.uniform(1, 3, (n, 1))
+
+
+def same_up_to_sign(found: np.ndarray, expected: np.ndarray, **tolerance: float) -> None:
+    assert found.shape == expected.shape
+    assert_allclose(found * np.sign((found * expected).sum(axis=0)), expected, **tolerance)
+
+
+def test_raw_embeddings_stay_as_they_are(rng):
+    embeddings = cloud(rng)
+    assert map_class(embeddings) is embeddings
+
+
+def test_normalised_embeddings_lie_on_the_sphere(rng):
+    embeddings = cloud(rng)
+    lengths = np.linalg.norm(embeddings, axis=1, keepdims=True)
+    assert_allclose(map_class(embeddings, "normalised") * lengths, embeddings, rtol=1e-5)
+
+
+@pytest.mark.parametrize("n_components", [1, 5, 12, 99])
+def test_projected_embeddings_are_the_leading_components_of_the_normalised_ones(n_components, rng):
+    embeddings = cloud(rng).astype(np.float64)
+    expected = PCA(min(n_components, 12), svd_solver="full").fit_transform(normalise(embeddings))
+    same_up_to_sign(map_class(embeddings, "projected", n_components), expected, atol=1e-9)
+
+
+def test_whitened_components_have_variance_one(rng):
+    embeddings = cloud(rng).astype(np.float64)
+    model = PCA(0.95, svd_solver="full", whiten=True)
+    expected = model.fit_transform(normalise(embeddings)) * math.sqrt(300 / 299)  # our covariances divide by n
+    assert 1 < model.n_components_ < 12
+    same_up_to_sign(map_class(embeddings, "whitened"), expected, atol=1e-7)
+
+
+def test_few_images_are_whitened_by_a_shrunk_covariance(rng):
+    embeddings = cloud(rng, n=14, dimension=40).astype(np.float64)
+    mapped = map_class(embeddings, "whitened")
+    kept = PCA(0.95, svd_solver="full").fit(normalise(embeddings))
+    variances = kept.explained_variance_ * 13 / 14
+    shrunk = np.diag(oas_covariance(np.diag(variances), 14))
+    same_up_to_sign(mapped, kept.transform(normalise(embeddings)) / np.sqrt(shrunk), atol=1e-7)
+    assert (np.diff(mapped.var(axis=0)) < 0).all()  # not fully whitened
+
+
+@pytest.mark.parametrize("space", ["projected", "whitened"])
+class TestSpacesOfComponents:
+    def test_no_more_components_than_images_allow(self, space, rng):
+        for n, widest in ((0, 1), (1, 1), (2, 1), (4, 3)):
+            mapped = map_class(rng.standard_normal((n, 30)), space, n_components=5)
+            assert mapped.shape[0] == n and 1 <= mapped.shape[1] <= widest
+            assert np.isfinite(mapped).all()
+
+    @pytest.mark.parametrize("dtype", [np.float32, np.float64])
+    def test_a_class_without_variance_is_a_column_of_zeros(self, space, dtype, rng):
+        for class_of in (np.zeros(200), np.full(200, 0.1), rng.standard_normal(200)):
+            same = np.tile(class_of.astype(dtype), (50, 1))
+            lengths = rng.uniform(1, 9, (50, 1)).astype(dtype)  # on the sphere, length is nothing but rounding
+            for embeddings in (same, same * lengths):
+                assert_array_equal(map_class(embeddings, space), np.zeros((50, 1)))
+
+    def test_constant_features_and_duplicates_change_nothing(self, space, rng):
+        embeddings = cloud(rng).astype(np.float64)
+        plain = map_class(embeddings, space)
+        wide = np.concatenate([np.zeros((300, 3)), embeddings], axis=1)
+        same_up_to_sign(map_class(wide, space), plain, atol=1e-7)
+        same_up_to_sign(map_class(np.repeat(embeddings, 2, axis=0), space)[::2], plain, atol=1e-7)
+
+    def test_the_order_of_rows_and_one_vector_of_zeros_do_not_matter(self, space, rng):
+        embeddings = np.concatenate([cloud(rng), np.zeros((1, 12))]).astype(np.float32)
+        plain = map_class(embeddings, space)
+        assert_array_equal(map_class(embeddings, space), plain)
+        assert np.isfinite(plain).all()
+        order = rng.permutation(301)
+        same_up_to_sign(map_class(embeddings[order], space), plain[order], atol=1e-4)
+
+    def test_embeddings_are_not_changed(self, space, rng):
+        embeddings = cloud(rng)
+        copy = embeddings.copy()
+        map_class(embeddings, space)
+        assert_array_equal(embeddings, copy)
+
+
+@pytest.mark.parametrize(("dimension", "gap"), [(3, 5.0), (30, 5.0), (30, 20.0)])
+def test_whitening_hides_two_equal_clusters_from_the_criterion(dimension, gap, rng):
+    """The variance between them is part of what is made 1: never worth log 2 per image to a spherical criterion."""
+    center = 100 * np.eye(dimension)[0]
+    points, origins = blobs(np.stack([center, center + gap * np.eye(dimension)[1]]), [200, 200], rng)
+    mapped = map_class(points, "whitened")
+    one, two = (bic(mapped, labels, cluster_means(mapped, labels)) for labels in (0 * origins, origins))
+    assert mapped.shape[1] > 1
+    assert two < one
+
+
+def test_an_unknown_space_is_refused():
+    with pytest.raises(UsageError, match="unknown space 'whitend' for clustering: did you mean 'whitened'"):
+        map_class(np.eye(3), "whitend")
+
+
 # one class of a data set
 
 
-@pytest.mark.parametrize("method", ["xmeans", "gmeans", "kmeans"])
+@pytest.mark.parametrize("method", ["xmeans", "gmeans", "tmeans", "kmeans"])
 def test_cluster_points(method, three):
     points, origins = three
     labels = cluster_points(points.astype(np.float32), method, max_clusters=3, min_cluster_size=20, seed=0)
@@ -442,7 +612,7 @@ def test_cluster_points(method, three):
     assert_array_equal(labels, cluster_points(points, method, max_clusters=3, min_cluster_size=20, seed=0))
 
 
-@pytest.mark.parametrize("method", ["xmeans", "gmeans", "kmeans"])
+@pytest.mark.parametrize("method", ["xmeans", "gmeans", "tmeans", "kmeans"])
 def test_cluster_points_does_nothing_where_nothing_may_be_split(method, rng, monkeypatch):
     monkeypatch.setattr("maple.cluster._run_k_means", None)
     points = rng.standard_normal((30, 3))
@@ -452,7 +622,7 @@ def test_cluster_points_does_nothing_where_nothing_may_be_split(method, rng, mon
     assert len(cluster_points(points[:0], method, max_clusters=5, min_cluster_size=1, seed=0)) == 0
 
 
-@pytest.mark.parametrize("method", ["xmeans", "gmeans", "kmeans"])
+@pytest.mark.parametrize("method", ["xmeans", "gmeans", "tmeans", "kmeans"])
 def test_cluster_points_of_repeated_points(method):
     labels = cluster_points(np.ones((40, 3), np.float32), method, max_clusters=5, min_cluster_size=2, seed=0)
     assert_array_equal(labels, np.zeros(40))

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import json
+import threading
 import tracemalloc
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import FrozenInstanceError
 
 import numpy as np
@@ -186,7 +188,7 @@ def test_partial_fit_equals_fit(split):
         grown.partial_fit(batch)
     np.testing.assert_allclose(grown.score(split), whole.score(split), rtol=1e-5)
     grown.fit(split)  # starts anew
-    assert grown.moments_.n_images == 400
+    assert {moments.n_images for moments in grown.moments_.values()} == {400}
     with pytest.raises(UsageError, match="call fit"):
         MapleDetector(covariance="full").partial_fit(split)
 
@@ -209,16 +211,26 @@ def test_a_broken_batch_leaves_the_detector_as_it_was(plain):
     np.testing.assert_array_equal(detector.score(plain), before)
 
 
-def test_distributed_fit_is_the_sum_of_moments(split):
-    expected = MapleDetector().fit(split).score(split)
-    parts = [Moments(5, 6, norm_exponent=1.0).update(p.embeddings, p.cluster_ids) for p in (split[:150], split[150:])]
-    detector = MapleDetector().fit_moments(parts[0] + parts[1], CLUSTER_TO_CLASS)
-    np.testing.assert_allclose(detector.score(split), expected, rtol=1e-5)
-    assert detector.posterior(split).shape == (400, 3)
-    with pytest.raises(UsageError, match=r"norm_exponent 1\.0, the detector 0"):
-        MapleDetector(norm_exponent=0.0).fit_moments(parts[0])
-    with pytest.raises(UsageError, match="call fit"):
-        MapleDetector(covariance="full").fit_moments(parts[0])
+@pytest.mark.parametrize("covariance", ["tied", "full"])
+def test_fit_in_two_processes_is_the_fit_in_one(split, covariance):
+    """Two threads stand for the processes: each has every second image, and sums are taken over both."""
+    whole = MapleDetector(covariance=covariance).fit(split, split)
+    gate, slots = threading.Barrier(2, timeout=20), [None, None]
+
+    def fit_share(rank: int) -> MapleDetector:
+        def sum_over_ranks(array: np.ndarray) -> np.ndarray:
+            slots[rank] = array
+            gate.wait()
+            total = slots[0] + slots[1]
+            gate.wait()
+            return total
+
+        return MapleDetector(covariance=covariance).fit(split[rank::2], split, sum_over_ranks)
+
+    with ThreadPoolExecutor(2) as threads:
+        for detector in threads.map(fit_share, range(2)):
+            np.testing.assert_allclose(detector.score(split), whole.score(split), rtol=1e-5)
+            assert detector.posterior(split).shape == (400, 3)
 
 
 def test_memory_of_a_generator_fit_does_not_grow(rng):

@@ -19,6 +19,7 @@ from maple.gallery import (
     thumbnail,
     to_sheet,
     write_cluster_gallery,
+    write_component_gallery,
     write_examples,
     write_gallery,
     write_projection,
@@ -138,6 +139,50 @@ def test_rows_that_do_not_match_are_refused(tmp_path: Path, clustered) -> None:
         write_cluster_gallery(tmp_path, images, outputs[:5])
     with pytest.raises(DataError, match="110 images of 'blobs/test' but 5 predictions"):
         write_examples(tmp_path, "uncertain", images, make_prediction(5))
+
+
+# Components
+
+
+def test_component_gallery_holds_the_images_at_both_ends(tmp_path: Path, clustered, rng: np.random.Generator) -> None:
+    images, _ = clustered
+    coordinates, spreads = rng.normal(size=(110, 3)), np.array([5.0, 1.0, 0.0])
+    write_component_gallery(tmp_path, images, coordinates, spreads)
+    components = read_gallery(tmp_path).components
+    assert [component.spread for component in components] == spreads.tolist()
+    for along, component in zip(coordinates.T, components):
+        order = sorted(range(110), key=lambda i: along[i])
+        for end, expected in ((component.low, order[:4]), (component.high, order[::-1][:4])):
+            assert end.thumbnails[:, 0, 0, 0].tolist() == expected  # each picture with its own caption
+            assert list(end.files) == [f"{i}.png" for i in expected]
+            assert list(end.class_names) == [images.class_names[images.labels[i]] for i in expected]
+            assert list(end.coordinates) == [along[i] for i in expected]
+
+
+def test_components_go_with_the_training_images(tmp_path: Path, clustered) -> None:
+    images, outputs = clustered
+    assert read_gallery(tmp_path).components == ()
+    write_gallery(tmp_path, train=(images, outputs), components=(outputs.embeddings, np.ones(5)))
+    gallery = read_gallery(tmp_path)
+    assert len(gallery.components) == 5 and len(gallery.clusters) == 3
+    with pytest.raises(DataError, match="row by row"):
+        write_component_gallery(tmp_path, images, outputs.embeddings[:9], np.ones(5))
+
+
+@pytest.mark.parametrize(("n", "shown"), [(1, 1), (5, 2), (9, 4)])
+def test_ends_of_few_images_do_not_overlap(tmp_path: Path, n: int, shown: int) -> None:
+    write_component_gallery(tmp_path, Pictures(np.zeros(n, np.int64)), np.arange(n, dtype=float)[:, None], np.ones(1))
+    (component,) = read_gallery(tmp_path).components
+    assert len(component.low.files) == len(component.high.files) == shown
+    assert n == 1 or not set(component.low.files) & set(component.high.files)
+
+
+def test_many_components_show_fewer_images_each(tmp_path: Path) -> None:
+    n_components = MAX_EXEMPLARS // 4
+    images = Pictures(np.zeros(20, np.int64), side=1)
+    write_component_gallery(tmp_path, images, np.zeros((20, n_components)), np.ones(n_components))
+    components = read_gallery(tmp_path).components
+    assert len(components) == n_components and len(components[-1].high.files) == 2
 
 
 # Projections

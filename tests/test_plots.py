@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import re
 import xml.etree.ElementTree as ElementTree
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+import maple.plots
 from maple.benchmark import Reliability
 from maple.plots import (
     BLUE,
     CLASS_COLOURS,
+    LIGHT,
     ORANGE,
     Line,
     Plot,
@@ -19,12 +22,15 @@ from maple.plots import (
     percent,
     plot_accuracy,
     plot_clusters,
+    plot_contributions,
+    plot_drift,
     plot_losses,
     plot_projection,
     plot_quantiles,
     plot_reliability,
     plot_roc,
     plot_scores,
+    standalone_svg,
 )
 
 
@@ -126,6 +132,30 @@ def test_labels_do_not_cover_each_other(rng: np.random.Generator) -> None:
     assert min(np.diff(heights)) > 10  # the size of the letters
 
 
+def bar_lengths(plot: Plot, colour: str) -> np.ndarray:
+    """Widths of the filled rectangles of one colour, from the first on the page to the last."""
+    paths = [path.attrib["d"] for path in check(plot).iter("path") if f"fill: var({colour})" in path.get("style", "")]
+    corners = [np.array(re.findall(r"[-.\d]+", path), float).reshape(-1, 2) for path in paths]
+    bars = sorted((corner for corner in corners if len(corner) == 4), key=lambda corner: corner[0, 1])
+    return np.array([np.ptp(corner[:, 0]) for corner in bars])
+
+
+def test_contributions_are_bars_as_long_as_their_values() -> None:
+    parts, near, far = ["component 3", "component 1", "5 others"], [9.0, 4.0, 6.0], [1.0, 16.0, 6.0]
+    plot = plot_contributions(parts, [1, 1, 5], [("Navicula", near), ("<b>Nitzschia</b>", far)])
+    shown = words(check(plot))
+    assert set(parts) < set(shown) and {"Navicula", "<b>Nitzschia</b>", "usual"} < set(shown)
+    unit = bar_lengths(plot, "--blue")[-3] / 9
+    for colour, values in (("--blue", near), ("--orange", far)):
+        lengths = bar_lengths(plot, colour)[-3:]  # below the legend
+        np.testing.assert_allclose(lengths / unit, values, rtol=1e-3)
+
+
+def test_contributions_of_one_cluster_and_of_nothing() -> None:
+    assert "var(--orange)" not in plot_contributions(["component 1"], [1], [("only", [2.0])]).svg
+    check(plot_contributions(["component 1"], [1], [("only", [0.0])]))
+
+
 @pytest.mark.parametrize("draw", [plot_losses, plot_accuracy, plot_clusters])
 def test_history_marks_events(draw, history: dict[str, np.ndarray]) -> None:
     without, marked = draw(history, []), draw(history, [2, 3])
@@ -143,3 +173,45 @@ def test_history_of_one_epoch_and_of_nothing_known(draw, history: dict[str, np.n
 def test_numbers_for_people() -> None:
     assert percent(0.05) == "5\u202f%" and percent(0.0) == "0\u202f%" and percent(0.12345) == "12.3\u202f%"
     assert number(-0.5) == "-0.500" and number(float("-inf")) == "-∞" and number(123.456) == "123.46"
+
+
+def test_drift_shows_shares_threshold_and_alarm(rng: np.random.Generator) -> None:
+    log_wealth = np.concatenate([np.zeros(40), np.linspace(0, 20, 60)])
+    alarm = int(np.argmax(log_wealth >= np.log(100))) + 1
+    plot = plot_drift(rng.normal(size=200), np.repeat([0.0, 9.0], 50), 2.0, 0.05, log_wealth, 0.01)
+    shown = words(check(plot))
+    assert "50\u202f% of the new images flagged, 5\u202f% expected" in shown
+    assert {"calibration images", "new images", "threshold", "wealth", "alarm at 100", f"image {alarm}"} <= set(shown)
+    assert f"alarm at image {alarm} of the stream" in shown
+    quiet = words(check(plot_drift(rng.normal(size=20), rng.normal(size=9), np.inf, 0.0, np.zeros(9), 0.01)))
+    assert "threshold" not in quiet and "no alarm so far" in quiet
+
+
+@pytest.mark.parametrize("scores", [np.ones(1), np.ones(7), np.array([-3.0, 1e6])])
+def test_drift_of_few_and_of_equal_scores(scores: np.ndarray) -> None:
+    for wealth in (np.full(len(scores), -2.0), np.full(len(scores), 2000.0)):
+        check(plot_drift(np.ones(5), scores, 1.0, 0.05, wealth, 0.05))
+
+
+def test_drift_of_many_images_is_a_small_drawing(rng: np.random.Generator) -> None:
+    plot = plot_drift(rng.normal(size=5000), rng.normal(size=50_000), 2.0, 0.05, rng.normal(size=50_000), 0.01)
+    check(plot)
+    assert len(plot.svg) < 200_000
+
+
+def test_a_drawing_may_stand_alone() -> None:
+    plot = plot_scores("var(--ink) href=", [0, 1, 2], [3, 1], [1, 3], 1.5)
+    drawing = ElementTree.fromstring(standalone_svg(plot))
+    assert drawing.tag == "{http://www.w3.org/2000/svg}svg"
+    tags = re.sub(r' aria-label="[^"]*"', "", " ".join(re.findall(r"<[^>]*>", standalone_svg(plot))))
+    assert "var(" not in tags and LIGHT["blue"] in tags and " href=" not in tags
+    assert "unknown: var(--ink) href=" in "".join(drawing.itertext())
+
+
+def test_colours_are_those_of_the_pages() -> None:
+    folder = Path(maple.plots.__file__).parent / "templates"
+    pages = [text for path in folder.iterdir() if "--blue: #" in (text := path.read_text(encoding="utf-8"))]
+    assert pages
+    for page in pages:
+        light = dict(re.findall(r"--(\w+): (#[0-9a-f]{6})", page.partition("@media")[0]))
+        assert LIGHT.items() <= light.items()

@@ -12,6 +12,7 @@ from scipy.stats import chi2
 
 from maple.backbone import create_backbone, embed, wrap_backbone
 from maple.checkpoint import load_arrays, save_arrays
+from maple.config import DecisionOptions
 from maple.detector import MapleDetector
 from maple.errors import DataError, RunError, UsageError
 from maple.images import ImageSet
@@ -72,15 +73,17 @@ def test_saved_and_loaded_predict_the_same(backbone, splits, tmp_path):
     relabelling = Relabelling(ids, mapping, mapping, np.r_[np.ones(9), 0.5, 0.5])
     torch.manual_seed(1)
     grown = create_backbone("resnet9", 11, embedding_size=24)
+    options = DecisionOptions(false_alarm=0.1, confidence=0.8, per_class=True)
     before = fit_predictor(
-        grown, splits.train, splits.validation, splits.calibration, relabelling=relabelling, false_alarm=0.1
+        grown, splits.train, splits.validation, splits.calibration, relabelling=relabelling, options=options
     )
     before.save(tmp_path)
     after = load_predictor(tmp_path)
     a, b = before(splits.test), after(splits.test)
     for name in ("class_id", "probabilities", "score", "p_value", "is_ood", "cluster", "softmax_class_id"):
         np.testing.assert_array_equal(getattr(a, name), getattr(b, name), err_msg=name)
-    assert after.false_alarm == 0.1
+    np.testing.assert_array_equal(before.prediction_sets(a, 0.9), after.prediction_sets(b, 0.9))
+    assert after.options == options and after.decision.describe() == before.decision.describe()
     assert after.class_names == splits.class_names
 
 
@@ -98,9 +101,25 @@ def test_every_kind_of_gaussian(backbone, splits, covariance, distance, tmp_path
 def test_threshold_and_p_values_agree(predictor, splits):
     said = predictor(splits.test)
     for level in (0.01, 0.05, 0.3):
-        predictor.false_alarm = level
-        np.testing.assert_array_equal(predictor(splits.test).is_ood, said.p_value <= level)
-    predictor.false_alarm = 0.05
+        np.testing.assert_array_equal(predictor.decide(false_alarm=level)(splits.test).is_ood, said.p_value <= level)
+    careful = predictor.decide(false_alarm=0.05, confidence=0.95)(splits.test)
+    assert careful.is_ood.sum() <= (said.p_value <= 0.05).sum()
+    predictor.decide(confidence=None)
+    assert predictor.decision.kind == "marginal"
+
+
+def test_prediction_sets_cover(predictor, splits):
+    said = predictor(splits.test)
+    for coverage in (0.6, 0.9):
+        sets = predictor.prediction_sets(said, coverage)
+        covered = sets[np.arange(len(sets)), splits.test.labels].mean()
+        assert covered > coverage - 4 * math.sqrt(coverage * (1 - coverage) / len(splits.calibration))
+        assert sets[np.arange(len(sets)), said.class_id].all()
+    with pytest.raises(DataError, match="labelled calibration images"):
+        unlabelled = ImageSet.from_arrays(splits.calibration.pixels)
+        Predictor(predictor.backbone, predictor.detector, predictor.class_names, size=predictor.size).calibrate(
+            unlabelled
+        ).prediction_sets(said, 0.9)
 
 
 def test_without_calibration_nothing_is_flagged(backbone, splits):

@@ -129,6 +129,25 @@ def test_same_clusters_with_other_numbers_are_no_event(rng):
     assert recipe.relabel(2, *wrong, mirrored, points.__getitem__, 0) is None
 
 
+def test_the_space_of_clustering_is_an_option(rng):
+    """A class that is only long is split on the sphere; whitened, and by held-out images, it is not."""
+    points = (rng.standard_normal((400, 32)) * np.geomspace(9, 0.5, 32) + 50).astype(np.float32)
+    current = Relabelling.initial(np.repeat([0, 1], [399, 1]), 2)
+    wrong = np.array([[0.1, 0.9], [0.1, 0.9]]), np.array([0, 1])
+    for options, is_split in (
+        ({"cluster_space": "normalised"}, True),
+        ({"cluster_space": "whitened"}, False),
+        ({"cluster_space": "projected", "cluster_components": 32}, True),
+        ({"cluster_space": "normalised", "cluster_method": "tmeans"}, False),
+    ):
+        recipe = MapleRecipe(**{"relabel_every": 1, "cluster_method": "xmeans", **options})
+        assert (recipe.relabel(1, *wrong, current, points.__getitem__, 0) is not None) == is_split
+
+
+def test_presets_cluster_raw_embeddings_as_the_paper_does():
+    assert {preset["cluster_space"] for preset in PRESETS.values()} == {"raw"}
+
+
 def test_only_hard_classes_are_embedded():
     asked = []
 

@@ -22,13 +22,14 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, RandomSampler
 
 from maple.batches import evaluation_batches
-from maple.errors import UsageError
+from maple.errors import UsageError, suggest
 from maple.images import ImageSet, Progress
 from maple.networks import NETWORKS, create_network
 from maple.types import Outputs
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
+SMALLEST_RESPONSE = 1e-3  # of a channel: below this a channel is silent, and the logarithm stays finite
 EXAMPLE_SIZES = (32, 64, 224)  # tried in turn where nobody says how large a module's images are
 
 Images = ImageSet | Tensor | np.ndarray | Iterable[Any]
@@ -62,9 +63,11 @@ class Backbone(nn.Module):
         name: str = "",
         size: int | None = None,
         memory_format: torch.memory_format = torch.contiguous_format,
+        shallow: str | None = None,
     ) -> None:
         super().__init__()
         self.body = body
+        self.shallow = shallow  # name of a layer of the body whose channels are to be listened to
         self.embedding_layer = nn.Identity() if embedding_layer is None else embedding_layer
         self.head = head
         self.embedding_size = embedding_size
@@ -149,6 +152,7 @@ def create_backbone(
         std=IMAGENET_STD if std is None else std,
         name=name,
         memory_format=torch.channels_last,
+        shallow=body.shallow,
     )
     return backbone.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
@@ -185,6 +189,7 @@ def wrap_backbone(
     mean: Sequence[float] | None = None,
     std: Sequence[float] | None = None,
     example: Tensor | np.ndarray | None = None,
+    shallow: str | None = None,
 ) -> Backbone:
     """A trained classifier as a backbone: its embedding is the input of the linear layer that gives its logits.
 
@@ -195,7 +200,8 @@ def wrap_backbone(
     module itself stays as it is: the backbone owns a copy.
 
     ``mean`` and ``std`` are those the module was trained with; if not given, a timm model's own, else (0, 0, 0) and
-    (1, 1, 1): the module sees images in [0, 1].
+    (1, 1, 1): the module sees images in [0, 1]. ``shallow`` names a layer about half-way up, with channels
+    (N, F, H, W), for the score of that name ("layer2").
 
     >>> classifier = nn.Sequential(nn.Conv2d(3, 8, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 5))
     >>> wrap_backbone(classifier).embedding_size
@@ -213,6 +219,8 @@ def wrap_backbone(
         size = int(np.shape(example)[-2])  # rows, in (N, 3, H, W) columns in (N, H, W, 3): square either way
 
     module = copy.deepcopy(module)
+    if shallow is not None and shallow not in dict(module.named_modules()):
+        raise UsageError(f"the module has no layer '{shallow}': {suggest(shallow, dict(module.named_modules()))}")
     layers = _possible_heads(module, head)
     with _evaluating(module):
         x, calls, output = _run_example(module, layers, example, size, mean, std)
@@ -238,6 +246,7 @@ def wrap_backbone(
         std=std,
         name=type(module).__name__,
         size=size,
+        shallow=f"module.{shallow}" if shallow and path else shallow,
     ).to(embedding.device)
 
 
@@ -423,10 +432,8 @@ def embed_batches(
         raise UsageError(f"a batch size of {batch_size}: it must be at least 1")
     done, n = 0, _count(images, indices)
     for x, index, labels in _read_batches(images, batch_size, workers, indices, ordered=cluster_ids is not None):
-        embedding, logits = _run_batch(backbone, x)
         yield Outputs(
-            embeddings=embedding,
-            logits=logits,
+            **_run_batch(backbone, x),
             labels=labels,
             cluster_ids=None if cluster_ids is None else _rows(cluster_ids, index),
             cluster_to_class=cluster_to_class,
@@ -436,12 +443,45 @@ def embed_batches(
             progress(done, n)
 
 
-def _run_batch(backbone: Backbone, x: Tensor) -> tuple[np.ndarray, np.ndarray | None]:
+def _run_batch(backbone: Backbone, x: Tensor) -> dict[str, np.ndarray]:
+    """Embeddings, and what else the backbone gives: logits, and the responses of its shallow layer."""
     device = backbone.mean.device
-    with _evaluating(backbone), torch.autocast(device.type, enabled=False):
-        embedding = backbone.embed(x.to(device))
-        logits = None if backbone.head is None else backbone.head(embedding)
-    return embedding.cpu().numpy(), None if logits is None else logits.float().cpu().numpy()
+    found: dict[str, Tensor] = {}
+    with _evaluating(backbone), torch.autocast(device.type, enabled=False), _listening(backbone, found):
+        found["embeddings"] = backbone.embed(x.to(device))
+        if backbone.head is not None:
+            found["logits"] = backbone.head(found["embeddings"])
+    return {name: tensor.float().cpu().numpy() for name, tensor in found.items()}
+
+
+@contextmanager
+def _listening(backbone: Backbone, found: dict[str, Tensor]) -> Iterator[None]:
+    """While it lasts, the responses of the shallow layer are put into ``found``."""
+    if backbone.shallow is None:
+        yield
+        return
+
+    def listen(module: nn.Module, inputs: Any, output: Tensor) -> None:
+        found["shallow"] = channel_responses(output)
+
+    handle = backbone.body.get_submodule(backbone.shallow).register_forward_hook(listen)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def channel_responses(activations: Tensor) -> Tensor:
+    """log of the mean absolute activation of each channel (N, F), from (N, F, H, W).
+
+    >>> channel_responses(torch.full((1, 2, 4, 4), 3.0)).exp().round()
+    tensor([[3., 3.]])
+    """
+    if activations.ndim != 4:
+        raise UsageError(
+            f"the shallow layer gives {tuple(activations.shape)}, not channels (N, F, H, W): name another one"
+        )
+    return (activations.float().abs().mean(dim=(2, 3)) + SMALLEST_RESPONSE).log()
 
 
 def _no_outputs(backbone: Backbone, cluster_to_class: np.ndarray | None) -> Outputs:

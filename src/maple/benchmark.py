@@ -26,7 +26,7 @@ from scipy.special import log_softmax
 import maple
 from maple import metrics
 from maple.checkpoint import FORMAT_VERSION
-from maple.detector import Description, Detector, LogitDetector, create_detector
+from maple.detector import Description, Detector, LogitDetector, MapleDetector, create_detector
 from maple.errors import DataError, RunError, UsageError
 from maple.gaussian import class_logsumexp
 from maple.types import Outputs, Prediction
@@ -68,6 +68,7 @@ class Classification:
     accuracy_above: dict[str, Number]  # by confidence level, "0.5", "0.8", "0.9"
     share_above: dict[str, Number]  # share of images kept at that level
     reliability: Reliability
+    ece_floor: Number = math.nan  # the ECE that these confidences would have if they were perfectly calibrated
 
 
 @dataclass(frozen=True)
@@ -106,6 +107,8 @@ class Method:
 class Results:
     """Everything `evaluate` found, by method: ``softmax``, ``energy``, ``maple``, ``maple-paper``, others as asked for.
 
+    ``softmax-scaled`` is the softmax with a temperature from the validation images that taught ``maple`` its own.
+
     ``maple`` is the calibrated class posterior, the predictor's score and its threshold; ``maple-paper`` reads the same
     Gaussians as the paper does: nearest cluster, chi-square tail as probability and as uncertainty.
     """
@@ -122,6 +125,7 @@ class Results:
     qq_observed: list[float]
     confusion: list[list[int]]  # (C, C) rows: true classes; columns: ``maple`` classes
     per_class_accuracy: list[Number]  # (C,)
+    scores: dict[str, dict[str, Number]] = field(default_factory=dict)  # AUROC of each one-pass score, by OOD set
     threshold: Number = math.nan  # score above which ``is_ood``; NaN without calibration
     latency_ms: Number = math.nan  # per image
     provenance: dict[str, Any] = field(default_factory=dict)
@@ -167,7 +171,7 @@ def _row(name: str, method: Method) -> dict[str, Any]:
     row: dict[str, Any] = {"method": name}
     if method.classification is not None:
         values = asdict(method.classification)
-        row |= {key: values[key] for key in ("accuracy", "ece", "nll", "brier", "aurc")}
+        row |= {key: values[key] for key in ("accuracy", "ece", "ece_floor", "nll", "brier", "aurc")}
         for level in values["accuracy_above"]:
             row[f"accuracy_above/{level}"] = values["accuracy_above"][level]
             row[f"share_above/{level}"] = values["share_above"][level]
@@ -223,6 +227,8 @@ def evaluate(
         detectors = () if ind.logits is None else BASELINES
     found = predictor.detector.describe(ind)
     methods = _baselines(detectors, ind, ood, labels, n_classes)
+    if "softmax" in methods:
+        methods["softmax-scaled"] = _scaled_softmax(predictor.softmax_temperature, ind, ood, labels, n_classes)
     methods["maple"] = _maple(predictor, found, labels, said, said_ood)
     methods["maple-paper"] = _maple_paper(found, labels, said, said_ood)
 
@@ -242,6 +248,7 @@ def evaluate(
         qq_observed=observed.tolist(),
         confusion=confusion.tolist(),
         per_class_accuracy=metrics.per_class_accuracy(confusion).tolist(),
+        scores=_score_table(predictor.detector, found, ood),
         threshold=predictor.threshold if _is_calibrated(said) else math.nan,
         latency_ms=math.nan if latency_ms is None else float(latency_ms),
         provenance=_plain({**(provenance or {}), "seed": seed, "versions": _versions()}),
@@ -278,6 +285,19 @@ def _baselines(
     return methods
 
 
+def _scaled_softmax(
+    temperature: float, ind: Outputs, ood: dict[str, Outputs], labels: np.ndarray, n_classes: int
+) -> Method:
+    """Softmax with a temperature from the same validation images (Guo et al. 2017): what any network can have."""
+
+    def scale(outputs: Outputs) -> np.ndarray:
+        return log_softmax(_class_log_softmax(outputs, n_classes) / temperature, axis=1)
+
+    scores = {name: 1 - np.exp(scale(outputs)).max(axis=1) for name, outputs in ood.items()}
+    logs = scale(ind)
+    return _method(_judge_probabilities(logs, labels), 1 - np.exp(logs).max(axis=1), scores)
+
+
 def _class_log_softmax(outputs: Outputs, n_classes: int) -> np.ndarray:
     """Log-softmax summed over the clusters of a class, (N, C): clusters are never compared with class labels."""
     assert outputs.logits is not None
@@ -297,11 +317,25 @@ def _maple(
 ) -> Method:
     """The calibrated posterior, the predictor's score and its decision."""
     return _method(
-        _judge_probabilities(found.log_posterior(predictor.temperature), labels),
+        _judge_probabilities(predictor.log_probabilities(found), labels),
         said.score,
         {name: prediction.score for name, prediction in said_ood.items()},
         {name: _share_flagged(prediction) for name, prediction in said_ood.items()},
     )
+
+
+def _score_table(
+    detector: MapleDetector, found: Description, ood: Mapping[str, Outputs]
+) -> dict[str, dict[str, float]]:
+    """AUROC of every score that the detector can give, whichever it ranks by: no score wins everywhere."""
+    described = {name: detector.describe(outputs) for name, outputs in ood.items()}
+    return {
+        score: {
+            name: metrics.auroc(found.score_named(score), unknown.score_named(score))
+            for name, unknown in described.items()
+        }
+        for score in found.available_scores
+    }
 
 
 def _maple_paper(found: Description, labels: np.ndarray, said: Prediction, said_ood: dict[str, Prediction]) -> Method:
@@ -343,6 +377,7 @@ def _judge(
     return Classification(
         accuracy=float(correct.mean()),
         ece=metrics.expected_calibration_error(confidence, correct),
+        ece_floor=metrics.calibration_floor(confidence),
         nll=nll,
         brier=brier,
         aurc=metrics.aurc(ranking, correct),

@@ -30,6 +30,7 @@ app = typer.Typer(
 output = Console()
 
 INTERRUPTED = 130  # the exit code after Ctrl-C
+DRIFT = 3  # the exit code of maple monitor when images have drifted
 
 DataRoot = Annotated[
     Path | None,
@@ -41,9 +42,6 @@ RunDataRoot = Annotated[
 ]
 Workers = Annotated[int, typer.Option(min=0, help="processes that decode images too many to hold in memory")]
 AsJson = Annotated[bool, typer.Option("--json", help="print JSON instead of a table")]
-FalseAlarm = Annotated[
-    float | None, typer.Option(help="share of in-distribution images flagged at most, on average; default: the run's")
-]
 PANELS = {name: name.capitalize() for name in GROUPS} | {"train": "Training"}
 
 
@@ -64,8 +62,11 @@ def _values(annotation: Any) -> str | None:
     return "|".join(filter(None, map(_values, get_args(annotation)))) or None
 
 
-def with_options(*sections: str) -> Callable[[Callable], Callable]:
-    """Give a command one flag per option of these sections; those that were set arrive in ``flags``."""
+def with_options(*sections: str, default: str | None = None) -> Callable[[Callable], Callable]:
+    """Give a command one flag per option of these sections; those that were set arrive in ``flags``.
+
+    ``default`` is what the help says of flags that are left out, where that is not the option's own default.
+    """
 
     def decorate(command: Callable) -> Callable:
         command_hints = get_type_hints(command, include_extras=True)
@@ -82,7 +83,8 @@ def with_options(*sections: str) -> Callable[[Callable], Callable]:
                     continue
                 names.append(f.name)
                 shown = ",".join(map(str, f.default)) if isinstance(f.default, tuple) else f.default
-                text = f.metadata["help"] + ("" if f.default is None else f" [dim]\\[default: {shown}][/]")
+                shown = shown if default is None else default
+                text = f.metadata["help"] + ("" if shown is None else f" [dim]\\[default: {shown}][/]")
                 flag = typer.Option(
                     help=text, rich_help_panel=PANELS[section], metavar=_values(hints[f.name]), show_default=False
                 )
@@ -176,11 +178,26 @@ def train(
 
 
 @app.command()
+@with_options("decision", default="the run's")
 def predict(
     run: Annotated[Path, typer.Argument(help="run folder")],
     images: Annotated[list[str], typer.Argument(help="images, folders, globs, .parquet or names of data sets")],
+    flags: dict[str, Any],
     out: Annotated[str, typer.Option(help="file to write, .csv or .jsonl; - prints CSV")] = "-",
-    false_alarm: FalseAlarm = None,
+    fdr: Annotated[
+        float | None,
+        typer.Option(
+            help="decide over all images together: of those flagged, at most this share is in-distribution on average",
+            rich_help_panel="Decision",
+        ),
+    ] = None,
+    coverage: Annotated[
+        float | None,
+        typer.Option(
+            help="add a column prediction_set: classes among which the true one is with this probability",
+            rich_help_panel="Decision",
+        ),
+    ] = None,
     all_probabilities: Annotated[
         bool, typer.Option("--all-probabilities", help="add a column p_<class> for every class")
     ] = False,
@@ -191,15 +208,51 @@ def predict(
     """Class, probability, uncertainty and in/out decision for each image: one row each."""
     from maple.predict_files import predict_images
 
-    predict_images(run, images, out, false_alarm, all_probabilities, batch_size, data_root, workers)
+    predict_images(
+        run,
+        images,
+        out,
+        flags,
+        fdr=fdr,
+        coverage=coverage,
+        all_probabilities=all_probabilities,
+        batch_size=batch_size,
+        data_root=data_root,
+        workers=workers,
+    )
 
 
 @app.command()
+@with_options("decision", default="the run's")
+def explain(
+    run: Annotated[Path, typer.Argument(help="run folder")],
+    images: Annotated[list[str], typer.Argument(help="images, folders, globs, .parquet or names of data sets")],
+    flags: dict[str, Any],
+    out: Annotated[
+        Path | None, typer.Option(help="HTML file to write, with pictures [dim]\\[default: print sentences][/]")
+    ] = None,
+    limit: Annotated[int | None, typer.Option(help="explain only the images with the highest scores, so many")] = None,
+    workers: Workers = 2,
+    data_root: DataRoot = None,
+    as_json: Annotated[bool, typer.Option("--json", help="print JSON instead of sentences")] = False,
+) -> None:
+    """Why each image was called what it was: nearest cluster, runner-up, and what sets the image apart."""
+    from maple.explain_files import explain_images, to_json, to_text
+
+    cases = explain_images(run, images, out, decision=flags, limit=limit, data_root=data_root, workers=workers)
+    if as_json or out is None:
+        print(to_json(cases) if as_json else to_text(cases))
+    else:
+        output.print(f"explanations: {out}", markup=False, highlight=False, soft_wrap=True)
+
+
+@app.command()
+@with_options("decision", default="the run's")
 def evaluate(
     run: Annotated[Path, typer.Argument(help="run folder")],
+    flags: dict[str, Any],
     ind: Annotated[str | None, typer.Option(help="in-distribution test images; default: the run's test split")] = None,
     ood: Annotated[list[str] | None, typer.Option(help="NAME=SOURCE of unknown images; may be repeated")] = None,
-    false_alarm: FalseAlarm = None,
     workers: Workers = 2,
     data_root: RunDataRoot = None,
     as_json: AsJson = False,
@@ -208,7 +261,7 @@ def evaluate(
     from maple.workflow import evaluate_run
 
     unknown = _named_sources(ood or [])
-    _finish(evaluate_run(run, ind, unknown, false_alarm, data_root, _command_line(), workers), as_json)
+    _finish(evaluate_run(run, ind, unknown, flags, data_root, _command_line(), workers), as_json)
 
 
 @app.command()
@@ -221,6 +274,55 @@ def report(
     from maple.report import write_report
 
     output.print(f"report: {write_report(run, out=out, predictions=predictions)}", highlight=False, soft_wrap=True)
+
+
+@app.command()
+def monitor(
+    run: Annotated[Path, typer.Argument(help="run folder")],
+    images: Annotated[list[str], typer.Argument(help="images, folders, globs, .parquet or names of data sets")],
+    level: Annotated[
+        float | None, typer.Option(help="chance of an alarm without drift, at most [dim]\\[default: 0.01][/]")
+    ] = None,
+    false_alarm: Annotated[
+        float | None, typer.Option(help="share of images flagged without drift [dim]\\[default: the run's][/]")
+    ] = None,
+    state: Annotated[
+        Path | None,
+        typer.Option(help="file that carries a stream on from call to call: give each time only the new images"),
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="plot to write, .svg")] = None,
+    batch_size: Annotated[int, typer.Option(min=1, help="images per forward pass")] = 256,
+    workers: Workers = 2,
+    data_root: DataRoot = None,
+    as_json: Annotated[bool, typer.Option("--json", help="print JSON instead of sentences")] = False,
+) -> None:
+    """Have the images drifted away from the calibration images? The exit code tells.
+
+    Exit codes: 0 no drift seen, 3 drift, 2 wrong use, 1 failure.
+
+    Without --state the images are one batch, whose order does not matter.
+
+    With --state they are the next of a stream; its alarm is valid however often one asks, and stays.
+    """
+    from maple.monitor_images import monitor_images
+
+    found = monitor_images(
+        run,
+        images,
+        level=level,
+        false_alarm=false_alarm,
+        state=state,
+        out=out,
+        data_root=data_root,
+        batch_size=batch_size,
+        workers=workers,
+    )
+    if as_json:
+        print(json.dumps(found.to_dict(), indent=1))
+    else:
+        output.print(found.describe(), markup=False, highlight=False, soft_wrap=True)
+    if found.drift:
+        raise typer.Exit(DRIFT)
 
 
 @app.command()

@@ -1,11 +1,14 @@
-"""X-Means and G-Means: K-Means that finds the number of clusters itself.
+"""X-Means, G-Means and T-Means: K-Means that finds the number of clusters itself.
 
-Both grow a tree of clusters from a single root. Each round bisects the leaves and keeps the bisections that a test
+All grow a tree of clusters from a single root. Each round bisects the leaves and keeps the bisections that a test
 approves ("improve structure"), then runs K-Means over all points from the centres so found ("improve parameters").
 They differ in the test: X-Means compares two values of the Bayesian information criterion (Pelleg & Moore, "X-means",
-ICML 2000), G-Means asks whether a cluster looks Gaussian (Hamerly & Elkan, "Learning the k in k-means", NIPS 2003).
+ICML 2000), G-Means asks whether a cluster looks Gaussian (Hamerly & Elkan, "Learning the k in k-means", NIPS 2003),
+T-Means whether two Gaussians of a tied covariance describe points that were held out better than one.
 
-Shapes: n points, D dimensions, k clusters.
+Where a class has clusters depends on how distances are measured: :func:`map_class` offers four geometries.
+
+Shapes: n points, D dimensions, K components, k clusters.
 """
 
 from __future__ import annotations
@@ -30,8 +33,23 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from threadpoolctl import threadpool_limits
 
 from maple.errors import DataError, UsageError, suggest
+from maple.gaussian import (
+    IMAGES_PER_COMPONENT,
+    RELATIVE_FLOOR,
+    Moments,
+    as_embeddings,
+    normalise,
+    oas_covariance,
+    principal_axes,
+    row_blocks,
+    squared_distances,
+    whitening,
+)
 
-ClusterMethod = Literal["xmeans", "gmeans", "kmeans"]
+ClusterMethod = Literal["xmeans", "gmeans", "tmeans", "kmeans"]
+ClusterSpace = Literal["raw", "normalised", "projected", "whitened"]
+
+EXPLAINED_VARIANCE = 0.95  # share of a class's variance in the components that are whitened, as detectors keep
 
 _BLOCK = 1024  # rows that are held in float64 at a time
 _N_COMPONENTS = 16  # principal components in which clusters are cut in two
@@ -157,6 +175,66 @@ def anderson_darling_critical_value(significance: float) -> float:
     """
     a, b, c = 0.0186, -5.709, 1.2937 - math.log(significance)
     return (-b - math.sqrt(b * b - 4 * a * c)) / (2 * a)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Gaussians of a tied covariance: likelihood of points that were held out
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def held_out_gain(points: np.ndarray, labels: np.ndarray, held_out: np.ndarray) -> float:
+    """Log-likelihood per held-out point that clusters gain over one, as a detector sees both; above 0, they pay.
+
+    As for a detector, each cluster c is a Gaussian with the share n_c / n of the points, all have one covariance Sigma,
+    an image belongs to the nearest of them, and only principal components that explain 95 % of the variance count (the
+    first n / 10 of them at most, where points are few):
+
+        mean over held-out x of  max_c [log(n_c / n) - (x - mu_c)' Sigma^-1 (x - mu_c) / 2] - log det Sigma / 2,
+
+    for the clusters less for all points as one. Since they were held out, there is no penalty for parameters: a cut
+    that fits nothing but noise loses.
+
+    Within its components no linear map of the points changes this. So length, which a criterion for spherical clusters
+    takes for several clusters, is no evidence: the halves of one Gaussian, of any covariance, pay log 2 for saying
+    which half, and gain log(1 / (1 - 2 / pi)) / 2 for being narrower; in all they lose 0.19. Two equal Gaussians gain
+    from a distance of 3.04 deviations on.
+
+    Args:
+        points: (n, D); where they have no variance, nothing is gained.
+        labels: (n,) clusters 0..k-1 of the points, each with a point.
+        held_out: (m, D).
+
+    >>> rng = np.random.default_rng(0)
+    >>> points, held_out = rng.standard_normal((2, 4000, 1))
+    >>> round(held_out_gain(points, (points[:, 0] > 0).astype(int), held_out), 1)
+    -0.2
+    >>> apart, held_out_apart = (x + 6 * (np.arange(4000) % 2)[:, None] for x in (points, held_out))
+    >>> held_out_gain(apart, np.arange(4000) % 2, held_out_apart) > 0
+    True
+    """
+    whole = np.zeros_like(labels)
+    moments = Moments(1, points.shape[1]).update(points, whole)
+    variances, axes = principal_axes(moments.total_covariance, EXPLAINED_VARIANCE)
+    if len(variances) == 0:
+        return 0.0
+    floor = RELATIVE_FLOOR * variances[0]
+    axes = axes[:, : max(1, len(points) // IMAGES_PER_COMPONENT)]
+    points, held_out = (points - moments.mean) @ axes, (held_out - moments.mean) @ axes  # (n, K), (m, K)
+    split, unsplit = (tied_log_likelihood(points, clusters, held_out, floor) for clusters in (labels, whole))
+    return split - unsplit
+
+
+def tied_log_likelihood(points: np.ndarray, labels: np.ndarray, held_out: np.ndarray, floor: float) -> float:
+    """Mean log-likelihood of ``held_out`` (m, D) under the Gaussians of ``points`` (n, D), up to a constant.
+
+    One Gaussian per cluster of ``labels`` (n,), one covariance for all, each image in its most likely cluster; see
+    :func:`held_out_gain`. No variance counts as less than ``floor``.
+    """
+    moments = Moments(int(labels.max()) + 1, points.shape[1]).update(points, labels)
+    matrix, log_determinant = whitening(moments.within_covariance, floor)
+    distances = squared_distances(held_out @ matrix, moments.means @ matrix)  # (m, k)
+    log_joint = np.log(moments.counts / moments.n_images) - distances / 2
+    return float(log_joint.max(axis=1).mean() - log_determinant / 2)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -292,7 +370,7 @@ def _serial_if_small(points: np.ndarray) -> threadpool_limits:
 
 
 class _GrowingMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, BaseEstimator, metaclass=ABCMeta):
-    """The search that X-Means and G-Means share. They fill two holes: the test of a cut and the score of a model."""
+    """The search that all three share. They fill two holes: the test of a cut and the score of a model."""
 
     max_clusters: int
     min_cluster_size: int
@@ -415,7 +493,8 @@ class XMeans(_GrowingMeans):
     too, as often as ``max_clusters`` leaves room for, before the cluster is declared to be one.
 
     The criterion assumes spherical clusters of equal variance (see :func:`bic`): an elongated cluster is cut into
-    several along its length. Use :class:`GMeans` where clusters may have any covariance.
+    several along its length. Use :class:`TMeans` where all may have one covariance, :class:`GMeans` where each may have
+    its own.
 
     Args:
         max_clusters: clusters at most.
@@ -565,9 +644,127 @@ class GMeans(_GrowingMeans):
         return len(centers)
 
 
+class TMeans(_GrowingMeans):
+    """K-Means that cuts a cluster where two Gaussians of a tied covariance describe held-out points better than one.
+
+    This is the question that a detector with one covariance for all clusters asks of a split, see
+    :func:`held_out_gain`. One half of the points, drawn at random, is cut in two by 2-Means and the other half judges,
+    both ways round; the cut is kept if they gain on average. K-Means over all points follows each round.
+
+    Clusters may have any covariance, but only the cuts that 2-Means proposes are judged: clusters that lie apart in a
+    direction of little variance are not seen.
+
+    Args:
+        max_clusters: clusters at most.
+        min_cluster_size: points per cluster at least; smaller clusters are not made.
+        n_init: starts of each cut in two.
+        max_iter: iterations of each K-Means run at most.
+        random_state: seed; the same seed gives the same clusters.
+
+    Attributes: those of :class:`XMeans` but for ``bic_``.
+
+    >>> rng = np.random.default_rng(0)
+    >>> one_long_cluster = rng.standard_normal((200, 2)) * [10.0, 1.0]
+    >>> TMeans(random_state=0).fit(one_long_cluster).n_clusters_
+    1
+    >>> TMeans(random_state=0).fit(np.concatenate([one_long_cluster, one_long_cluster + [0.0, 40.0]])).n_clusters_
+    2
+    """
+
+    def __init__(
+        self,
+        max_clusters: int = 5,
+        min_cluster_size: int = 1,
+        n_init: int = 4,
+        max_iter: int = 100,
+        random_state: Any = None,
+    ) -> None:
+        self.max_clusters = max_clusters
+        self.min_cluster_size = min_cluster_size
+        self.n_init = n_init
+        self.max_iter = max_iter
+        self.random_state = random_state
+
+    def fit(self, X: Any, y: Any = None) -> Self:
+        """Find the clusters of ``X`` (n, D); float32 stays float32. ``y`` is ignored."""
+        self._grow(X)
+        return self
+
+    def _gain(self, points: np.ndarray, labels: np.ndarray, room: int, random: np.random.RandomState) -> float:
+        order = random.permutation(len(points))
+        halves = points[order[::2]], points[order[1::2]]
+        return sum(self._judged(*pair, random) for pair in (halves, halves[::-1]))
+
+    def _judged(self, fitted: np.ndarray, held_out: np.ndarray, random: np.random.RandomState) -> float:
+        """What the cut of ``fitted`` gains on ``held_out``; minus infinity where ``fitted`` cannot be cut."""
+        sides = bisect_points(fitted, n_init=self.n_init, max_iter=self.max_iter, random_state=random)
+        return -math.inf if sides is None else held_out_gain(fitted, sides, held_out)
+
+    def _score(self, points: np.ndarray, labels: np.ndarray, centers: np.ndarray) -> float:
+        return len(centers)
+
+
 # ---------------------------------------------------------------------------------------------------------------------
 # One class of a data set
 # ---------------------------------------------------------------------------------------------------------------------
+
+
+def map_class(embeddings: Any, space: ClusterSpace = "raw", n_components: int = 5) -> np.ndarray:
+    """The embeddings (n, D) of one class in the space in which it is clustered, (n, D) or (n, K).
+
+    - ``raw``: as they are (the paper).
+    - ``normalised``: on the unit sphere, where detectors measure.
+    - ``projected``: normalised, then the first ``n_components`` principal components of this class. Fewer dimensions
+      make a criterion for spherical clusters ask for more evidence.
+    - ``whitened``: normalised, then all principal components of this class that explain 95 % of its variance, each with
+      variance 1; shrunk (OAS) where images are few.
+
+    A class without variance becomes a single column of zeros.
+
+    Whitening takes length away, and with it what X-Means could find: the variance between clusters is part of the
+    variance of the class. Of K >= 2 components, each of variance 1, two clusters explain one at most, for a
+    gain of K / 2 log(K / (K - 1)) <= log 2 per image, which saying which of two equal halves an image is in costs
+    already. So :func:`bic` never prefers two clusters of about the same size to one, however far apart they are.
+
+    >>> embeddings = np.array([[5.0, 0.0], [0.6, 0.8], [3.0, -4.0]])
+    >>> map_class(embeddings, "normalised")
+    array([[ 1. ,  0. ],
+           [ 0.6,  0.8],
+           [ 0.6, -0.8]])
+    >>> abs(map_class(embeddings, "projected", n_components=1).ravel()).round(6)
+    array([0. , 0.8, 0.8])
+    >>> many = np.random.default_rng(0).standard_normal((100, 3)) * [1, 2, 5]
+    >>> map_class(many, "whitened").std(axis=0).round(6)
+    array([1., 1., 1.])
+    """
+    if space not in get_args(ClusterSpace):
+        raise UsageError(f"unknown space '{space}' for clustering: {suggest(space, get_args(ClusterSpace))}")
+    embeddings = as_embeddings(embeddings)
+    if space == "raw":
+        return embeddings
+    if space == "normalised":
+        return normalise(embeddings)
+    n, dimension = embeddings.shape
+    rounding = (4 * np.finfo(embeddings.dtype).eps) ** 2  # of vectors of length 1
+    moments = Moments(1, dimension, norm_exponent=1.0).update(embeddings, np.zeros(n, np.int64))
+    if n == 0 or np.trace(moments.total_covariance) <= rounding:
+        return np.zeros((n, 1))
+    matrix = _component_map(moments, space, n_components)
+    mapped = np.empty((n, matrix.shape[1]))
+    for rows in row_blocks(n, dimension):
+        mapped[rows] = (normalise(embeddings[rows]) - moments.mean) @ matrix
+    return mapped
+
+
+def _component_map(moments: Moments, space: ClusterSpace, n_components: int) -> np.ndarray:
+    """The map (D, K) from centred embeddings to principal components, of variance 1 where ``space`` is whitened."""
+    if space == "projected":
+        return principal_axes(moments.total_covariance)[1][:, :n_components]
+    variances, axes = principal_axes(moments.total_covariance, EXPLAINED_VARIANCE)
+    covariance = np.diag(variances)
+    if moments.n_images < IMAGES_PER_COMPONENT * len(variances):
+        covariance = oas_covariance(covariance, moments.n_images)
+    return axes / np.sqrt(np.diag(covariance))
 
 
 def cluster_points(
@@ -594,7 +791,7 @@ def cluster_points(
     points = check_array(points, dtype=[np.float64, np.float32], order="C")
     if method == "kmeans":
         return _k_means_labels(points, max_clusters, min_cluster_size, seed)
-    estimator = XMeans if method == "xmeans" else GMeans
+    estimator = {"xmeans": XMeans, "gmeans": GMeans, "tmeans": TMeans}[method]
     return estimator(max_clusters, min_cluster_size, random_state=seed).fit(points).labels_
 
 

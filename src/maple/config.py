@@ -22,6 +22,7 @@ Positive = Annotated[int, Field(ge=1)]
 Share = Annotated[float, Field(ge=0, le=1)]
 NonNegative = Annotated[float, Field(ge=0)]
 Seed = Annotated[int, Field(ge=0, lt=2**32)]
+ScoreBy = Literal["auto", "distance", "relative", "normalised", "residual", "spread", "energy", "shallow", "fused"]
 
 
 def option(default: Any, help: str, flag: bool = True) -> Any:
@@ -94,10 +95,15 @@ class RecipeOptions:
     triplet_space: Literal["normalised", "raw"] = option("normalised", "embeddings the triplet loss compares")
     relabel_every: Positive = option(10, "epochs between relabelling events (the paper's p)")
     hard_class_error: Share = option(0.3, "false-negative ratio above which a class is split (the paper's t)")
-    max_clusters: Positive = option(3, "clusters per class at most")
+    max_clusters: Positive = option(5, "clusters per class at most")
     min_cluster_size: Positive = option(20, "images per cluster at least")
-    cluster_method: Literal["xmeans", "gmeans", "kmeans"] = option("xmeans", "how a hard class is split")
-    cluster_space: Literal["normalised", "raw"] = option("normalised", "embeddings the clustering sees")
+    cluster_method: Literal["xmeans", "gmeans", "tmeans", "kmeans"] = option(
+        "tmeans", "how a hard class is split; 'tmeans' only where held-out images gain by it, 'xmeans' as in the paper"
+    )
+    cluster_space: Literal["raw", "normalised", "projected", "whitened"] = option(
+        "normalised", "what the clustering sees: embeddings, on the sphere, there in each class's leading components"
+    )
+    cluster_components: Positive = option(5, "how many components of a class cluster_space 'projected' keeps")
     head_growth: Literal["keep", "fresh"] = option(
         "keep", "'keep' grows the head without changing any class probability; 'fresh' starts a new head"
     )
@@ -117,8 +123,15 @@ class DetectorOptions:
         "tied", "shared within clusters (the paper), over everything, or one per cluster"
     )
     distance: Literal["mahalanobis", "euclidean"] = option("mahalanobis", "distance to the cluster means")
-    norm_exponent: Annotated[float, Field(ge=0, le=1)] = option(
-        1.0, "embeddings are divided by their norm to this power: 0 is the paper, 1 the unit sphere"
+    norm_exponent: Literal["auto"] | Annotated[float, Field(ge=0, le=2)] = option(
+        "auto",
+        "embeddings are divided by their norm to this power: 0 is the paper, 1 the unit sphere; 'auto' takes the one "
+        "whose distance tells wrong from right validation images best",
+    )
+    score_by: Literal[
+        "auto", "distance", "relative", "normalised", "residual", "spread", "energy", "shallow", "fused"
+    ] = option(
+        "auto", "what ranks images as out-of-distribution; 'auto' is fused, or normalised where there are no logits"
     )
 
 
@@ -129,6 +142,10 @@ class DecisionOptions:
     false_alarm: Annotated[float, Field(gt=0, lt=1)] = option(
         0.05, "share of in-distribution images flagged at most, on average"
     )
+    confidence: Annotated[float, Field(gt=0, lt=1)] | None = option(
+        None, "hold that share for these very calibration images with this confidence, such as 0.95"
+    )
+    per_class: bool = option(False, "one threshold per predicted class, where it has enough calibration images")
 
 
 _PAPER_RECIPE: dict[str, Any] = {
@@ -141,12 +158,18 @@ _PAPER_RECIPE: dict[str, Any] = {
     "hard_class_error": 0.3,
     "max_clusters": 5,
     "min_cluster_size": 1,
+    "cluster_method": "xmeans",
     "cluster_space": "raw",
     "head_growth": "fresh",
     "cluster_scope": "class",
     "class_rule": "max",
 }
-_PAPER_DETECTOR: dict[str, Any] = {"explained_variance": 0.95, "covariance": "tied", "norm_exponent": 0.0}
+_PAPER_DETECTOR: dict[str, Any] = {
+    "explained_variance": 0.95,
+    "covariance": "tied",
+    "norm_exponent": 0.0,
+    "score_by": "distance",
+}
 
 PRESETS: dict[str, dict[str, Any]] = {
     "paper": {

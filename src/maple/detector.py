@@ -22,9 +22,11 @@ from typing import Any, ClassVar, Self, TypeVar
 import numpy as np
 from scipy.special import logsumexp
 
+from maple.calibrate import pool
 from maple.config import DetectorOptions, as_dict, build_options
 from maple.errors import FitError, NotFittedError, UsageError, suggest
 from maple.gaussian import (
+    Background,
     Gaussians,
     Moments,
     add_scatter,
@@ -32,14 +34,30 @@ from maple.gaussian import (
     as_embeddings,
     class_logsumexp,
     class_maximum,
+    fit_background,
     fit_gaussians,
     log_chi_square_tail,
     log_posterior,
     with_full_covariances,
 )
+from maple.metrics import auroc
+from maple.scores import (
+    FUSED,
+    NEEDS_PLAIN,
+    SCORES,
+    Score,
+    Surprise,
+    energy_score,
+    fit_surprise,
+    spread_score,
+)
 from maple.types import Outputs
 
 Source = Outputs | Iterable[Outputs] | Callable[[], Iterable[Outputs]]
+EXPONENTS = (0.0, 0.5, 1.0)  # of the norm, to choose from
+DEFAULT_EXPONENT = 1.0  # where nothing tells them apart
+MIN_ERRORS = 20  # validation images on each side, wrong and right, for a choice
+SumOverRanks = Callable[[np.ndarray], np.ndarray]
 State = tuple[dict[str, np.ndarray], dict[str, Any]]
 
 
@@ -52,13 +70,17 @@ class Detector(ABC):
     name: ClassVar[str] = ""
     fitted_: bool = False
 
-    def fit(self, outputs: Source) -> Self:
+    def fit(
+        self, outputs: Source, validation: Outputs | None = None, sum_over_ranks: SumOverRanks | None = None
+    ) -> Self:
         """Learn from the training images.
 
         ``outputs`` is one ``Outputs``, batches of them in any iterable, or a function that starts an iteration over
-        batches (needed where a detector goes through the images twice and they should not all be held).
+        batches (needed where a detector goes through the images twice and they should not all be held). What has to be
+        learned from images that the network has not seen is learned from ``validation``. In several processes each
+        gives its share of the training images, all validation images, and a function that sums an array over all.
         """
-        self._fit(_Batches(outputs))
+        self._fit(_Batches(outputs, sum_over_ranks), validation)
         self.fitted_ = True
         return self
 
@@ -70,7 +92,7 @@ class Detector(ABC):
     @abstractmethod
     def _score(self, outputs: Outputs) -> np.ndarray: ...
 
-    def _fit(self, batches: _Batches) -> None:  # noqa: B027
+    def _fit(self, batches: _Batches, validation: Outputs | None) -> None:  # noqa: B027
         """Learn; many scores need nothing."""
 
     def _check_fitted(self) -> None:
@@ -119,8 +141,8 @@ def list_detectors() -> list[str]:
 def create_detector(detector: str | Detector, **options: Any) -> Detector:
     """A detector by name, with its options; an instance is returned as it is.
 
-    >>> create_detector("maple", covariance="global")
-    MapleDetector(explained_variance=0.95, pca=True, covariance='global', distance='mahalanobis', norm_exponent=1.0)
+    >>> create_detector("maple", covariance="global")  # doctest: +ELLIPSIS
+    MapleDetector(explained_variance=0.95, pca=True, covariance='global', distance='mahalanobis', ...)
     >>> create_detector("mapel")
     Traceback (most recent call last):
     ...
@@ -151,10 +173,14 @@ def _find(name: str) -> type[Detector]:
 
 
 class _Batches:
-    """Outputs, batches of them, or a function that starts batches: one way to go through all three."""
+    """Outputs, batches of them, or a function that starts batches: one way to go through all three.
 
-    def __init__(self, source: Source) -> None:
+    In several processes each has its share of the batches; ``sum_over_ranks`` adds up what they found.
+    """
+
+    def __init__(self, source: Source, sum_over_ranks: SumOverRanks | None = None) -> None:
         self._source = source
+        self.sum_over_ranks = sum_over_ranks or (lambda array: array)
         if not isinstance(source, Outputs | Iterable) and not callable(source):
             raise UsageError(f"a detector is fitted on Outputs or batches of them, not on {type(source).__name__}")
         self.repeatable = isinstance(source, Outputs) or callable(source) or iter(source) is not source
@@ -194,12 +220,28 @@ def _cluster_to_class(outputs: Outputs) -> np.ndarray:
 
 @dataclass(frozen=True, eq=False)
 class Description:
-    """All that the Gaussians say about N images; the distances are computed once, the rest when asked for."""
+    """All that a detector says about N images; the distances are computed once, the rest when asked for."""
 
+    detector: MapleDetector
+    embeddings: np.ndarray  # (N, D)
+    logits: np.ndarray | None  # (N, M)
+    shallow_responses: np.ndarray | None  # (N, F)
     squared_distances: np.ndarray  # (N, M)
-    cluster_to_class: np.ndarray  # (M,)
-    log_weights: np.ndarray  # (M,) log prior of each cluster, less half its log determinant where covariances differ
-    degrees_of_freedom: int  # K
+
+    @property
+    def cluster_to_class(self) -> np.ndarray:
+        """The class of each cluster (M,)."""
+        return self.detector.cluster_to_class_
+
+    @property
+    def log_weights(self) -> np.ndarray:
+        """Log prior of each cluster (M,), less half its log determinant where covariances differ."""
+        return self.detector.gaussians_.log_weights
+
+    @property
+    def degrees_of_freedom(self) -> int:
+        """K, of the chi-square tail."""
+        return self.detector.gaussians_.n_components
 
     def __len__(self) -> int:
         return len(self.squared_distances)
@@ -211,7 +253,7 @@ class Description:
 
     @cached_property
     def squared_distance(self) -> np.ndarray:
-        """Squared distance to the nearest cluster (N,): the score."""
+        """Squared distance to the nearest cluster (N,)."""
         return self.squared_distances.min(axis=1)
 
     @cached_property
@@ -248,13 +290,108 @@ class Description:
         """Class probabilities (N, C); rows sum to 1."""
         return np.exp(self.log_posterior(temperature))
 
+    @cached_property
+    def log_softmax(self) -> np.ndarray:
+        """Log class probabilities of the network itself (N, C), summed over the clusters of a class."""
+        if self.logits is None:
+            raise UsageError("the network's own probabilities need logits: embed with a backbone that has a head")
+        logits = as_array(self.logits).astype(np.float64)
+        return class_logsumexp(logits - logsumexp(logits, axis=1, keepdims=True), self.cluster_to_class)
+
+    def log_probabilities(self, temperature: float = 1.0, network_weight: float = 0.0) -> np.ndarray:
+        """Log class probabilities of Gaussians and network together (N, C): see :func:`maple.calibrate.pool`."""
+        alone = self.log_posterior(temperature)
+        return pool(alone, self.log_softmax, network_weight) if network_weight else alone
+
+    # -- scores: see maple.scores
+
+    @cached_property
+    def score(self) -> np.ndarray:
+        """The detector's own score (N,)."""
+        return self.score_named(self.detector.score_)
+
+    @property
+    def available_scores(self) -> list[Score]:
+        """The scores that these outputs and the fit of the detector allow."""
+        missing: set[str] = set()
+        if self.logits is None:
+            missing.add("energy")
+        if self.shallow_responses is None or not hasattr(self.detector, "shallow_moments_"):
+            missing.add("shallow")
+        if 0.0 not in self.detector.moments_:
+            missing |= set(NEEDS_PLAIN)
+        if not self.detector.surprises_ or missing & set(self.detector.surprises_):
+            missing.add("fused")
+        return [name for name in SCORES if name not in missing]
+
+    def score_named(self, name: Score) -> np.ndarray:
+        """A score by name (N,)."""
+        return getattr(self, name)
+
+    @cached_property
+    def distance(self) -> np.ndarray:
+        """Squared distance to the nearest cluster of embeddings as they are (N,): the paper's."""
+        if self.detector.exponent_ == 0:
+            return self.squared_distance
+        return self.detector.plain_gaussians_.squared_distances(self.embeddings).min(axis=1)
+
+    @cached_property
+    def relative(self) -> np.ndarray:
+        """``distance`` less the squared distance to the background (N,)."""
+        return self.distance - self.detector.plain_background_.squared_distances(self.embeddings)
+
+    @property
+    def normalised(self) -> np.ndarray:
+        """Squared distance to the nearest cluster of normalised embeddings (N,)."""
+        return self.squared_distance
+
+    @cached_property
+    def residual(self) -> np.ndarray:
+        """Squared length outside the principal components (N,)."""
+        return self.detector.background_.residuals(self.embeddings)
+
+    @cached_property
+    def spread(self) -> np.ndarray:
+        """Nearest over mean squared distance (N,)."""
+        return spread_score(self.squared_distances)
+
+    @cached_property
+    def energy(self) -> np.ndarray:
+        """Negative log-sum-exp of the logits (N,)."""
+        if self.logits is None:
+            raise UsageError(
+                "the energy needs logits: embed with a backbone that has a head, or use score_by 'normalised'"
+            )
+        return energy_score(self.logits)
+
+    @cached_property
+    def shallow(self) -> np.ndarray:
+        """Squared distance of the responses of the shallow layer to those of all images (N,)."""
+        if self.shallow_responses is None:
+            raise UsageError("the shallow score needs a backbone with a shallow layer: name one in wrap_backbone")
+        return self.detector.shallow_background_.squared_distances(self.shallow_responses)
+
+    @cached_property
+    def fused(self) -> np.ndarray:
+        """Weighted sum of the surprises of ``energy``, ``spread`` and, where there is one, ``shallow`` (N,).
+
+        With equal weights this would be Fisher's combination of independent p-values; they are not independent, so that
+        it is a score like any other.
+        """
+        if not self.detector.surprises_:
+            raise NotFittedError("the fused score is learned from validation images: call fit(outputs, validation)")
+        parts = self.detector.surprises_.items()
+        return np.sum([FUSED[name] * surprise(self.score_named(name)) for name, surprise in parts], axis=0)
+
 
 @register_detector("maple")
 class MapleDetector(DetectorOptions, Detector):
-    """Squared Mahalanobis distance to the nearest cluster, in the standardised principal components.
+    """Gaussians over embeddings: squared Mahalanobis distances to clusters, and the scores that follow from them.
 
     ``fit`` goes through the images once, in memory that does not grow with their number (``covariance="full"`` goes
-    twice). Cluster ids come from ``Outputs.cluster_ids``, or ``labels`` where no class is split.
+    twice). Cluster ids come from ``Outputs.cluster_ids``, or ``labels`` where no class is split. Validation images
+    choose the exponent of the norm and teach the fused score; without them ``auto`` means exponent 1 and score
+    ``normalised``.
 
     >>> rng = np.random.default_rng(0)
     >>> labels = np.arange(300) % 3
@@ -263,12 +400,16 @@ class MapleDetector(DetectorOptions, Detector):
     >>> new = detector.describe(np.vstack([embeddings[:3], np.full((1, 8), 40.0)]))
     >>> new.md_class_id[:3]
     array([0, 1, 2])
-    >>> bool(new.squared_distance[3] > new.squared_distance[:3].max())
+    >>> bool(new.score[3] > new.score[:3].max())
     True
     """
 
-    moments_: Moments
+    moments_: dict[float, Moments]  # by exponent of the norm
+    shallow_moments_: Moments  # of the responses of a shallow layer; only where the outputs have them
+    exponent_: float  # of the Gaussians in use
     gaussians_: Gaussians
+    score_: Score
+    surprises_: dict[Score, Surprise]  # of the scores that ``fused`` adds up; empty without validation images
     cluster_to_class_: np.ndarray  # (M,) int64
 
     # Options are compared and hashed by value, detectors are not: what they have learned differs.
@@ -277,7 +418,7 @@ class MapleDetector(DetectorOptions, Detector):
 
     # -- learning
 
-    def _fit(self, batches: _Batches) -> None:
+    def _fit(self, batches: _Batches, validation: Outputs | None) -> None:
         two_passes = self.covariance == "full" and self.distance == "mahalanobis"
         if two_passes and not batches.repeatable:
             raise FitError(
@@ -287,36 +428,36 @@ class MapleDetector(DetectorOptions, Detector):
         self._reset()
         for outputs in batches.start():
             self._add(outputs)
-        self._learn()
+        self._merge(batches.sum_over_ranks)
+        self._learn(validation)
         if two_passes:
-            self.gaussians_ = self._with_full_covariances(batches.start())
+            self._learn_full_covariances(batches)
+        self._learn_score(validation)
 
     def partial_fit(self, outputs: Outputs) -> Self:
-        """Add a batch of training images to what was learned; the Gaussians follow when they are next used."""
+        """Add a batch of training images to what was learned; the Gaussians follow when they are next used.
+
+        Exponent and score stay what they are.
+        """
         self._check_one_pass()
         self._add(outputs)
         self.__dict__.pop("gaussians_", None)
         self.fitted_ = True
         return self
 
-    def fit_moments(self, moments: Moments, cluster_to_class: np.ndarray | None = None) -> Self:
-        """Learn from moments accumulated elsewhere, with the same ``norm_exponent``.
+    def _merge(self, sum_over_ranks: SumOverRanks) -> None:
+        """The moments of all processes in each of them."""
+        if hasattr(self, "moments_"):
+            self.moments_ = {exponent: each.merge(sum_over_ranks) for exponent, each in self.moments_.items()}
+        if hasattr(self, "shallow_moments_"):
+            self.shallow_moments_ = self.shallow_moments_.merge(sum_over_ranks)
 
-        This is the distributed fit: each process updates its own ``Moments``, ``Moments.merge`` adds them up.
-        """
-        self._check_one_pass()
-        if moments.norm_exponent != self.norm_exponent:
-            raise UsageError(
-                f"these moments have norm_exponent {moments.norm_exponent}, the detector {self.norm_exponent}: "
-                "give both the same"
-            )
-        self._reset()
-        identity = np.arange(moments.n_clusters)
-        self.moments_ = moments
-        self.cluster_to_class_ = identity if cluster_to_class is None else as_array(cluster_to_class).astype(np.int64)
-        self._learn()
-        self.fitted_ = True
-        return self
+    def _exponents(self) -> tuple[float, ...]:
+        """The exponents of the norm to go by: those to choose from, and 0 where a score needs it."""
+        if self.norm_exponent == "auto":
+            return EXPONENTS
+        plain = self.score_by == "auto" or self.score_by in NEEDS_PLAIN
+        return tuple(sorted({float(self.norm_exponent), 0.0} if plain else {float(self.norm_exponent)}))
 
     def _check_one_pass(self) -> None:
         if self.covariance == "full" and self.distance == "mahalanobis":
@@ -324,57 +465,154 @@ class MapleDetector(DetectorOptions, Detector):
 
     def _reset(self) -> None:
         build_options(DetectorOptions, as_dict(self), where=type(self).__name__)  # constructors only remember
-        for learned in ("fitted_", "moments_", "gaussians_", "cluster_to_class_"):
-            self.__dict__.pop(learned, None)
+        for learned in [name for name in self.__dict__ if name.endswith("_")]:
+            del self.__dict__[learned]
 
     def _add(self, outputs: Outputs) -> None:
         cluster_ids, cluster_to_class = _cluster_ids(outputs), _cluster_to_class(outputs)
         embeddings = as_embeddings(outputs.embeddings)
         if not hasattr(self, "moments_"):
-            self.moments_ = Moments(0, embeddings.shape[1], norm_exponent=self.norm_exponent)
+            dim = embeddings.shape[1]
+            self.moments_ = {exponent: Moments(0, dim, norm_exponent=exponent) for exponent in self._exponents()}
             self.cluster_to_class_ = cluster_to_class
+            if outputs.shallow is not None:
+                self.shallow_moments_ = Moments(1, outputs.shallow.shape[1])
         self.cluster_to_class_ = _agreed(self.cluster_to_class_, cluster_to_class)
-        self.moments_.grow(len(self.cluster_to_class_))
-        self.moments_.update(embeddings, cluster_ids)
+        for moments in self.moments_.values():
+            moments.grow(len(self.cluster_to_class_))
+            moments.update(embeddings, cluster_ids)
+        if hasattr(self, "shallow_moments_") and outputs.shallow is not None:
+            self.shallow_moments_.update(outputs.shallow, np.zeros(len(outputs), dtype=np.int64))
 
-    def _learn(self) -> None:
+    def _learn(self, validation: Outputs | None = None) -> None:
+        """The exponent, where it is still open, and the Gaussians."""
         if not hasattr(self, "moments_"):
             raise FitError("the detector got no outputs to learn from: add images")
-        self.gaussians_ = fit_gaussians(
-            self.moments_,
+        for lazy in ("plain_gaussians_", "plain_background_", "background_", "shallow_background_"):
+            self.__dict__.pop(lazy, None)
+        if not hasattr(self, "exponent_"):
+            self.exponent_ = self._choose_exponent(validation)
+            keep = {0.0, self.exponent_}
+            self.moments_ = {exponent: each for exponent, each in self.moments_.items() if exponent in keep}
+        self.gaussians_ = self._fit_gaussians(self.exponent_)
+
+    def _fit_gaussians(self, exponent: float) -> Gaussians:
+        return fit_gaussians(
+            self._moments(exponent),
             explained_variance=self.explained_variance,
             pca=self.pca,
             covariance=self.covariance,
             distance=self.distance,
         )
 
-    def _with_full_covariances(self, batches: Iterator[Outputs]) -> Gaussians:
-        tied, counts = self.gaussians_, self.moments_.counts
-        scatter = np.zeros((tied.n_clusters, tied.n_components, tied.n_components))
-        for outputs in batches:
-            add_scatter(scatter, tied.project(outputs.embeddings), _cluster_ids(outputs), tied.centroids)
-        return with_full_covariances(tied, scatter / counts[:, None, None], counts)
+    def _choose_exponent(self, validation: Outputs | None) -> float:
+        """The exponent whose distance ranks wrong above right validation images best.
+
+        Images that a network gets wrong are the strangest of those it knows: the only in-distribution stand-in for
+        unknown ones. On real networks this order of the exponents is their order in detecting unknown images.
+        """
+        if self.norm_exponent != "auto":
+            return float(self.norm_exponent)
+        if validation is None or validation.labels is None:
+            return DEFAULT_EXPONENT
+        known = validation[np.isin(validation.labels, self.cluster_to_class_)]
+        separation = {}
+        for exponent in self.moments_:
+            distances = self._fit_gaussians(exponent).squared_distances(known.embeddings)
+            wrong = self.cluster_to_class_[distances.argmin(axis=1)] != known.labels
+            if min(wrong.sum(), (~wrong).sum()) < MIN_ERRORS:
+                return DEFAULT_EXPONENT
+            nearest = distances.min(axis=1)
+            separation[exponent] = auroc(nearest[~wrong], nearest[wrong])
+        return max(separation, key=lambda exponent: separation[exponent])
+
+    def _learn_full_covariances(self, batches: _Batches) -> None:
+        """One covariance per cluster, from a second pass."""
+        tied = {"gaussians_": self.gaussians_}
+        if self.exponent_ != 0 and 0.0 in self.moments_:
+            tied["plain_gaussians_"] = self._fit_gaussians(0.0)
+        scatters = {name: np.zeros((g.n_clusters, g.n_components, g.n_components)) for name, g in tied.items()}
+        for outputs in batches.start():
+            for name, gaussians in tied.items():
+                projection = gaussians.project(outputs.embeddings)
+                add_scatter(scatters[name], projection, _cluster_ids(outputs), gaussians.centroids)
+        counts = self.moments_[self.exponent_].counts
+        for name, gaussians in tied.items():
+            scatter = batches.sum_over_ranks(scatters[name])
+            self.__dict__[name] = with_full_covariances(gaussians, scatter / counts[:, None, None], counts)
+
+    def _learn_score(self, validation: Outputs | None) -> None:
+        """Which score to rank by, and the surprises that ``fused`` adds up."""
+        self.surprises_ = {}
+        can_fuse = validation is not None and validation.logits is not None and len(validation) > 0
+        if self.score_by == "fused" and not can_fuse:
+            raise UsageError(
+                "score_by 'fused' needs validation images with logits: give fit(outputs, validation) both, or use "
+                "score_by 'normalised'"
+            )
+        if can_fuse:
+            assert validation is not None
+            found = self._describe(validation)
+            available = found.available_scores
+            self.surprises_ = {name: fit_surprise(found.score_named(name)) for name in FUSED if name in available}
+        self.score_ = ("fused" if can_fuse else "normalised") if self.score_by == "auto" else self.score_by
 
     def _check_fitted(self) -> None:
         super()._check_fitted()
         if not hasattr(self, "gaussians_"):  # after partial_fit
             self._learn()
+        if not hasattr(self, "score_"):
+            self._learn_score(None)
+
+    # -- what follows from the moments when a score asks for it
+
+    @cached_property
+    def plain_gaussians_(self) -> Gaussians:
+        """The Gaussians of embeddings as they are."""
+        return self._fit_gaussians(0.0)
+
+    @cached_property
+    def plain_background_(self) -> Background:
+        """All images as one Gaussian, of embeddings as they are."""
+        return self._fit_background(0.0)
+
+    @cached_property
+    def background_(self) -> Background:
+        """All images as one Gaussian, of normalised embeddings."""
+        return self._fit_background(self.exponent_)
+
+    @cached_property
+    def shallow_background_(self) -> Background:
+        """All images as one Gaussian, of the responses of a shallow layer: all directions of them."""
+        if not hasattr(self, "shallow_moments_"):
+            raise UsageError("the detector was fitted without a shallow layer: name one in wrap_backbone and fit again")
+        return fit_background(self.shallow_moments_, pca=False)
+
+    def _fit_background(self, exponent: float) -> Background:
+        return fit_background(self._moments(exponent), explained_variance=self.explained_variance, pca=self.pca)
+
+    def _moments(self, exponent: float) -> Moments:
+        if exponent not in self.moments_:
+            raise UsageError(
+                "the detector was fitted on normalised embeddings only: use score_by 'auto', 'distance' or 'relative'"
+            )
+        return self.moments_[exponent]
 
     # -- what it says about images: all take Outputs or plain embeddings
 
     def _score(self, outputs: Outputs) -> np.ndarray:
-        return self.describe(outputs).squared_distance
+        return self.describe(outputs).score
 
     def describe(self, outputs: Outputs | np.ndarray) -> Description:
         """Everything at once, from one computation of the distances."""
         self._check_fitted()
-        embeddings = outputs.embeddings if isinstance(outputs, Outputs) else outputs
-        return Description(
-            squared_distances=self.gaussians_.squared_distances(embeddings),
-            cluster_to_class=self.cluster_to_class_,
-            log_weights=self.gaussians_.log_weights,
-            degrees_of_freedom=self.gaussians_.n_components,
-        )
+        return self._describe(outputs)
+
+    def _describe(self, outputs: Outputs | np.ndarray) -> Description:
+        if not isinstance(outputs, Outputs):
+            outputs = Outputs(as_embeddings(outputs))
+        distances = self.gaussians_.squared_distances(outputs.embeddings)
+        return Description(self, as_embeddings(outputs.embeddings), outputs.logits, outputs.shallow, distances)
 
     def squared_distances(self, outputs: Outputs | np.ndarray) -> np.ndarray:
         """Squared distance to each cluster (N, M)."""
@@ -413,23 +651,34 @@ class MapleDetector(DetectorOptions, Detector):
     def get_state(self) -> State:
         arrays, metadata = super().get_state()
         arrays["cluster_to_class"] = self.cluster_to_class_
-        arrays |= {f"moments.{name}": array for name, array in self.moments_.to_arrays().items()}
-        for field in fields(Gaussians):
-            value = getattr(self.gaussians_, field.name)
-            if isinstance(value, np.ndarray):
-                arrays[f"gaussians.{field.name}"] = value
-            elif value is not None:
-                metadata[field.name] = value
-        return arrays, metadata
+        for exponent, moments in self.moments_.items():
+            arrays |= _add_prefix(f"moments.{exponent:g}.", moments.to_arrays())
+        if hasattr(self, "shallow_moments_"):
+            arrays |= _add_prefix("shallow.", self.shallow_moments_.to_arrays())
+        arrays |= _add_prefix("gaussians.", self.gaussians_.to_arrays())
+        if self.gaussians_.whitenings is not None and 0.0 in self.moments_:
+            arrays |= _add_prefix("plain.", self.plain_gaussians_.to_arrays())  # moments do not tell them
+        for name, surprise in self.surprises_.items():
+            arrays |= _add_prefix(f"surprise.{name}.", surprise.to_arrays())
+        return arrays, metadata | {"exponent": self.exponent_, "score": self.score_}
 
     @classmethod
     def from_state(cls, arrays: dict[str, np.ndarray], metadata: dict[str, Any]) -> Self:
         detector = super().from_state(arrays, metadata)
         detector.cluster_to_class_ = np.asarray(arrays["cluster_to_class"], dtype=np.int64)
-        detector.moments_ = Moments.from_arrays(_with_prefix(arrays, "moments."))
-        learned: dict[str, Any] = _with_prefix(arrays, "gaussians.")
-        learned |= {key: metadata[key] for key in ("norm_exponent", "float32")}
-        detector.gaussians_ = Gaussians(**learned)
+        by_exponent = _with_prefix(arrays, "moments.")
+        prefixes = sorted(name.removesuffix("counts") for name in by_exponent if name.endswith(".counts"))
+        moments = [Moments.from_arrays(_with_prefix(by_exponent, prefix)) for prefix in prefixes]
+        detector.moments_ = {each.norm_exponent: each for each in moments}
+        if shallow := _with_prefix(arrays, "shallow."):
+            detector.shallow_moments_ = Moments.from_arrays(shallow)
+        detector.exponent_, detector.score_ = float(metadata["exponent"]), metadata["score"]
+        detector.gaussians_ = Gaussians.from_arrays(_with_prefix(arrays, "gaussians."))
+        if plain := _with_prefix(arrays, "plain."):
+            detector.__dict__["plain_gaussians_"] = Gaussians.from_arrays(plain)
+        detector.surprises_ = {
+            name: Surprise.from_arrays(saved) for name in FUSED if (saved := _with_prefix(arrays, f"surprise.{name}."))
+        }
         return detector
 
 
@@ -439,6 +688,10 @@ def _agreed(known: np.ndarray, new: np.ndarray) -> np.ndarray:
     if not np.array_equal(shorter, longer[: len(shorter)]):
         raise FitError("batches disagree on the class of a cluster: fit on outputs of one relabelling")
     return longer
+
+
+def _add_prefix(prefix: str, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    return {prefix + name: array for name, array in arrays.items()}
 
 
 def _with_prefix(arrays: dict[str, np.ndarray], prefix: str) -> dict[str, np.ndarray]:
@@ -453,7 +706,7 @@ class LogitDetector(Detector):
 
     cluster_to_class_: np.ndarray  # (M,) int64
 
-    def _fit(self, batches: _Batches) -> None:
+    def _fit(self, batches: _Batches, validation: Outputs | None) -> None:
         first = next(batches.start(), None)
         if first is None:
             raise FitError(f"the '{self.name}' detector got no outputs to learn from: add images")
@@ -519,4 +772,4 @@ class EnergyDetector(LogitDetector):
     """
 
     def _score_logits(self, logits: np.ndarray) -> np.ndarray:
-        return -logsumexp(logits, axis=1)
+        return energy_score(logits)

@@ -4,6 +4,7 @@ The report runs no model and may be written long after the images were moved, so
 hand (training, evaluation) stores a few of them in the run's ``gallery/`` folder:
 
 - ``clusters.json``: exemplars of each cluster, nearest to its mean first
+- ``components.json``: the images at both ends of each component of a squared distance (see ``explain``)
 - ``projection-<name>.safetensors``: embeddings on their two main axes, at most 2,000 of them
 - ``examples-<kind>-<source>.json``: the images worth a look, such as the most uncertain ones
 
@@ -34,7 +35,8 @@ if TYPE_CHECKING:
     from maple.images import ImageSet
 
 EXEMPLARS_PER_CLUSTER = 12
-MAX_EXEMPLARS = 6_000  # in all: with very many clusters each shows fewer
+EXEMPLARS_PER_END = 4
+MAX_EXEMPLARS = 6_000  # in all: with very many clusters or components each shows fewer
 MAX_POINTS = 2_000
 EXAMPLES = 24
 CLUSTER_THUMBNAIL = 64  # pixels a side; smaller images keep their size
@@ -56,6 +58,25 @@ class ClusterExemplars:
     share: float  # of the images of its class
     files: tuple[str, ...]
     thumbnails: np.ndarray  # (n, S, S, 3) uint8
+
+
+@dataclass(frozen=True, eq=False)
+class ComponentEnd:
+    """The training images that lie furthest up or down one component, the furthest first."""
+
+    coordinates: tuple[float, ...]
+    class_names: tuple[str, ...]
+    files: tuple[str, ...]
+    thumbnails: np.ndarray  # (n, S, S, 3) uint8
+
+
+@dataclass(frozen=True, eq=False)
+class ComponentExemplars:
+    """Both ends of one component."""
+
+    spread: float  # standard deviation of the centroids along it: by this a component is known again
+    low: ComponentEnd
+    high: ComponentEnd
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,6 +120,7 @@ class Gallery:
     """Everything in a ``gallery/`` folder; parts that were not written are empty."""
 
     clusters: tuple[ClusterExemplars, ...] = ()
+    components: tuple[ComponentExemplars, ...] = ()
     projections: Mapping[str, Projection] = field(default_factory=dict)
     examples: tuple[Examples, ...] = ()
 
@@ -114,6 +136,7 @@ def write_gallery(
     train: tuple[ImageSet, Outputs] | None = None,
     squared_distance: np.ndarray | None = None,
     cluster_sizes: np.ndarray | None = None,
+    components: tuple[np.ndarray, np.ndarray] | None = None,
     snapshots: Mapping[str, Outputs] | None = None,
     class_names: Sequence[str] = (),
     test: tuple[ImageSet, Prediction] | None = None,
@@ -121,11 +144,14 @@ def write_gallery(
 ) -> None:
     """Write the parts for which there is material; parts written earlier stay.
 
-    Training hands over ``train`` and ``snapshots`` (``{"before": ..., "after": ...}``, with labels), evaluation hands
-    over ``test`` and ``ood``. The examples of an earlier evaluation are replaced.
+    Training hands over ``train``, the ``components`` of its images (``component_coordinates`` of ``explain``) and
+    ``snapshots`` (``{"before": ..., "after": ...}``, with labels), evaluation hands over ``test`` and ``ood``. The
+    examples of an earlier evaluation are replaced.
     """
     if train is not None:
         write_cluster_gallery(folder, *train, squared_distance=squared_distance, cluster_sizes=cluster_sizes)
+        if components is not None:
+            write_component_gallery(folder, train[0], *components)
     for name, outputs in (snapshots or {}).items():
         write_projection(folder, name, outputs, class_names or (train[0].class_names if train else ()))
     if test is not None or ood:
@@ -180,6 +206,37 @@ def write_cluster_gallery(
         chosen.extend(nearest.tolist())
     thumbnails = [thumbnail(images.read(i), CLUSTER_THUMBNAIL) for i in chosen]
     _save_sheet(folder, "clusters", {"clusters": records}, thumbnails)
+
+
+def write_component_gallery(
+    folder: Path,
+    images: ImageSet,
+    coordinates: np.ndarray,  # (N, K)
+    spreads: np.ndarray,  # (K,)
+    *,
+    per_end: int = EXEMPLARS_PER_END,
+) -> None:
+    """Store thumbnails of the images at both ends of each component, from their ``coordinates``, row by row."""
+    _check_rows(images, len(coordinates), "coordinates")
+    shown = max(1, min(per_end, MAX_EXEMPLARS // (2 * len(spreads)), len(coordinates) // 2))
+    records: list[dict[str, Any]] = []
+    chosen: list[int] = []
+    for along, spread in zip(coordinates.T, spreads):
+        order = np.argsort(along, kind="stable")
+        record: dict[str, Any] = {"spread": float(spread)}
+        for end, rows in (("low", order[:shown]), ("high", order[::-1][:shown])):
+            record[end] = [
+                {
+                    "coordinate": float(along[i]),
+                    "class": images.class_names[images.labels[i]],
+                    "file": images.files[i],
+                }
+                for i in rows
+            ]
+            chosen.extend(rows.tolist())
+        records.append(record)
+    thumbnails = [thumbnail(images.read(i), CLUSTER_THUMBNAIL) for i in chosen]
+    _save_sheet(folder, "components", {"components": records}, thumbnails)
 
 
 def write_projection(
@@ -271,9 +328,10 @@ def remove_examples(folder: Path) -> None:
 def read_gallery(folder: Path) -> Gallery:
     """Read whatever parts the folder holds; a folder that does not exist is an empty gallery."""
     clusters = _read_clusters(folder) if (folder / "clusters.json").is_file() else ()
+    components = _read_components(folder) if (folder / "components.json").is_file() else ()
     projections = [_read_projection(path) for path in sorted(folder.glob("projection-*.safetensors"))]
     examples = tuple(_read_examples(path) for path in sorted(folder.glob("examples-*.json")))
-    return Gallery(clusters, {projection.name: projection for projection in projections}, examples)
+    return Gallery(clusters, components, {projection.name: projection for projection in projections}, examples)
 
 
 def _read_clusters(folder: Path) -> tuple[ClusterExemplars, ...]:
@@ -286,6 +344,22 @@ def _read_clusters(folder: Path) -> tuple[ClusterExemplars, ...]:
             ClusterExemplars(record["cluster"], record["class"], record["count"], record["share"], files, own)
         )
     return tuple(clusters)
+
+
+def _read_components(folder: Path) -> tuple[ComponentExemplars, ...]:
+    value, thumbnails = _load_sheet(folder / "components.json")
+    start = 0
+
+    def read_end(images: list[dict[str, Any]]) -> ComponentEnd:
+        nonlocal start
+        own, start = thumbnails[start : start + len(images)], start + len(images)
+        coordinates, names, files = (tuple(image[key] for image in images) for key in ("coordinate", "class", "file"))
+        return ComponentEnd(coordinates, names, files, own)
+
+    return tuple(
+        ComponentExemplars(record["spread"], read_end(record["low"]), read_end(record["high"]))
+        for record in value["components"]
+    )
 
 
 def _read_projection(path: Path) -> Projection:

@@ -14,7 +14,7 @@ Everything is NumPy and SciPy; torch tensors are accepted wherever an array is.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -451,9 +451,20 @@ class Gaussians:
         """What the log density of each cluster adds to -d²/2, up to a common constant (M,)."""
         return self.log_priors if self.log_determinants is None else self.log_priors - self.log_determinants / 2
 
+    def to_arrays(self) -> dict[str, np.ndarray]:
+        """All there is, by name."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: np.atleast_1d(value) for name, value in values.items() if value is not None}
+
+    @classmethod
+    def from_arrays(cls, arrays: dict[str, np.ndarray]) -> Gaussians:
+        """The inverse of :meth:`to_arrays`."""
+        scalars = {"norm_exponent": arrays["norm_exponent"].item(), "float32": bool(arrays["float32"].item())}
+        return cls(**{**arrays, **scalars})
+
     def project(self, embeddings: Any) -> np.ndarray:
         """The projection (N, K), float64."""
-        embeddings = self._check(embeddings)
+        embeddings = _as_wide_as(embeddings, self.dim)
         projection = np.empty((len(embeddings), self.n_components))
         for rows, block in self._projected_blocks(embeddings):
             projection[rows] = block
@@ -461,22 +472,13 @@ class Gaussians:
 
     def squared_distances(self, embeddings: Any) -> np.ndarray:
         """Squared distance of each embedding to each cluster (N, M), float64, never negative."""
-        embeddings = self._check(embeddings)
+        embeddings = _as_wide_as(embeddings, self.dim)
         distances = np.empty((len(embeddings), self.n_clusters))
         for rows, block in self._projected_blocks(embeddings):
             distances[rows] = self._block_distances(block)
         if not np.isfinite(distances).all():
             self._repair(embeddings, distances)
         return distances
-
-    def _check(self, embeddings: Any) -> np.ndarray:
-        embeddings = as_embeddings(embeddings)
-        if embeddings.shape[1] != self.dim:
-            raise UsageError(
-                f"embeddings have {embeddings.shape[1]} columns, but the detector was fitted on {self.dim}: "
-                "use the same backbone"
-            )
-        return embeddings
 
     def _projected_blocks(self, embeddings: np.ndarray) -> Iterator[tuple[slice, np.ndarray]]:
         single = self.float32 and embeddings.dtype == np.float32
@@ -504,6 +506,17 @@ class Gaussians:
         largest = np.finfo(np.float64).max
         repaired = np.concatenate([exact._block_distances(block) for _, block in blocks])
         distances[overflowed] = np.nan_to_num(repaired, nan=largest, posinf=largest)
+
+
+def _as_wide_as(embeddings: Any, dim: int) -> np.ndarray:
+    """Embeddings (N, ``dim``), or an error."""
+    embeddings = as_embeddings(embeddings)
+    if embeddings.shape[1] != dim:
+        raise UsageError(
+            f"embeddings have {embeddings.shape[1]} columns, but the detector was fitted on {dim}: "
+            "use the same backbone"
+        )
+    return embeddings
 
 
 def fit_gaussians(
@@ -535,10 +548,7 @@ def fit_gaussians(
     True
     """
     _check_enough(moments, needs_within=covariance != "global" and distance == "mahalanobis")
-    scale = _inverse_deviation(moments)  # (D,)
-    correlation = moments.total_covariance * np.outer(scale, scale)  # (D, D)
-    eigenvalues, axes = principal_axes(correlation, explained_variance if pca else 1.0)
-    matrix = scale[:, None] * axes  # (D, K)
+    eigenvalues, matrix = _components(moments, explained_variance if pca else 1.0)
     mean = moments.mean
     deviations = moments.means - mean  # (M, D)
     if distance == "mahalanobis" and covariance == "global":
@@ -554,6 +564,68 @@ def fit_gaussians(
         norm_exponent=moments.norm_exponent,
         float32=_float32_suffices(moments, matrix),
     )
+
+
+@dataclass(frozen=True, eq=False)
+class Background:
+    """All images as one Gaussian, whatever their cluster, and what of an embedding lies outside its components.
+
+    With z the standardised embedding and p = z A its K principal components, of variances v:
+
+    - squared distance to the background, sum_k p_k² / v_k: what relative distances subtract (Ren et al. 2021,
+      https://arxiv.org/abs/2106.09022);
+    - residual ||z||² - ||p||²: what PCA left out (as in ViM, Wang et al. 2022, https://arxiv.org/abs/2203.10807).
+    """
+
+    mean: np.ndarray  # (D,)
+    scale: np.ndarray  # (D,) 1 / deviation; 0 for constant features
+    matrix: np.ndarray  # (D, K) scale times principal axes
+    variances: np.ndarray  # (K,)
+    norm_exponent: float = 0.0
+
+    def squared_distances(self, embeddings: Any) -> np.ndarray:
+        """Squared distance to the background (N,)."""
+        return self._over_blocks(embeddings, lambda centred: (centred @ self.matrix) ** 2 @ (1 / self.variances))
+
+    def residuals(self, embeddings: Any) -> np.ndarray:
+        """Squared length of what lies outside the components (N,), never negative."""
+
+        def residual(centred: np.ndarray) -> np.ndarray:
+            whole = (centred**2) @ self.scale**2
+            return np.maximum(whole - ((centred @ self.matrix) ** 2).sum(axis=1), 0.0)
+
+        return self._over_blocks(embeddings, residual)
+
+    def _over_blocks(self, embeddings: Any, measure: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
+        """``measure`` of the centred embeddings, block by block, in float64."""
+        embeddings = _as_wide_as(embeddings, len(self.mean))
+        values = np.empty(len(embeddings))
+        for rows in row_blocks(*embeddings.shape):
+            wide = embeddings[rows].astype(np.float64)
+            with np.errstate(over="ignore", invalid="ignore"):
+                values[rows] = measure(normalise(wide, self.norm_exponent) - self.mean)
+        return np.nan_to_num(values, nan=np.finfo(np.float64).max, posinf=np.finfo(np.float64).max)
+
+
+def fit_background(moments: Moments, *, explained_variance: float = 0.95, pca: bool = True) -> Background:
+    """The background in the components that :func:`fit_gaussians` keeps of the same moments.
+
+    >>> x = np.array([[0.0, 1.0], [0.0, -1.0], [3.0, 0.0], [-3.0, 0.0]])
+    >>> background = fit_background(Moments(1, 2).update(x, [0, 0, 0, 0]))
+    >>> background.squared_distances(x).round(9)
+    array([2., 2., 2., 2.])
+    """
+    _check_enough(moments, needs_within=False)
+    variances, matrix = _components(moments, explained_variance if pca else 1.0)
+    return Background(moments.mean, _inverse_deviation(moments), matrix, variances, moments.norm_exponent)
+
+
+def _components(moments: Moments, explained_variance: float) -> tuple[np.ndarray, np.ndarray]:
+    """Variances (K,) of the principal components of standardised embeddings, and the map (D, K) onto them."""
+    scale = _inverse_deviation(moments)  # (D,)
+    correlation = moments.total_covariance * np.outer(scale, scale)  # (D, D)
+    variances, axes = principal_axes(correlation, explained_variance)
+    return variances, scale[:, None] * axes
 
 
 def with_full_covariances(gaussians: Gaussians, covariances: np.ndarray, counts: np.ndarray) -> Gaussians:

@@ -174,6 +174,20 @@ def expected_calibration_error(confidence: Any, correct: Any, bins: int = 15) ->
     return float(np.nansum(curve.count * gaps) / curve.count.sum())
 
 
+def calibration_floor(confidence: Any, bins: int = 15, draws: int = 100, seed: int = 0) -> float:
+    """The ECE that these confidences would score on average if they were perfectly calibrated.
+
+    With finitely many images the accuracy of a bin differs from its confidence by chance, and an absolute difference
+    never averages out: images that are right with exactly the probability stated do not have an ECE of 0.
+
+    >>> round(calibration_floor(np.full(400, 0.8)), 2)  # sqrt(2 p (1 - p) / (pi n)) = 0.016
+    0.02
+    """
+    confidence = np.sort(_check_unit(confidence, "confidence"))  # so that the order of the images does not matter
+    right = np.random.default_rng(seed).random((draws, len(confidence))) < confidence  # (draws, N)
+    return float(np.mean([expected_calibration_error(confidence, row, bins) for row in right]))
+
+
 def negative_log_likelihood(probabilities: Any, labels: Any, *, log: bool = False) -> float:
     """Minus the mean log-probability of the true class: ``-1/N sum_n log p[n, y_n]``.
 

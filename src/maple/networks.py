@@ -35,6 +35,7 @@ class Network(nn.Module):
 
     min_size = 8  # three halvings must leave a pixel
     embedding_size: int
+    shallow: str  # the layer half-way up, whose channels still see texture and colour
 
     def _initialise(self) -> None:
         """He et al. 2015 (https://arxiv.org/abs/1502.01852): convolutions keep the variance through ReLUs."""
@@ -77,6 +78,7 @@ class ResNet9(Network):
     def __init__(self, width: int = 16) -> None:
         super().__init__()
         self.embedding_size = 8 * width
+        self.shallow = "blocks.2"
         self.blocks = nn.Sequential(
             ConvBlock(3, width),
             ConvBlock(width, 2 * width, pool=True),
@@ -139,6 +141,7 @@ class ResNet(Network):
     def __init__(self, n_blocks: int, widths: tuple[int, ...], option: str) -> None:
         super().__init__()
         self.embedding_size = widths[-1]
+        self.shallow = "layer2"
         self.conv1 = conv3x3(3, widths[0])
         self.bn1 = nn.BatchNorm2d(widths[0])
         self.n_stages = len(widths)
@@ -187,6 +190,7 @@ class WideResNet(Network):
         super().__init__()
         self.embedding_size = 64 * width
         n_blocks = (depth - 4) // 6
+        self.shallow = f"blocks.{2 * n_blocks - 1}"
         channels = [16, 16 * width, 32 * width, 64 * width]
         blocks: list[nn.Module] = []
         for stage, (n_in, n_out) in enumerate(pairwise(channels)):

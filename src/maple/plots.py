@@ -42,6 +42,28 @@ _PAGE_COLOURS = {
     PINK: "var(--pink)",
     **{colour: f"var(--c{i})" for i, colour in enumerate(CLASS_COLOURS)},
 }
+# The page's light colours, for drawings that stand alone.
+LIGHT = {
+    "ink": "#1c2329",
+    "muted": "#626d77",
+    "line": "#e1e3e5",
+    "card": "#ffffff",
+    "rest": "#c3c8cd",
+    "blue": "#0069a8",
+    "orange": "#d55e00",
+    "green": "#00815e",
+    "pink": "#a8528a",
+    "c0": "#0072b2",
+    "c1": "#b87400",
+    "c2": "#008f68",
+    "c3": "#b85f90",
+    "c4": "#d55e00",
+    "c5": "#2f8fc6",
+    "c6": "#6a3d9a",
+    "c7": "#8f7e00",
+    "c8": "#7a5130",
+    "c9": "#6f7780",
+}
 _DOTTED = (0, (2, 3))
 MIN_BIN_IMAGES = 10  # a bin with fewer is a dot beside the line
 _STYLE: Any = {
@@ -176,6 +198,19 @@ def inline_svg(text: str, alt: str) -> Markup:
     opening = f'<svg {view[0] if view else ""} role="img" aria-label="{Markup.escape(alt)}">'
     text = re.sub(r"<svg [^>]*>", lambda _: opening, text, count=1)
     return Markup(re.sub(r">\s+<", "><", text).strip())
+
+
+def standalone_svg(plot: Plot) -> str:
+    """The drawing as a file of its own: light colours on white, and namespaces for programs other than browsers."""
+
+    def restyle(match: re.Match[str]) -> str:
+        tag = match[0].replace(" href=", " xlink:href=")
+        return re.sub(r"var\(--(\w+)\)", lambda name: LIGHT[name[1]], tag)
+
+    namespaces = 'xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink"'
+    opening, drawing = re.sub(r"<[^>]*>", restyle, str(plot.svg)).split(">", 1)
+    opening = opening.replace("<svg", f'<svg {namespaces} font-family="sans-serif"')
+    return f'{opening}><rect width="100%" height="100%" fill="{LIGHT["card"]}"/>{drawing}\n'
 
 
 def _axes(width: float, height: float) -> tuple[Figure, Axes]:
@@ -372,6 +407,35 @@ def _spread(places: np.ndarray, axes: Axes, rounds: int = 60) -> np.ndarray:
 
 
 # ---------------------------------------------------------------------------------------------------------------------
+# Explanations
+
+
+@_plot
+def plot_contributions(
+    parts: Sequence[str], usual: Sequence[float], clusters: Sequence[tuple[str, Sequence[float]]]
+) -> tuple[Figure, str]:
+    """What squared distances are made of: one bar per part and cluster, and a tick where a cluster's own images end."""
+    below, above, body = 0.5, 0.1 + 0.21 * (len(clusters) + 1), 0.36 * len(parts)  # inches
+    total = below + above + body
+    figure = Figure(figsize=(4.6, total))  # places are given: there may be hundreds, and a layout engine takes its time
+    axes = figure.add_axes((0.25, below / total, 0.72, body / total))
+    height = 0.8 / len(clusters)
+    places = np.arange(len(parts), dtype=float)
+    drawn: list[Any] = []
+    for order, ((name, values), colour) in enumerate(zip(clusters, (BLUE, ORANGE))):
+        middle = places - 0.4 + height * (order + 0.5)
+        drawn.append(axes.barh(middle, values, 0.86 * height, color=colour, label=shorten(name, 48)))
+    drawn.append(axes.vlines(usual, places - 0.46, places + 0.46, color=INK, linewidth=1.6, label="usual"))
+    axes.set_yticks(places, parts)
+    axes.set(xlim=(0, None), ylim=(len(parts) - 0.5, -0.5), xlabel="part of the squared distance")
+    axes.grid(axis="y", visible=False)
+    axes.tick_params(axis="y", length=0)
+    figure.legend(handles=drawn, loc="upper left", borderaxespad=0.1)
+    names = " and ".join(name for name, _ in clusters)
+    return figure, f"Parts of the squared distance to {names}: {', '.join(parts)}"
+
+
+# ---------------------------------------------------------------------------------------------------------------------
 # Training
 
 
@@ -426,3 +490,92 @@ def _epoch_axis(axes: Axes, events: Sequence[int]) -> None:
 def _dot(history: Mapping[str, np.ndarray]) -> dict[str, Any]:
     """A single epoch makes no line, so that it gets a dot."""
     return {"marker": "o"} if len(history["epoch"]) == 1 else {}
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Drift
+
+MAX_VERTICES = 600  # of a line
+_SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+
+
+@_plot
+def plot_drift(
+    calibration_scores: np.ndarray,  # (n,)
+    scores: np.ndarray,  # (N,)
+    threshold: float,
+    expected_share: float,
+    log_wealth: np.ndarray,  # (t,)
+    level: float,
+) -> tuple[Figure, str]:
+    """How many images score higher, among the new and the calibration images; and the wealth of a bet against no drift.
+
+    On the left the widest vertical gap is the Kolmogorov-Smirnov distance, and the share flagged is read off at the
+    threshold.
+    """
+    figure = Figure(figsize=(9.4, 3.9), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    share = float((scores > threshold).mean())
+    _draw_shares_above(left, calibration_scores, scores, threshold)
+    left.set_title(f"{percent(share)} of the new images flagged, {percent(expected_share)} expected", pad=26)
+    alarms = np.flatnonzero(log_wealth >= -math.log(level))[:1]  # (0,) or (1,)
+    _draw_wealth(right, log_wealth, level, alarms)
+    right.set_title("".join(f"alarm at image {row + 1:,} of the stream" for row in alarms) or "no alarm so far", pad=26)
+    return figure, f"Scores of {len(scores)} new images against calibration images, and wealth along the stream"
+
+
+def _draw_shares_above(axes: Axes, calibration_scores: np.ndarray, scores: np.ndarray, threshold: float) -> None:
+    pooled = np.concatenate([calibration_scores, scores])
+    ends = [np.quantile(each, 0.985, method="higher") for each in (calibration_scores, scores)]
+    low, high = float(pooled.min()), float(max(*ends, threshold if math.isfinite(threshold) else pooled.min()))
+    margin = 0.04 * (high - low) or 1.0
+    low, high = low - margin, high + margin
+    for values, label, colour, dashes in (
+        (calibration_scores, "calibration images", BLUE, "-"),
+        (scores, "new images", ORANGE, "--"),
+    ):
+        ordered = np.sort(values)
+        rows = _spaced(len(ordered))
+        above = 1 - (rows + 1) / len(ordered)
+        axes.step(
+            np.concatenate([[low], ordered[rows], [max(high, ordered[-1])]]),
+            np.concatenate([[1], above, [0]]),
+            where="post",
+            color=colour,
+            linestyle=dashes,
+            label=label,
+        )
+    if math.isfinite(threshold):
+        axes.axvline(threshold, color=INK, linewidth=1.2, label="threshold")
+    axes.set(xlim=(low, high), ylim=(0, 1.02), xlabel="score: more unusual to the right")
+    axes.set_ylabel("share of images that score higher")
+    axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
+    _legend_above(axes)
+
+
+def _draw_wealth(axes: Axes, log_wealth: np.ndarray, level: float, alarms: np.ndarray) -> None:
+    rows = np.unique(np.concatenate([_spaced(len(log_wealth)), [int(log_wealth.argmax())], alarms])).astype(int)
+    powers = np.concatenate([[0], log_wealth[rows] / math.log(10)])  # it starts at 1
+    axes.plot(np.concatenate([[0], rows + 1]), powers, color=GREEN, label="wealth")
+    alarm = -math.log10(level)
+    axes.axhline(alarm, color=PINK, linewidth=1.4, linestyle=(0, (5, 3)), label=f"alarm at {1 / level:,.0f}")
+    for row in alarms:
+        axes.axvline(row + 1, color=PINK, linewidth=1.2, linestyle=_DOTTED, label=f"image {row + 1:,}")
+    axes.set(xlabel="images of the stream", ylabel="wealth of a bet against no drift")
+    axes.set_xlim(0, 1.02 * (len(log_wealth) + 1))
+    axes.set_ylim(min(-1.0, 1.1 * powers.min()), 1.1 * max(alarm, powers.max()))
+    axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
+    axes.yaxis.set_major_locator(MaxNLocator(6, integer=True))
+    axes.yaxis.set_major_formatter(lambda value, _: "10" + f"{value:.0f}".translate(_SUPERSCRIPTS) if value else "1")
+    _legend_above(axes)
+
+
+def _legend_above(axes: Axes) -> None:
+    """Between title and axes, where no line can pass through it."""
+    axes.legend(loc="lower left", bbox_to_anchor=(-0.02, 0.99), ncols=3, columnspacing=1.2, handlelength=1.6)
+
+
+def _spaced(n: int) -> np.ndarray:
+    """All of n rows, or as many evenly spaced ones as a line needs."""
+    return np.unique(np.linspace(0, n - 1, min(n, MAX_VERTICES)).round().astype(int))

@@ -7,23 +7,26 @@ import io
 import json
 import math
 import sys
-from collections.abc import Callable, Iterator
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TextIO
 
 from maple.backbone import embed_batches
-from maple.calibrate import min_calibration_images
+from maple.calibrate import benjamini_hochberg, can_flag, min_calibration_images
 from maple.checkpoint import write_atomic
+from maple.config import DecisionOptions, build_options, flag_name
 from maple.data import open_images
 from maple.errors import RunError, UsageError
 from maple.images import ImageSet
 from maple.networks import use_fast_allocator
 from maple.predictor import Predictor, load_predictor
 from maple.progress import counting, warn
-from maple.types import PREDICTION_COLUMNS, Skipped
+from maple.types import PREDICTION_COLUMNS, Outputs, Skipped
 
 JSON_SUFFIXES = (".jsonl", ".ndjson")
+SET_SEPARATOR = " | "  # between the classes of a prediction set, in CSV
 SUFFIXES = (".csv", *JSON_SUFFIXES)
 
 
@@ -31,46 +34,94 @@ def predict_images(
     folder: Path,
     sources: list[str],
     out: str,
-    false_alarm: float | None = None,
+    decision: dict[str, Any] | None = None,
+    *,
+    fdr: float | None = None,
+    coverage: float | None = None,
     all_probabilities: bool = False,
     batch_size: int = 256,
     data_root: Path | None = None,
     workers: int = 0,
 ) -> int:
-    """Write one row per image to ``out``; the number of rows. Files that are not images are listed beside it."""
+    """Write one row per image to ``out``; the number of rows. Files that are not images are listed beside it.
+
+    ``decision`` holds options of the decision that differ from the run's; with ``fdr``, all images together decide
+    which of them are flagged; with ``coverage``, every row has a prediction set.
+    """
     if out != "-" and Path(out).suffix not in SUFFIXES:
         raise UsageError(f"--out '{out}': end the name in {' or '.join(SUFFIXES)}, or use - to print")
-    predictor = ready_predictor(folder, false_alarm)
+    predictor = ready_predictor(folder, decision, fdr=fdr)
     images = open_like(predictor, sources if len(sources) > 1 else sources[0], data_root)
-    columns = [*PREDICTION_COLUMNS, *(f"p_{name}" for name in predictor.class_names if all_probabilities)]
+    columns = [*PREDICTION_COLUMNS, *(["prediction_set"] if coverage is not None else [])]
+    columns += [f"p_{name}" for name in predictor.class_names if all_probabilities]
     with _open_output(out) as file, counting("predicting") as progress:
         write_row = _row_writer(file, columns, as_lines=out.endswith(JSON_SUFFIXES))
-        done = 0
-        for outputs in embed_batches(
+        batches = embed_batches(
             predictor.backbone,
             images,
             batch_size=batch_size,
             cluster_to_class=predictor.cluster_to_class,
             progress=progress,
             workers=workers,
-        ):
-            files = list(images.files[done : done + len(outputs)])
-            done += len(outputs)
-            for row in predictor.predict_outputs(outputs).rows(files, all_probabilities):
-                write_row(row)
+        )
+        rows = _predict_rows(predictor, batches, images.files, coverage, all_probabilities)
+        for row in rows if fdr is None else flag_together(rows, fdr, len(predictor.calibration)):
+            write_row(row)
     _report_skipped(images.skipped, out)
     return len(images)
+
+
+def _predict_rows(
+    predictor: Predictor,
+    batches: Iterable[Outputs],
+    files: Sequence[str],
+    coverage: float | None,
+    all_probabilities: bool,
+) -> Iterator[dict[str, Any]]:
+    done = 0
+    for outputs in batches:
+        prediction = predictor.predict_outputs(outputs)
+        sets = predictor.prediction_sets(prediction, coverage) if coverage is not None else None
+        yield from prediction.rows(list(files[done : done + len(outputs)]), all_probabilities, sets)
+        done += len(outputs)
+
+
+def flag_together(rows: Iterable[dict[str, Any]], fdr: float, n_calibration: int) -> Iterator[dict[str, Any]]:
+    """The same rows with ``is_ood`` by Benjamini-Hochberg over all their p-values; meanwhile they wait on disk."""
+    p_values = []
+    with tempfile.TemporaryFile("w+", encoding="utf-8") as waiting:
+        for row in rows:
+            p_values.append(row["p_value"])
+            waiting.write(json.dumps(row) + "\n")
+        waiting.seek(0)
+        flagged = benjamini_hochberg(p_values, fdr)
+        if not flagged.any() and not can_flag(n_calibration, len(p_values), fdr):
+            least = math.ceil(len(p_values) / (fdr * (n_calibration + 1)))
+            warn(
+                f"with {n_calibration} calibration images and --fdr {fdr:g}, images among {len(p_values)} are flagged "
+                f"only when at least {least} are as unusual as can be: predict smaller batches, or train with more "
+                "calibration images"
+            )
+        for line, is_ood in zip(waiting, flagged):
+            yield json.loads(line) | {"is_ood": bool(is_ood)}
 
 
 # --- what predicting and evaluating share ----------------------------------------------------------------------------
 
 
-def ready_predictor(folder: Path, false_alarm: float | None = None) -> Predictor:
-    """The predictor of a run, at its own false-alarm rate or at another."""
+def ready_predictor(folder: Path, decision: dict[str, Any] | None = None, fdr: float | None = None) -> Predictor:
+    """The predictor of a run, deciding as the run does or with other options of the decision."""
+    decision = decision or {}
+    build_options(DecisionOptions, decision, where=None)  # so that a wrong flag is called a flag
     predictor = load_predictor(folder)
-    if false_alarm is not None:
-        predictor.false_alarm = false_alarm
-    warn_if_nothing_is_flagged(predictor)
+    if fdr is None:
+        predictor.decide(**decision)
+        warn_if_nothing_is_flagged(predictor)
+    elif decision:
+        flags = " and ".join(flag_name(key) for key in decision)
+        raise UsageError(f"--fdr decides over all images together: leave out {flags}, or leave out --fdr")
+    else:
+        predictor.decide(per_class=False, confidence=None)  # p-values of one shared calibration set
     use_fast_allocator()
     return predictor
 
@@ -85,15 +136,17 @@ def open_like(predictor: Predictor, source: Any, data_root: Path | None, labelle
 
 def warn_if_nothing_is_flagged(predictor: Predictor) -> None:
     """With few calibration images no score is unusual enough for a small false-alarm rate."""
-    n, needed = len(predictor.calibration_scores), min_calibration_images(predictor.false_alarm)
+    options, n = predictor.options, len(predictor.calibration)
+    needed = min_calibration_images(options.false_alarm, options.confidence)
     if n >= needed:
         return
+    confidence = "" if options.confidence is None else f" with --confidence {options.confidence:g}"
     least = math.ceil(1000 / (n + 1)) / 1000
-    other_rate = f", or use --false-alarm {least} or more" if n else ""
+    other_rate = f", or use --false-alarm {least} or more" if n and options.confidence is None else ""
     warn(
-        f"no image will be flagged as out-of-distribution: --false-alarm {predictor.false_alarm:g} takes at least "
-        f"{needed} calibration images, and the run has {n}; train with more of them (--calibration, or the third share "
-        f"of --splits){other_rate}"
+        f"no image will be flagged as out-of-distribution: --false-alarm {options.false_alarm:g}{confidence} takes at "
+        f"least {needed} calibration images, and the run has {n}; train with more of them (--calibration, or the "
+        f"third share of --splits){other_rate}"
     )
 
 
@@ -132,7 +185,9 @@ def _row_writer(file: TextIO, columns: list[str], as_lines: bool) -> Callable[[d
         return lambda row: file.write(json.dumps(_without_nan(row), ensure_ascii=False) + "\n")
     writer = csv.DictWriter(file, columns, lineterminator="\n")
     writer.writeheader()
-    return writer.writerow
+    return lambda row: writer.writerow(
+        {key: SET_SEPARATOR.join(value) if isinstance(value, list) else value for key, value in row.items()}
+    )
 
 
 def _without_nan(row: dict[str, Any]) -> dict[str, Any]:

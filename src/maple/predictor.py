@@ -12,27 +12,39 @@ import torch
 from torch import nn
 
 from maple.backbone import Backbone, create_backbone, embed, embed_batches
-from maple.calibrate import conformal_p_values, conformal_threshold, fit_temperature
+from maple.calibrate import (
+    Calibration,
+    Decision,
+    fit_pool,
+    fit_softmax_temperature,
+    fit_temperature,
+    prediction_sets,
+    true_class_scores,
+)
 from maple.checkpoint import load_arrays, save_arrays
+from maple.config import DecisionOptions, as_dict, build_options
 from maple.decode import Fit
-from maple.detector import MapleDetector
+from maple.detector import Description, MapleDetector
 from maple.errors import DataError, RunError, UsageError
-from maple.gaussian import Moments
 from maple.images import ImageSet
 from maple.relabel import ClassRule, class_probabilities
 from maple.types import Outputs, Prediction, Relabelling
 
 WEIGHTS = "weights.safetensors"
 DETECTOR = "detector.safetensors"
+CALIBRATION = "calibration."  # of the names of arrays
 STATISTICS_IMAGES = 5000
 
 
 class Predictor:
     """Class, probability, uncertainty and in/out decision for images, from one forward pass.
 
-    ``temperature`` softens the class posterior and is fitted on validation images; ``calibration_scores`` are the
-    sorted scores of calibration images, from which p-values and the threshold for ``false_alarm`` follow.
+    ``temperature`` softens the class posterior of the Gaussians, ``network_weight`` is what the network's own
+    probabilities count beside it; both are fitted on validation images. ``calibration`` is what calibration images
+    taught, ``decision`` the threshold and p-values that follow from it at the level of ``options``.
     """
+
+    decision: Decision
 
     def __init__(
         self,
@@ -43,25 +55,47 @@ class Predictor:
         size: int,
         fit: Fit = "pad",
         temperature: float = 1.0,
-        calibration_scores: np.ndarray | None = None,
-        false_alarm: float = 0.05,
+        network_weight: float = 0.0,
+        softmax_temperature: float = 1.0,
+        calibration: Calibration | None = None,
+        options: DecisionOptions | None = None,
         class_rule: ClassRule = "sum",
     ) -> None:
         self.backbone, self.detector, self.class_names = backbone, detector, tuple(class_names)
         self.size, self.fit = size, fit
-        self.temperature = temperature
-        self.calibration_scores = np.empty(0) if calibration_scores is None else np.sort(calibration_scores)
-        self.false_alarm = false_alarm
+        self.temperature, self.network_weight = temperature, network_weight
+        self.softmax_temperature = softmax_temperature  # of the network alone, for comparison
+        self.calibration = calibration or Calibration.empty(len(self.class_names))
+        self.options = options or DecisionOptions()
         self.class_rule: ClassRule = class_rule  # how ``softmax_class_id`` reads the clusters of a class
+        self.decide()
 
     @property
     def cluster_to_class(self) -> np.ndarray:
         return self.detector.cluster_to_class_
 
     @property
+    def false_alarm(self) -> float:
+        """The share of in-distribution images that may be flagged."""
+        return self.options.false_alarm
+
+    @property
+    def calibration_scores(self) -> np.ndarray:
+        """The sorted scores of the calibration images (n,)."""
+        return np.sort(self.calibration.scores)
+
+    @property
     def threshold(self) -> float:
-        """The score above which an image is called out-of-distribution; infinite without enough calibration images."""
-        return conformal_threshold(self.calibration_scores, self.false_alarm)
+        """The score above which an image is flagged; NaN where the classes have thresholds of their own."""
+        thresholds = self.decision.thresholds
+        return float(thresholds[0]) if (thresholds == thresholds[0]).all() else float("nan")
+
+    def decide(self, **options: Any) -> Predictor:
+        """Decide at another level from now on: ``false_alarm``, ``confidence``, ``per_class``; the rest stays."""
+        changed = {**as_dict(self.options), **options}
+        self.options = build_options(DecisionOptions, changed, "decision")
+        self.decision = self.calibration.decide(**as_dict(self.options))
+        return self
 
     def __call__(self, images: Any) -> Prediction:
         """Predict a batch of images: tensor or array with values in [0, 1] or uint8, or an ``ImageSet``."""
@@ -70,9 +104,8 @@ class Predictor:
     def predict_outputs(self, outputs: Outputs) -> Prediction:
         """Predict from what the backbone said."""
         found = self.detector.describe(outputs)
-        probabilities = found.posterior(self.temperature)  # (N, C)
+        probabilities = np.exp(self.log_probabilities(found))  # (N, C)
         class_id = probabilities.argmax(1)
-        score = found.squared_distance
         if outputs.logits is None:
             softmax_class_id = found.md_class_id
         else:
@@ -82,9 +115,9 @@ class Predictor:
             probability=probabilities[np.arange(len(class_id)), class_id],
             typicality=found.typicality,
             uncertainty=found.uncertainty,
-            score=score,
-            p_value=self._p_values(score),
-            is_ood=score > self.threshold,
+            score=found.score,
+            p_value=self.decision.p_values(found.score, class_id),
+            is_ood=self.decision.is_ood(found.score, class_id),
             cluster=found.cluster,
             md_class_id=found.md_class_id,
             softmax_class_id=softmax_class_id,
@@ -93,20 +126,28 @@ class Predictor:
             class_names=self.class_names,
         )
 
-    def _p_values(self, score: np.ndarray) -> np.ndarray:
-        if len(self.calibration_scores) == 0:
-            return np.full(len(score), np.nan)
-        return conformal_p_values(score, self.calibration_scores)
+    def log_probabilities(self, found: Description) -> np.ndarray:
+        """Calibrated log class probabilities (N, C) of described images."""
+        return found.log_probabilities(self.temperature, self.network_weight)
 
-    def calibrate(self, images: Any, *, false_alarm: float | None = None) -> Predictor:
-        """Learn p-values and threshold from calibration images that have chosen nothing else."""
-        if false_alarm is not None:
-            if not 0 < false_alarm < 1:
-                raise UsageError(f"false_alarm is {false_alarm}: give a share between 0 and 1, such as 0.05")
-            self.false_alarm = false_alarm
+    def prediction_sets(self, prediction: Prediction, coverage: float) -> np.ndarray:
+        """Which classes each image may belong to (N, C): the true one is among them with this probability at least."""
+        with np.errstate(divide="ignore"):
+            return prediction_sets(np.log(prediction.probabilities), self.calibration.set_scores, coverage)
+
+    def calibrate(self, images: Any, **options: Any) -> Predictor:
+        """Learn p-values, threshold and prediction sets from calibration images that have chosen nothing else.
+
+        ``options`` as for :meth:`decide`. Only prediction sets need labels.
+        """
         outputs = images if isinstance(images, Outputs) else embed(self.backbone, images)
-        self.calibration_scores = np.sort(self.detector.score(outputs))
-        return self
+        found = self.detector.describe(outputs)
+        logs = self.log_probabilities(found)  # (N, C)
+        labels = np.full(len(outputs), -1) if outputs.labels is None else outputs.labels
+        self.calibration = Calibration(
+            found.score, logs.argmax(1), len(self.class_names), true_class_scores(logs, labels)
+        )
+        return self.decide(**options)
 
     def save(self, folder: str | Path) -> None:
         """Write weights and detector into a run folder."""
@@ -115,14 +156,17 @@ class Predictor:
         arrays, metadata = self.detector.get_state()
         save_arrays(
             folder / DETECTOR,
-            {**arrays, "calibration_scores": self.calibration_scores},
+            {**arrays, **{CALIBRATION + name: array for name, array in self.calibration.to_arrays().items()}},
             {
                 "detector": metadata,
                 "class_names": list(self.class_names),
                 "size": self.size,
                 "fit": self.fit,
                 "temperature": self.temperature,
-                "false_alarm": self.false_alarm,
+                "network_weight": self.network_weight,
+                "softmax_temperature": self.softmax_temperature,
+                "options": as_dict(self.options),
+                "decision": self.decision.describe(),
                 "class_rule": self.class_rule,
             },
         )
@@ -134,7 +178,9 @@ def load_predictor(folder: str | Path) -> Predictor:
     if not folder.is_dir():
         raise RunError(f"'{folder}' is not a run folder: train one with maple train DATA --out '{folder}'")
     arrays, metadata = load_arrays(folder / DETECTOR)
-    scores = arrays.pop("calibration_scores")
+    calibration = {
+        name.removeprefix(CALIBRATION): arrays.pop(name) for name in list(arrays) if name.startswith(CALIBRATION)
+    }
     return Predictor(
         load_backbone(folder / WEIGHTS),
         MapleDetector.from_state(arrays, metadata["detector"]),
@@ -142,8 +188,10 @@ def load_predictor(folder: str | Path) -> Predictor:
         size=metadata["size"],
         fit=metadata["fit"],
         temperature=metadata["temperature"],
-        calibration_scores=scores,
-        false_alarm=metadata["false_alarm"],
+        network_weight=metadata["network_weight"],
+        softmax_temperature=metadata["softmax_temperature"],
+        calibration=Calibration.from_arrays(calibration),
+        options=build_options(DecisionOptions, metadata["options"], f"'{folder / DETECTOR}'"),
         class_rule=metadata["class_rule"],
     )
 
@@ -199,12 +247,12 @@ def fit_predictor(
     relabelling: Relabelling | None = None,
     detector: MapleDetector | None = None,
     fit: Fit = "pad",
-    false_alarm: float = 0.05,
+    options: DecisionOptions | None = None,
     class_rule: ClassRule = "sum",
     fabric: Any = None,
     workers: int = 0,
 ) -> Predictor:
-    """Fit the Gaussians on the training images, the temperature on validation, the threshold on calibration images.
+    """Fit the Gaussians on training images, temperature and score on validation, thresholds on calibration images.
 
     Embeddings are taken without augmentation, batch by batch, so that memory does not grow with the number of images.
     With a ``fabric`` of several processes each embeds its share, and the moments are summed over all of them.
@@ -220,25 +268,30 @@ def fit_predictor(
         cluster_to_class=relabelling.cluster_to_class,
         workers=workers,
     )
-    if world_size == 1 or detector.covariance == "full":  # 'full' needs every image in every process
-        detector.fit(embed_share)
+    unseen = embed(backbone, validation, workers=workers)
+    if world_size == 1:
+        detector.fit(embed_share, unseen)
     else:
-        moments = Moments(relabelling.n_clusters, backbone.embedding_size, norm_exponent=detector.norm_exponent)
-        for outputs in embed_share(indices=np.arange(rank, len(train), world_size)):
-            moments.update(outputs.embeddings, outputs.cluster_ids)
-        detector.fit_moments(moments.merge(_all_reduce(fabric)), relabelling.cluster_to_class)
+        mine = partial(embed_share, indices=np.arange(rank, len(train), world_size))
+        detector.fit(mine, unseen, sum_over_ranks=_all_reduce(fabric))
+    found = detector.describe(unseen)
+    taught = (found.squared_distances, validation.labels, found.log_weights, found.cluster_to_class)
+    if unseen.logits is None:
+        temperature, network_weight, softmax_temperature = fit_temperature(*taught), 0.0, 1.0
+    else:
+        temperature, network_weight = fit_pool(*taught, found.log_softmax)
+        softmax_temperature = fit_softmax_temperature(found.log_softmax, validation.labels)
     predictor = Predictor(
         backbone,
         detector,
         train.class_names,
         size=train.size,
         fit=fit,
-        false_alarm=false_alarm,
+        temperature=temperature,
+        network_weight=network_weight,
+        softmax_temperature=softmax_temperature,
+        options=options,
         class_rule=class_rule,
-    )
-    found = detector.describe(embed(backbone, validation, workers=workers))
-    predictor.temperature = fit_temperature(
-        found.squared_distances, validation.labels, found.log_weights, found.cluster_to_class
     )
     if calibration is not None and len(calibration):
         predictor.calibrate(embed(backbone, calibration, workers=workers))

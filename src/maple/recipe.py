@@ -175,12 +175,14 @@ class MapleRecipe(RecipeOptions, Recipe):
         rows = np.flatnonzero(np.isin(current.cluster_to_class[current.cluster_ids], hard))
         embeddings = embed_rows(rows) if len(rows) else np.empty((0, 1), np.float32)
         after = split_clusters(
-            self._space(torch.from_numpy(embeddings), self.cluster_space).numpy(),
+            embeddings,
             rows,
             current,
             hard,
             method=self.cluster_method,
             scope=self.cluster_scope,
+            space=self.cluster_space,
+            n_components=self.cluster_components,
             max_clusters=self.max_clusters,
             min_cluster_size=self.min_cluster_size,
             seed=seed + epoch,

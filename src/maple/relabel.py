@@ -7,11 +7,10 @@ from typing import Literal
 import numpy as np
 from scipy.special import softmax
 
-from maple.cluster import cluster_points
+from maple.cluster import ClusterMethod, ClusterSpace, cluster_points, map_class
 from maple.types import Relabelling
 
 ClassRule = Literal["sum", "max"]
-ClusterMethod = Literal["xmeans", "gmeans", "kmeans"]
 ClusterScope = Literal["cluster", "class"]
 
 
@@ -58,6 +57,8 @@ def split_clusters(
     *,
     method: ClusterMethod = "xmeans",
     scope: ClusterScope = "cluster",
+    space: ClusterSpace = "raw",
+    n_components: int = 5,
     max_clusters: int = 5,
     min_cluster_size: int = 1,
     seed: int = 0,
@@ -66,7 +67,8 @@ def split_clusters(
 
     With scope ``cluster`` every cluster of a hard class may split further, the largest first, until the class has
     ``max_clusters``; other classes keep their clusters. With scope ``class`` all classes start again from one cluster
-    and the hard ones are clustered as a whole (the paper's algorithm).
+    and the hard ones are clustered as a whole (the paper's algorithm). Either way a class is clustered in its own
+    ``space``, see :func:`~maple.cluster.map_class`.
 
     >>> rng = np.random.default_rng(0)
     >>> points = np.concatenate([rng.normal(-9, 1, (50, 2)), rng.normal(9, 1, (50, 2)), rng.normal(0, 1, (50, 2))])
@@ -79,23 +81,37 @@ def split_clusters(
     start = _merged(current) if scope == "class" else current
     children = np.zeros(len(start.cluster_ids), dtype=np.int64)  # which part of its cluster an image goes to
     for class_id in hard:
-        members = np.flatnonzero(start.cluster_to_class == class_id)
-        budget = max_clusters - len(members)
-        sizes = np.bincount(start.cluster_ids, minlength=start.n_clusters)
-        for cluster in members[np.argsort(-sizes[members], kind="stable")]:
-            if budget <= 0:
-                break
-            inside = start.cluster_ids[rows] == cluster
-            parts = cluster_points(
-                embeddings[inside],
-                method,
-                max_clusters=budget + 1,
-                min_cluster_size=min_cluster_size,
-                seed=seed,
-            )
-            children[rows[inside]] = parts
-            budget -= int(parts.max())
+        in_class = start.cluster_to_class[start.cluster_ids[rows]] == class_id
+        children[rows[in_class]] = _split_class(
+            map_class(embeddings[in_class], space, n_components),
+            start.cluster_ids[rows[in_class]],
+            method,
+            max_clusters,
+            min_cluster_size,
+            seed,
+        )
     return _renumbered(start, children)
+
+
+def _split_class(
+    points: np.ndarray,
+    cluster_ids: np.ndarray,
+    method: ClusterMethod,
+    max_clusters: int,
+    min_cluster_size: int,
+    seed: int,
+) -> np.ndarray:
+    """Which part of its cluster each of a class's images goes to (n,); the largest clusters are split first."""
+    parts = np.zeros(len(points), dtype=np.int64)
+    clusters, sizes = np.unique(cluster_ids, return_counts=True)
+    room = max_clusters - len(clusters)
+    for cluster in clusters[np.argsort(-sizes, kind="stable")]:
+        inside = cluster_ids == cluster
+        parts[inside] = cluster_points(
+            points[inside], method, max_clusters=room + 1, min_cluster_size=min_cluster_size, seed=seed
+        )
+        room -= int(parts[inside].max())
+    return parts
 
 
 def changed_classes(before: Relabelling, after: Relabelling) -> np.ndarray:

@@ -13,7 +13,6 @@ import heapq
 import io
 import json
 import math
-import re
 import shlex
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,7 +21,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jinja2 import Environment, PackageLoader, StrictUndefined
 from PIL import Image, features
 
 from maple import __version__
@@ -32,10 +30,12 @@ from maple.config import read_toml
 from maple.decode import decode_image
 from maple.errors import DataError, MapleError, RunError
 from maple.gallery import ClusterExemplars, Example, Examples, Gallery, read_gallery
+from maple.page import render_page
 from maple.plots import (
     BLUE,
     CLASS_COLOURS,
     GREEN,
+    MUTED,
     ORANGE,
     PINK,
     Line,
@@ -70,6 +70,7 @@ OURS, BASELINE = "maple", "softmax"
 _LINES = {
     "maple": Line("MAPLE", BLUE, "-"),
     "softmax": Line("softmax", ORANGE, "--"),
+    "softmax-scaled": Line("softmax, scaled", MUTED, "--"),
     "energy": Line("energy", GREEN, ":"),
     "maple-paper": Line("MAPLE, chi-square tail", PINK, "-."),
 }
@@ -82,6 +83,16 @@ _QUALITY = (
     ("brier", "Brier score", "lower", "squared error of the probabilities"),
     ("aurc", "risk-coverage area (AURC)", "lower", "errors left when the least certain images go to an expert first"),
 )
+_SCORE_MEANINGS = {
+    "distance": "squared distance to the nearest cluster, as in the paper",
+    "relative": "that, less the distance to all images as one Gaussian",
+    "normalised": "squared distance of embeddings divided by a power of their norm",
+    "residual": "what lies outside the principal components",
+    "spread": "nearest over mean squared distance",
+    "energy": "negative log-sum-exp of the logits",
+    "shallow": "distance of a shallow layer's responses to those of all images",
+    "fused": "surprise of energy, of spread and half that of shallow",
+}
 _DETECTION = (
     ("auroc", "AUROC", "higher", "chance that an unknown image scores above a known one; 0.5 is guessing"),
     ("aupr_out", "AUPR, unknown", "higher", "precision averaged over recall, unknown images as positives"),
@@ -242,15 +253,7 @@ def _float(value: Any) -> float:
 
 def render_report(record: RunRecord, predictions: Predictions | None = None) -> str:
     """The report as HTML text."""
-    environment = Environment(
-        loader=PackageLoader("maple"), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    text = environment.get_template("report.html.j2").render(_context(record, predictions))
-    return _CONTROL.sub("\N{REPLACEMENT CHARACTER}", text)
-
-
-# File names may hold anything; these characters may stand in no HTML or XML document, however escaped.
-_CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff\ufffe\uffff]")
+    return render_page("report.html.j2", _context(record, predictions))
 
 
 def _context(record: RunRecord, predictions: Predictions | None) -> dict[str, Any]:
@@ -285,6 +288,8 @@ def _context(record: RunRecord, predictions: Predictions | None) -> dict[str, An
         "quality": _quality_table(results) if results else None,
         "detection": _detection_table(results) if results and results.n_ood else None,
         "ood": ood,
+        "promise": _promise(results) if results else "",
+        "scores": _score_table(results) if results and results.n_ood and results.scores else None,
         "reliability": _reliability_plot(results) if results else None,
         "calibration_words": _calibration_words(results) if results else [],
         "confusion": _confusion_section(results) if results else None,
@@ -602,8 +607,30 @@ def _detection_table(results: Results) -> dict[str, Any]:
     for key, title, direction, meaning in _DETECTION:
         values = {name: {m: getattr(results.methods[m].detection[name], key) for m in methods} for name in names}
         groups.append((title, direction, meaning, values, number))
-    columns = [f"{name} ({results.n_ood[name]:,})" for name in names] + (["mean"] if len(names) > 1 else [])
-    return {"columns": columns, "groups": [_detection_group(*group, methods) for group in groups]}
+    return {"columns": _ood_columns(results), "groups": [_detection_group(*group, methods) for group in groups]}
+
+
+def _score_table(results: Results) -> dict[str, Any]:
+    """AUROC of every score, whichever the run ranks by."""
+    used, scores = results.provenance.get("score"), list(results.scores)
+    values = {name: {score: results.scores[score][name] for score in scores} for name in results.n_ood}
+    meaning = "probability that an unknown image scores higher than a known one"
+    group = _detection_group("AUROC", "higher", meaning, values, number, scores)
+    for row, score in zip(group["rows"], scores):
+        row |= {"name": f"{score}: {_SCORE_MEANINGS[score]}", "ours": score == used}
+    note = f"this run ranks by {used}, fixed before any unknown image was seen" if used else ""
+    return {"columns": _ood_columns(results), "groups": [group], "note": note}
+
+
+def _ood_columns(results: Results) -> list[str]:
+    names = [f"{name} ({count:,})" for name, count in results.n_ood.items()]
+    return names + (["mean"] if len(names) > 1 else [])
+
+
+def _promise(results: Results) -> str:
+    """What the threshold promises, for known images."""
+    promise = results.provenance.get("promise")
+    return f"The threshold of this run {promise}." if promise else ""
 
 
 def _detection_group(

@@ -25,6 +25,7 @@ class Outputs:
     labels: np.ndarray | None = None  # (N,) int64 class ids; -1 where unknown
     cluster_ids: np.ndarray | None = None  # (N,) int64; training images only
     cluster_to_class: np.ndarray | None = None  # (M,) int64
+    shallow: np.ndarray | None = None  # (N, F) float32: how strongly each channel of a shallow layer responds, in logs
 
     def __len__(self) -> int:
         return len(self.embeddings)
@@ -94,8 +95,13 @@ class Prediction:
     def __len__(self) -> int:
         return len(self.class_id)
 
-    def rows(self, files: list[str], all_probabilities: bool = False) -> Iterator[dict[str, Any]]:
-        """One dictionary per image, in the columns of the prediction files."""
+    def rows(
+        self, files: list[str], all_probabilities: bool = False, sets: np.ndarray | None = None
+    ) -> Iterator[dict[str, Any]]:
+        """One dictionary per image, in the columns of the prediction files; with ``sets`` (N, C), its prediction set.
+
+        The classes of a set are listed from the most to the least probable.
+        """
         names = self.class_names or tuple(str(i) for i in range(self.probabilities.shape[1]))
         for i, file in enumerate(files):
             row: dict[str, Any] = {
@@ -111,6 +117,9 @@ class Prediction:
                 "md_class": names[self.md_class_id[i]],
                 "softmax_class": names[self.softmax_class_id[i]],
             }
+            if sets is not None:
+                likely = np.argsort(-self.probabilities[i], kind="stable")
+                row["prediction_set"] = [names[c] for c in likely if sets[i, c]]
             if all_probabilities:
                 row |= {f"p_{name}": float(self.probabilities[i, c]) for c, name in enumerate(names)}
             yield row

@@ -22,6 +22,7 @@ from maple.config import RunConfig, TrainOptions, as_dict, flag_name, read_toml,
 from maple.data import SPLIT_NAMES, find_source, is_built_in, list_data_sets, open_images, split_files
 from maple.detector import MapleDetector
 from maple.errors import RunError, UsageError
+from maple.explain import component_coordinates
 from maple.gallery import write_gallery
 from maple.images import ImageSet
 from maple.predict_files import describe_skipped, open_like, ready_predictor, warn_if_nothing_is_flagged
@@ -158,7 +159,7 @@ def train_run(request: TrainRequest) -> Results | None:
         relabelling=run.relabelling,
         detector=MapleDetector(**as_dict(config.detector)),
         fit=config.data.fit,
-        false_alarm=config.decision.false_alarm,
+        options=config.decision,
         class_rule=config.recipe.class_rule,
         fabric=fabric,
         workers=config.train.workers,
@@ -359,6 +360,7 @@ def _write_training_gallery(folder: Path, run: Run, splits: Splits, predictor: P
         cluster_sizes=np.bincount(run.relabelling.cluster_ids, minlength=run.relabelling.n_clusters),
         snapshots={name: Outputs(embeddings, labels=labels) for name, embeddings in run.snapshots.items()},
         class_names=run.class_names,
+        components=component_coordinates(predictor.detector.gaussians_, outputs.embeddings),
     )
 
 
@@ -381,15 +383,18 @@ def evaluate_run(
     folder: Path,
     ind: str | None = None,
     ood: dict[str, str] | None = None,
-    false_alarm: float | None = None,
+    decision: dict[str, Any] | None = None,
     data_root: Path | None = None,
     command: str = "maple evaluate",
     workers: int | None = None,
 ) -> Results:
-    """Evaluate a run on its own test split, or on ``ind``, against named sources of unknown images."""
+    """Evaluate a run on its own test split, or on ``ind``, against named sources of unknown images.
+
+    ``decision`` holds options of the decision that differ from the run's.
+    """
     origin, sections = read_run_config(folder)
     config = resolve_config({} if workers is None else {"workers": workers}, sections)
-    predictor = ready_predictor(folder, false_alarm)
+    predictor = ready_predictor(folder, decision)
     root = data_root or (Path(origin["data_root"]) if origin.get("data_root") else None)
     if ind is None:
         test = _own_test_images(folder, origin, config, predictor.size, root)
@@ -456,7 +461,13 @@ def _provenance(config: RunConfig, predictor: Predictor, command: str) -> dict[s
         "command": command,
         "config": config.sections(),
         "false_alarm": predictor.false_alarm,
-        "calibration_images": len(predictor.calibration_scores),
+        "calibration_images": len(predictor.calibration),
+        "decision": predictor.decision.describe(),
+        "promise": predictor.decision.sentence(),
+        "score": predictor.detector.score_,
+        "norm_exponent": predictor.detector.exponent_,
+        "temperature": predictor.temperature,
+        "network_weight": predictor.network_weight,
         "hardware": f"{platform.machine()}, {os.cpu_count()} cores, {torch.get_num_threads()} threads",
     }
 

@@ -1,0 +1,241 @@
+"""``maple monitor``: have the images drifted? One batch against the calibration images, or a stream over many calls."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from maple.backbone import embed_batches
+from maple.checkpoint import load_arrays, save_arrays, write_atomic
+from maple.errors import RunError, UsageError
+from maple.images import ImageSet
+from maple.monitor import Comparison, StreamMonitor, compare_scores
+from maple.plots import plot_drift, standalone_svg
+from maple.predict_files import describe_skipped, open_like, ready_predictor
+from maple.predictor import Predictor
+from maple.progress import counting, warn
+
+LEVEL = 0.01
+FEW_IMAGES = 20  # of which a quarter must be flagged, at the usual levels, before that is drift
+STATE_KIND = "monitor"
+SUFFIX = ".svg"
+
+
+@dataclass(frozen=True, eq=False)
+class Monitoring:
+    """What was found, and the verdict.
+
+    Of a single batch the two tests of ``batch`` decide, to which the order of the images means nothing: folders are
+    often sorted by class, which a martingale would take for drift. Of a stream, of which a state is kept, the
+    martingale decides, which is valid over all calls; tests that are repeated with every call are not.
+    """
+
+    batch: Comparison
+    stream: StreamMonitor
+    keeps_state: bool
+    alarm_file: str | None  # where the alarm went off, if among these images
+
+    @property
+    def drift(self) -> bool:
+        return self.stream.alarm_at_ is not None if self.keeps_state else self.batch.drift
+
+    def to_dict(self) -> dict[str, Any]:
+        """What a program reads; ``alarm_image`` counts from 1."""
+        batch, stream = self.batch, self.stream
+        return {
+            "drift": self.drift,
+            "decided_by": "stream" if self.keeps_state else "batch",
+            "level": batch.level,
+            "images": batch.n_images,
+            "calibration_images": batch.n_calibration,
+            "batch": {
+                "p_value": batch.p_value,
+                "flagged": batch.n_flagged,
+                "share_flagged": batch.share_flagged,
+                "expected_share": batch.expected_share,
+                "likely_shares": list(batch.likely_shares),
+                "share_p_value": batch.share_p_value,
+                "threshold": batch.threshold if math.isfinite(batch.threshold) else None,
+                "ks_statistic": batch.ks_statistic,
+                "ks_p_value": batch.ks_p_value,
+                "scores": "higher" if batch.scores_rose else "lower",
+            },
+            "stream": {
+                "images": len(stream),
+                "log_wealth": float(stream.log_wealth_[-1]),
+                "max_log_wealth": stream.max_log_wealth_,
+                "alarm_log_wealth": stream.alarm_log_wealth,
+                "alarm_image": None if stream.alarm_at_ is None else stream.alarm_at_ + 1,
+                "alarm_file": self.alarm_file,
+            },
+        }
+
+    def describe(self) -> str:
+        """The verdict and what led to it, for people."""
+        rows = [
+            self._verdict(),
+            f"  images    {self.batch.n_images:,} new, {self.batch.n_calibration:,} for calibration",
+            f"  flagged   {_describe_share(self.batch)}",
+            f"  scores    {_describe_scores(self.batch)}",
+            f"  stream    {self._describe_stream()}",
+            *(f"  note      {note}" for note in self._notes()),
+        ]
+        return "\n".join(rows)
+
+    def _verdict(self) -> str:
+        stream, level = self.stream, self.batch.level
+        if not self.keeps_state:
+            p = f"{_describe_p(self.batch.p_value)}, level {level:g}"
+            if self.drift:
+                return f"drift: these images differ from the calibration images ({p})"
+            return f"no drift seen: nothing sets these images apart from the calibration images ({p})"
+        if stream.alarm_at_ is None:
+            return f"no drift seen in {len(stream):,} images of the stream (level {level:g}, over all calls)"
+        before = stream.alarm_at_ < len(stream) - self.batch.n_images
+        when = ", before these images" if before else ""
+        return f"drift: the alarm went off at image {stream.alarm_at_ + 1:,} of the stream{when} (level {level:g})"
+
+    def _describe_stream(self) -> str:
+        stream = self.stream
+        reached = f"not reached in {len(stream):,} images"
+        if stream.alarm_at_ is not None:
+            file = f" ('{self.alarm_file}')" if self.alarm_file else ""
+            reached = f"reached at image {stream.alarm_at_ + 1:,}{file}"
+        most, now = _describe_wealth(stream.max_log_wealth_), _describe_wealth(float(stream.log_wealth_[-1]))
+        return f"wealth {most} at most, {now} now; alarm at {1 / stream.level:,.0f}, {reached}"
+
+    def _notes(self) -> list[str]:
+        notes = []
+        if (n := len(self.stream) if self.keeps_state else self.batch.n_images) < FEW_IMAGES:
+            notes.append(f"little can be said from {n} image{'' if n == 1 else 's'}: only a gross drift would show")
+        if self.keeps_state:
+            notes.append("flagged and scores are of this call alone; the stream decides, over all calls")
+        elif self.stream.alarm_at_ is not None and not self.drift:
+            notes.append(
+                "scores changed along the way: if the order given is that in time, watch the stream with --state"
+            )
+        if self.drift:
+            notes.append("maple predict lists what is flagged; train or calibrate with such images if they are to stay")
+        return notes
+
+
+def monitor_images(
+    folder: Path,
+    sources: list[str],
+    *,
+    level: float | None = None,
+    false_alarm: float | None = None,
+    state: Path | None = None,
+    out: Path | None = None,
+    data_root: Path | None = None,
+    batch_size: int = 256,
+    workers: int = 0,
+) -> Monitoring:
+    """Compare images with the calibration images of a run; with ``state``, go on with the stream that it holds."""
+    if out is not None and out.suffix != SUFFIX:
+        raise UsageError(f"--out '{out}': end the name in {SUFFIX}")
+    # One threshold for all classes: how many images exceed it without drift is known exactly.
+    marginal = {"confidence": None, "per_class": False}
+    predictor = ready_predictor(folder, marginal | ({} if false_alarm is None else {"false_alarm": false_alarm}))
+    stream = _open_stream(predictor, folder, level, state)
+    images = open_like(predictor, sources if len(sources) > 1 else sources[0], data_root)
+    scores = _score(predictor, images, batch_size, workers)
+    batch = compare_scores(scores, predictor.calibration_scores, predictor.false_alarm, stream.level)
+    stream.update(scores)
+    if out is not None:
+        plot = plot_drift(
+            stream.calibration_scores, scores, batch.threshold, batch.expected_share, stream.log_wealth_, stream.level
+        )
+        write_atomic(out, standalone_svg(plot))
+    if state is not None:  # last, so that whoever repeats a call that failed does not count its images twice
+        save_arrays(state, stream.to_arrays(), {"kind": STATE_KIND})
+    if images.skipped:
+        warn(describe_skipped(images.skipped))
+    return Monitoring(batch, stream, state is not None, _alarm_file(stream, images))
+
+
+def _open_stream(predictor: Predictor, folder: Path, level: float | None, state: Path | None) -> StreamMonitor:
+    """The stream of a state file, or a new one."""
+    calibration = predictor.calibration_scores
+    if len(calibration) == 0:
+        raise RunError(
+            f"'{folder}' has no calibration images, with which new images are compared: "
+            "train with some (--calibration, or the third share of --splits)"
+        )
+    if state is None or not state.exists():
+        return StreamMonitor(calibration, LEVEL if level is None else level)
+    try:
+        arrays, metadata = load_arrays(state)
+        if metadata.get("kind") != STATE_KIND:
+            raise RunError(f"'{state}' was not written by maple monitor")
+        stream = StreamMonitor.from_arrays(arrays)
+    except RunError as error:
+        raise RunError(f"--state: {error}; to start a new stream, give the name of a new file") from None
+    if not np.array_equal(stream.calibration_scores, calibration):
+        raise UsageError(
+            f"--state '{state}' belongs to a stream of another run, or of this one before it was calibrated anew: "
+            "give the name of a new file"
+        )
+    if level is not None and level != stream.level:
+        raise UsageError(
+            f"--state '{state}' was started with --level {stream.level:g}, not with {level:g}: leave out --level, or "
+            "give the name of a new file"
+        )
+    return stream
+
+
+def _score(predictor: Predictor, images: ImageSet, batch_size: int, workers: int) -> np.ndarray:
+    """Scores (N,) in the order of the images, batch by batch."""
+    with counting("scoring") as progress:
+        batches = embed_batches(
+            predictor.backbone,
+            images,
+            batch_size=batch_size,
+            cluster_to_class=predictor.cluster_to_class,
+            progress=progress,
+            workers=workers,
+        )
+        return np.concatenate([predictor.predict_outputs(outputs).score for outputs in batches])
+
+
+def _alarm_file(stream: StreamMonitor, images: ImageSet) -> str | None:
+    """The image at which the alarm went off, where it is one of ``images``, the last of the stream."""
+    row = -1 if stream.alarm_at_ is None else stream.alarm_at_ - (len(stream) - len(images))
+    return images.files[row] if row >= 0 else None
+
+
+# --- words for people ------------------------------------------------------------------------------------------------
+
+
+def _describe_share(batch: Comparison) -> str:
+    low, high = batch.likely_shares
+    expected = f"expected {batch.expected_share:.1%}, usually {low:.1%} to {high:.1%}"
+    found = f"{batch.n_flagged:,} of {batch.n_images:,} ({batch.share_flagged:.1%})"
+    return f"{found}; {expected}; {_describe_p(batch.share_p_value)}"
+
+
+def _describe_scores(batch: Comparison) -> str:
+    direction = "higher" if batch.scores_rose else "lower"
+    distance = f"Kolmogorov-Smirnov distance {batch.ks_statistic:.3f}, {_describe_p(batch.ks_p_value)}"
+    return f"{direction} where they differ most from the calibration images; {distance}"
+
+
+def _describe_p(p: float) -> str:
+    """
+    >>> [_describe_p(p) for p in (0.4321, 0.000123, 1e-40)]
+    ['p = 0.43', 'p = 0.00012', 'p < 1e-12']
+    """
+    return f"p = {p:.2g}" if p >= 1e-12 else "p < 1e-12"
+
+
+def _describe_wealth(log_wealth: float) -> str:
+    """
+    >>> [_describe_wealth(math.log(10) * power) for power in (-0.5, 1.5, 8.2, 400)]
+    ['0.316', '31.6', '10^8', '10^400']
+    """
+    power = log_wealth / math.log(10)
+    return f"{10**power:.3g}" if power < 4 else f"10^{math.floor(power)}"
