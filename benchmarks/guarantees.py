@@ -12,7 +12,8 @@ others are split at random, again and again, into calibration and test halves. P
   all images; the rate among all of them is then the rate itself, and at most 5 % may exceed;
 - per class: the rate among images of each predicted class, with one threshold for all and with one per class;
 - batches: the mean false-discovery rate at 0.1 of in/out mixtures, next to 0.1 times the in-distribution share;
-- sets: how often the true class is in the prediction set, and how many classes are.
+- sets: how often the true class is in the prediction set, and how many classes are;
+- drift: how often ``maple monitor`` would see drift where there is none, in a batch and along a stream.
 
 Reported, not promised: the false-alarm rate of images that are noisy, blurred, pale or bright.
 
@@ -44,6 +45,7 @@ from maple.calibrate import (
 )
 from maple.data import open_images
 from maple.detector import MapleDetector
+from maple.monitor import StreamMonitor, compare_scores
 from maple.types import Outputs
 from resnet20 import OOD, embed_all, public_resnet20
 
@@ -54,6 +56,7 @@ IND_SHARES = (0.5, 0.9)
 BATCHES_PER_SPLIT = 5
 DRAWS_PER_SPLIT = 10
 COVERAGES = (0.9, 0.95)
+MONITORED = 200  # images in a batch that is compared with the calibration images
 VALIDATION_SHARE = 0.2
 CORRUPTIONS = {  # from hardly visible to strong
     "noise": (0.02, 0.05, 0.1),  # deviation, of a range of 1
@@ -272,6 +275,29 @@ def measure_sets(images: Scored, splits: Splits) -> list[Row]:
     return rows
 
 
+def measure_drift(images: Scored, ood: dict[str, Scored], splits: Splits, rng: np.random.Generator) -> list[Row]:
+    """How often ``monitor`` sees drift: where there is none, and in batches of 200 with a tenth of unknown images."""
+    rows = []
+    for level in LEVELS:
+        verdicts, alarms = [], []
+        for calibration, test in splits:
+            batch = images.scores[rng.choice(test, MONITORED, replace=False)]
+            verdicts.append(compare_scores(batch, images.scores[calibration], level=level).drift)
+            stream = StreamMonitor(images.scores[calibration], level=level, seed=len(alarms))
+            stream.update(rng.permutation(images.scores[test]))
+            alarms.append(stream.alarm_at_ is not None)
+        row = {"level": level, "batch, no drift": np.mean(verdicts), "stream, no drift": np.mean(alarms)}
+        for name, unknown in ood.items():
+            found = []
+            for calibration, test in splits:
+                known = images.scores[rng.choice(test, MONITORED - MONITORED // 10, replace=False)]
+                batch = np.concatenate([known, rng.choice(unknown.scores, MONITORED // 10, replace=False)])
+                found.append(compare_scores(batch, images.scores[calibration], level=level).drift)
+            row[f"batch, a tenth {name}"] = np.mean(found)
+        rows.append(row)
+    return rows
+
+
 def measure_corruption(
     images: Scored, corrupted: dict[tuple[str, float], Scored], splits: Splits, level: float = 0.05
 ) -> list[Row]:
@@ -362,6 +388,7 @@ def measure(outputs: dict[str, Outputs], shared: Path, n_splits: int, n_corrupte
         "per class": measure_per_class(images, splits),
         f"batches, false-discovery rate {FDR}": measure_batches(images, ood, splits, rng),
         "prediction sets": measure_sets(images, splits),
+        "drift": measure_drift(images, ood, splits, rng),
         "false alarms under corruption": measure_corruption(images, corrupted, splits),
     }
 

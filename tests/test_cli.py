@@ -14,10 +14,12 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from scipy.stats import false_discovery_control
 
 from maple.checkpoint import load_json
 from maple.cli import main
 from maple.config import PRESETS, read_toml
+from maple.data import open_images
 from maple.types import PREDICTION_COLUMNS
 
 
@@ -200,8 +202,12 @@ def test_demo_replaces_only_demos(finished, tmp_path, monkeypatch, capsys):
     assert "not a demo" in capsys.readouterr().err
     assert contents(finished) == before
     requests = []
-    monkeypatch.setattr("maple.workflow.train_run", requests.append)
-    monkeypatch.setattr("maple.workflow.evaluate_run", _interrupt)
+
+    def record(request):
+        requests.append(request)
+        _interrupt()
+
+    monkeypatch.setattr("maple.workflow.train_run", record)
     (tmp_path / "config.toml").write_text('[origin]\nformat = 1\ncommand = "maple demo"\n')
     for folder in (tmp_path, tmp_path / "new"):
         run("demo", "--out", folder)
@@ -345,6 +351,49 @@ def test_false_alarm_moves_the_decisions_only(finished, tmp_path):
     assert shares[0] < shares[1]
 
 
+def test_confidence_flags_less_and_classes_have_their_own_rate(finished, tmp_path):
+    shares = {}
+    for flags in ((), ("--confidence", 0.95), ("--per-class",)):
+        out = tmp_path / f"{len(shares)}.csv"
+        assert run("predict", finished, "digits", "--out", out, "--false-alarm", 0.2, *flags) == 0
+        shares[flags] = np.mean([row["is_ood"] == "True" for row in csv.DictReader(out.open())])
+    assert 0 < shares[("--confidence", 0.95)] < shares[()]
+    assert shares[("--per-class",)] > 0
+
+
+def test_batch_decides_by_benjamini_hochberg(finished, tmp_path):
+    shares = []
+    for source in ("digits", "simulated-diatoms/far?n=200"):
+        out = tmp_path / "p.csv"
+        assert run("predict", finished, source, "--out", out, "--fdr", 0.2) == 0
+        rows = list(csv.DictReader(out.open()))
+        p_values = np.array([float(row["p_value"]) for row in rows])
+        flagged = np.array([row["is_ood"] == "True" for row in rows])
+        np.testing.assert_array_equal(flagged, false_discovery_control(p_values) <= 0.2)
+        shares.append(flagged.mean())
+    assert shares[0] < 0.05 < 0.5 < shares[1]
+
+
+def test_too_few_calibration_images_for_a_batch_are_reported(finished, capsys):
+    assert run("predict", finished, "digits", "--fdr", 0.001) == 0
+    captured = capsys.readouterr()
+    assert "predict smaller batches" in flat(captured.err)
+    assert ",True," not in captured.out
+
+
+@pytest.mark.parametrize("suffix", ["csv", "jsonl"])
+def test_prediction_sets_hold_the_class_and_cover(finished, tmp_path, suffix):
+    out = tmp_path / f"p.{suffix}"
+    assert run("predict", finished, "digits", "--out", out, "--coverage", 0.9) == 0
+    lines = out.read_text().splitlines()
+    rows = list(csv.DictReader(lines)) if suffix == "csv" else [json.loads(line) for line in lines]
+    sets = [row["prediction_set"].split(" | ") if suffix == "csv" else row["prediction_set"] for row in rows]
+    assert all(row["class"] == classes[0] for row, classes in zip(rows, sets))
+    truth = open_images("digits")
+    covered = np.mean([truth.class_names[label] in classes for label, classes in zip(truth.labels, sets)])
+    assert covered > 0.87
+
+
 # --- evaluate, report, data
 
 
@@ -430,6 +479,11 @@ def test_data_lists_and_describes(capsys, root):
         ),
         (["train", "digits", "--out", "{tmp}/r", "--seed", "-10"], 2, "--seed -10: input should be greater than or"),
         (["demo", "--out", "{tmp}/r", "--seed", "-10"], 2, "--seed -10"),
+        (["predict", "{run}", "digits", "--confidence", "1.5"], 2, "--confidence 1.5"),
+        (["predict", "{run}", "digits", "--fdr", "2"], 2, "false-discovery rate 2"),
+        (["predict", "{run}", "digits", "--fdr", "0.1", "--per-class"], 2, "leave out --per-class"),
+        (["predict", "{run}", "digits", "--coverage", "1"], 2, "coverage 1"),
+        (["train", "digits", "--out", "{tmp}/r", "--ood", "x=nowhere"], 2, "no data set, file or folder 'nowhere'"),
         (["train", "digits", "--out", "{tmp}/r", "--augment", "crup"], 2, "did you mean 'crop'"),
         (["train", "digits", "--out", "{tmp}/r", "--false-alarm", "0"], 2, "--false-alarm 0: input should be greater"),
         (["train", "digits", "--out", "{tmp}/r", "--preset", "papr"], 2, "did you mean 'paper'"),

@@ -72,7 +72,7 @@ def describe(run):
     return {
         "weights": digest(tensor.numpy() for tensor in run.backbone.state_dict().values()),
         "cluster_ids": digest([run.relabelling.cluster_ids]),
-        "history": [{k: v for k, v in row.items() if k != "seconds"} for row in run.history],
+        "history": [{k: v for k, v in row.items() if "seconds" not in k} for row in run.history],
     }
 
 

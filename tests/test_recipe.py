@@ -51,8 +51,20 @@ def test_fresh_head_has_the_new_size_and_no_parents():
 
 def test_switches():
     for name, switches in RECIPES.items():
-        terms = create_recipe(name).loss(torch.randn(8, 4), torch.randn(8, 2), torch.tensor([0, 1] * 4), 1.0)
-        assert ("triplet" in terms) == switches["triplet"]
+        batch = torch.randn(8, 4), torch.randn(8, 2), torch.tensor([0, 1] * 4)
+        terms = create_recipe(name).loss(*batch, 1.0, nn.Linear(4, 2))
+        assert ("triplet" in terms) == ("prototype" in terms) == switches["triplet"]
+
+
+def test_prototypes_are_the_rows_of_a_linear_head():
+    batch = torch.randn(8, 4), torch.randn(8, 2), torch.tensor([0, 1] * 4)
+    head = nn.Linear(4, 2)
+    term = create_recipe("maple", prototype_weight=0.5).loss(*batch, 0.0, head)["prototype"]
+    assert term.weight == 0.5
+    cosines = nn.functional.cosine_similarity(batch[0][:, None], head.weight[None], dim=2)
+    torch.testing.assert_close(term.value, nn.functional.cross_entropy(10 * cosines, batch[2]))
+    assert "prototype" not in create_recipe("maple", prototype_weight=0).loss(*batch, 0.0, head)
+    assert "prototype" not in create_recipe("maple").loss(*batch, 0.0, nn.Sequential(head))
 
 
 def test_triplet_weight_warms_up():
@@ -60,7 +72,7 @@ def test_triplet_weight_warms_up():
     recipe = create_recipe("triplet", triplet_warmup=0.5, triplet_weight=2.0)
     torch.manual_seed(0)
     batch = torch.randn(8, 4), torch.randn(8, 2), torch.tensor([0, 1] * 4)
-    terms = [recipe.loss(*batch, progress)["triplet"] for progress in (0.0, 0.25, 0.5, 1.0)]
+    terms = [recipe.loss(*batch, progress, nn.Linear(4, 2))["triplet"] for progress in (0.0, 0.25, 0.5, 1.0)]
     assert [term.weight for term in terms] == [0.0, 1.0, 2.0, 2.0]
     assert len({float(term.value) for term in terms}) == 1
 

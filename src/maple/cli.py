@@ -41,6 +41,7 @@ RunDataRoot = Annotated[
     typer.Option(help="folder of named data sets [dim]\\[default: the one the run was trained with][/]"),
 ]
 Workers = Annotated[int, typer.Option(min=0, help="processes that decode images too many to hold in memory")]
+OodSources = Annotated[list[str] | None, typer.Option(help="NAME=SOURCE of unknown images; may be repeated")]
 AsJson = Annotated[bool, typer.Option("--json", help="print JSON instead of a table")]
 PANELS = {name: name.capitalize() for name in GROUPS} | {"train": "Training"}
 
@@ -153,6 +154,7 @@ def train(
     validation: Annotated[str | None, typer.Option(help="validation images, instead of a share of DATA")] = None,
     calibration: Annotated[str | None, typer.Option(help="calibration images, instead of a share of DATA")] = None,
     test: Annotated[str | None, typer.Option(help="test images, instead of a share of DATA")] = None,
+    ood: OodSources = None,
     as_json: AsJson = False,
 ) -> None:
     """Train a network on DATA, fit its detector and test it; the run folder holds everything."""
@@ -165,6 +167,7 @@ def train(
         validation=validation,
         calibration=calibration,
         test=test,
+        ood=_named_sources(ood or []),
         flags=flags,
         file=read_toml(config) if config else {},
         preset=preset,
@@ -252,7 +255,7 @@ def evaluate(
     run: Annotated[Path, typer.Argument(help="run folder")],
     flags: dict[str, Any],
     ind: Annotated[str | None, typer.Option(help="in-distribution test images; default: the run's test split")] = None,
-    ood: Annotated[list[str] | None, typer.Option(help="NAME=SOURCE of unknown images; may be repeated")] = None,
+    ood: OodSources = None,
     workers: Workers = 2,
     data_root: RunDataRoot = None,
     as_json: AsJson = False,

@@ -93,6 +93,10 @@ class RecipeOptions:
         0.2, "0 compares the hardest positive and negative in the batch, larger values weighted means"
     )
     triplet_space: Literal["normalised", "raw"] = option("normalised", "embeddings the triplet loss compares")
+    prototype_weight: NonNegative = option(
+        1.0, "weight of a second cross-entropy, of cosines to the head's rows; it goes with the triplet loss"
+    )
+    prototype_scale: Annotated[float, Field(gt=0)] = option(10.0, "factor of those cosines")
     relabel_every: Positive = option(10, "epochs between relabelling events (the paper's p)")
     hard_class_error: Share = option(0.3, "false-negative ratio above which a class is split (the paper's t)")
     max_clusters: Positive = option(5, "clusters per class at most")
@@ -154,6 +158,7 @@ _PAPER_RECIPE: dict[str, Any] = {
     "triplet_warmup": 0.0,
     "triplet_softness": 0.0,
     "triplet_space": "raw",
+    "prototype_weight": 0.0,
     "relabel_every": 10,
     "hard_class_error": 0.3,
     "max_clusters": 5,

@@ -79,7 +79,7 @@ def row_blocks(n_rows: int, n_columns: int, *, elements: int | None = None, min_
 def row_norms(embeddings: np.ndarray) -> np.ndarray:
     """Euclidean norm of each row (N,); rows that over- or underflow in float32 are done again in float64."""
     with np.errstate(over="ignore", under="ignore", invalid="ignore"):
-        squares = np.einsum("nd,nd->n", embeddings, embeddings)
+        squares = np.vecdot(embeddings, embeddings)  # one BLAS call per row: faster than einsum
         norms = np.sqrt(squares)
         extreme = ~((squares > 1e-30) & (squares < 1e30))  # also catches NaN
         if extreme.any():
@@ -725,8 +725,8 @@ def squared_distances(projection: np.ndarray, centroids: np.ndarray) -> np.ndarr
     """
     with np.errstate(over="ignore", invalid="ignore"):
         distances = projection @ (-2 * centroids.T)  # (N, M)
-        distances += np.einsum("nk,nk->n", projection, projection)[:, None]
-        distances += np.einsum("mk,mk->m", centroids, centroids)
+        distances += np.vecdot(projection, projection)[:, None]
+        distances += np.vecdot(centroids, centroids)
     return np.maximum(distances, 0.0, out=distances)
 
 

@@ -89,3 +89,21 @@ def relative_spread(embeddings: Tensor) -> Tensor:
     """
     centred = embeddings - embeddings.mean(0)
     return centred.square().sum(1).mean().sqrt() / embeddings.square().sum(1).mean().sqrt().clamp_min(1e-30)
+
+
+def prototype_loss(embeddings: Tensor, prototypes: Tensor, targets: Tensor, scale: float = 10.0) -> Tensor:
+    r"""Cross-entropy of the cosines between embeddings (N, D) and one prototype per target (M, D).
+
+    .. math:: -\frac{1}{N} \sum_n \log \frac{\exp(s \cos(e_n, w_{y_n}))}{\sum_m \exp(s \cos(e_n, w_m))}
+
+    On the unit sphere, where distances are measured, it draws an image to the direction of its class and away from all
+    others (Wang et al. 2017, https://arxiv.org/abs/1704.06369). No pairs are mined, so that it does not depend on what
+    the batch holds, and with several prototypes per class it is a smoothed triplet loss (Qian et al. 2019,
+    https://arxiv.org/abs/1909.05235).
+
+    >>> e = torch.eye(2)
+    >>> prototype_loss(e, 3 * e, torch.tensor([0, 1]), scale=1.0)  # log(1 + exp(-1))
+    tensor(0.3133)
+    """
+    cosines = F.normalize(embeddings, dim=1) @ F.normalize(prototypes, dim=1).T  # (N, M)
+    return F.cross_entropy(scale * cosines, targets)

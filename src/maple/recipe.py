@@ -26,7 +26,7 @@ from torch.nn import functional as F
 
 from maple.config import RecipeOptions, as_dict, build_options
 from maple.errors import ConfigError, UsageError, suggest
-from maple.loss import LossTerm, triplet_loss
+from maple.loss import LossTerm, prototype_loss, triplet_loss
 from maple.relabel import changed_classes, class_probabilities, hard_classes, split_clusters
 from maple.types import Outputs, Relabelling
 
@@ -53,7 +53,9 @@ class Recipe(ABC):
         return nn.Linear(embedding_size, n_outputs)
 
     @abstractmethod
-    def loss(self, embeddings: Tensor, logits: Tensor, targets: Tensor, progress: float) -> dict[str, LossTerm]:
+    def loss(
+        self, embeddings: Tensor, logits: Tensor, targets: Tensor, progress: float, head: nn.Module
+    ) -> dict[str, LossTerm]:
         """The terms of the loss by name. ``progress`` runs from 0 to 1 over the training."""
 
     def class_probabilities(self, outputs: Outputs) -> np.ndarray:
@@ -125,12 +127,17 @@ class MapleRecipe(RecipeOptions, Recipe):
     def compares_images(self) -> bool:
         return self.triplet
 
-    def loss(self, embeddings: Tensor, logits: Tensor, targets: Tensor, progress: float) -> dict[str, LossTerm]:
+    def loss(
+        self, embeddings: Tensor, logits: Tensor, targets: Tensor, progress: float, head: nn.Module
+    ) -> dict[str, LossTerm]:
         terms = {"cross_entropy": LossTerm(F.cross_entropy(logits, targets))}
         if self.triplet:
             points = self._space(embeddings, self.triplet_space)
             value = triplet_loss(points, targets, self.margin, self.triplet_softness)
             terms["triplet"] = LossTerm(value, self.triplet_weight * self._warmed_up(progress))
+        if self.triplet and self.prototype_weight and isinstance(head, nn.Linear):
+            value = prototype_loss(embeddings, head.weight, targets, self.prototype_scale)
+            terms["prototype"] = LossTerm(value, self.prototype_weight)
         return terms
 
     def find_collapse(self, history: list[dict[str, Any]], epochs: int) -> str | None:

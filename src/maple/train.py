@@ -48,6 +48,7 @@ HISTORY_COLUMNS = (
     "spread",
     "relabelled",
     "relabel_shift",
+    "relabel_seconds",
     "seconds",
 )
 CHECKPOINT = "resume.safetensors"
@@ -307,7 +308,9 @@ class _Loop:
         }
         self._check_finite("the validation loss", row["validation_loss"], epoch=epoch)
         self._take_snapshots(epoch, validation)
+        relabelling = time.monotonic()
         row |= self._relabel(epoch, validation, probabilities)
+        row["relabel_seconds"] = round(time.monotonic() - relabelling, 2)
         row |= {"clusters": self.relabelling.n_clusters, "seconds": round(time.monotonic() - started, 2)}
         self.epoch = epoch
         self.history.append(row)
@@ -336,7 +339,9 @@ class _Loop:
             group["lr"] = learning_rate_at(progress, self.options)
         embeddings, logits = self.module(self.fabric.to_device(x))
         with together(self.fabric):
-            terms = self.recipe.loss(embeddings.float(), logits.float(), self.fabric.to_device(targets), progress)
+            targets, head = self.fabric.to_device(targets), self.backbone.head
+            assert head is not None
+            terms = self.recipe.loss(embeddings.float(), logits.float(), targets, progress, head)
             loss = weighted_sum(terms)
             self._check_finite("the loss", loss.item(), epoch=epoch)
         self.optimizer.zero_grad()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import glob
 import hashlib
 import os
 import platform
@@ -66,6 +67,7 @@ class TrainRequest:
     validation: str | None = None
     calibration: str | None = None
     test: str | None = None
+    ood: dict[str, str] = field(default_factory=dict)  # sources of unknown images to be tried in the end, by name
     flags: dict[str, Any] = field(default_factory=dict)
     file: dict[str, Any] = field(default_factory=dict)
     preset: str | None = None
@@ -124,6 +126,9 @@ def train_run(request: TrainRequest) -> Results | None:
         request, config = _as_started(request)
     _check_options(config.train)
     recipe = create_recipe(config.model.recipe, **_recipe_options(config))
+    for source in request.ood.values():  # better missed now than after the training
+        if not is_built_in(source) and not glob.has_magic(source):
+            find_source(source, request.data_root)
     splits = _load_splits(request.origin(), config, request.data_root)
     if not len(splits.validation):
         raise UsageError("training needs validation images: give them a share of --splits, or --validation")
@@ -181,7 +186,8 @@ def _finish_run(
     results = None
     if len(splits.test):
         provenance = _provenance(config, predictor, request.command)
-        results = _evaluate(folder, predictor, splits.test, {}, provenance, config.train)
+        unknown = _open_unknown(predictor, request.ood, request.data_root)
+        results = _evaluate(folder, predictor, splits.test, unknown, provenance, config.train)
     else:
         warn(f"there are no test images, so that nothing was measured: use maple evaluate {folder} --ind IMAGES")
         say(f"report: {write_report(folder)}")
@@ -400,11 +406,18 @@ def evaluate_run(
         test = _own_test_images(folder, origin, config, predictor.size, root)
     else:
         test = open_like(predictor, ind, root, labelled=True).with_class_names(predictor.class_names)
-    unknown = {name: open_like(predictor, source, root) for name, source in (ood or {}).items()}
-    for images in (test, *unknown.values()):
+    if test.skipped:
+        warn(describe_skipped(test.skipped, of=f" of '{test.name}'"))
+    unknown = _open_unknown(predictor, ood or {}, root)
+    return _evaluate(folder, predictor, test, unknown, _provenance(config, predictor, command), config.train)
+
+
+def _open_unknown(predictor: Predictor, sources: dict[str, str], data_root: Path | None) -> dict[str, ImageSet]:
+    unknown = {name: open_like(predictor, source, data_root) for name, source in sources.items()}
+    for images in unknown.values():
         if images.skipped:
             warn(describe_skipped(images.skipped, of=f" of '{images.name}'"))
-    return _evaluate(folder, predictor, test, unknown, _provenance(config, predictor, command), config.train)
+    return unknown
 
 
 def _own_test_images(
@@ -480,16 +493,18 @@ def run_demo(out: Path, seed: int = 0) -> Results:
     again = (out / CONFIG).exists()
     if again and not str(read_run_config(out)[0].get("command")).startswith(DEMO_COMMAND):
         raise UsageError(f"'{out}' holds a run that is not a demo: choose another --out")
-    train_run(
+    results = train_run(
         TrainRequest(
             source=DEMO_SOURCE,
             out=out,
+            ood=DEMO_OOD,
             flags={"epochs": DEMO_EPOCHS, "batch_size": 64, "relabel_every": 8, "hard_class_error": 0.1, "seed": seed},
             overwrite=again,
             command=DEMO_COMMAND,
         )
     )
-    return evaluate_run(out, ood=DEMO_OOD, command=DEMO_COMMAND)
+    assert results is not None  # the demo has test images, and one process
+    return results
 
 
 def list_sources(data_root: Path | None = None) -> list[dict[str, str]]:

@@ -1,0 +1,121 @@
+"""Which training makes good detectors? Recipes at the same budget on CIFAR-10, ResNet-9, seed by seed.
+
+    python benchmarks/recipes.py --shared ../shared --recipes cross-entropy maple --json results/recipes.json
+
+Each training is a run folder under ``--runs``: one that is finished is not trained again, one that was interrupted goes
+on where it stopped. Each row of the JSON file is one training, with accuracies, calibration, AUROC of every score
+against CIFAR-100, Tiny ImageNet and SVHN, the share of the time that relabelling took, and the seconds of all epochs
+(comparable only between trainings that had the machine to themselves). Rows that are there are not measured again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from maple.benchmark import Results
+from maple.workflow import TrainRequest, evaluate_run, train_run
+
+OOD = {"cifar100": "cifar100/test", "tiny_imagenet": "tiny_imagenet/val", "svhn": "svhn/test"}
+PAPER = {"preset": "paper", "backbone": "resnet9", "batch_size": 128, "precision": "32-true"}
+RECIPES: dict[str, dict[str, Any]] = {
+    "cross-entropy": {"recipe": "cross-entropy"},
+    "triplet": {"recipe": "triplet", "prototype_weight": 0.0},
+    "prototypes": {"recipe": "triplet", "triplet_weight": 0.0},
+    "maple": {"recipe": "maple"},
+    "maple, raw X-Means": {"recipe": "maple", "cluster_method": "xmeans", "cluster_space": "raw"},
+    "batch-hard": {"recipe": "triplet", "prototype_weight": 0.0, "triplet_softness": 0.0},
+    "paper": PAPER,
+    "paper, triangular schedule": {**PAPER, "schedule": "triangular"},
+}
+
+
+def train_and_evaluate(name: str, seed: int, epochs: int, runs: Path, data_root: Path) -> dict[str, Any]:
+    """One row, from a new training or from a finished one."""
+    flags = {"backbone": "resnet9", **RECIPES[name], "seed": seed, "epochs": epochs}
+    folder = runs / f"{name.replace(', ', '-').replace(' ', '-')}-{epochs}-{seed}"
+    if not (folder / "detector.safetensors").exists():
+        train_run(
+            TrainRequest(
+                source="cifar10",
+                out=folder,
+                data_root=data_root,
+                flags={key: value for key, value in flags.items() if key != "preset"},
+                preset=flags.get("preset"),
+                resume=(folder / "resume.safetensors").exists(),
+                overwrite=(folder / "config.toml").exists() and not (folder / "resume.safetensors").exists(),
+            )
+        )
+    results = evaluate_run(folder, ood=OOD, data_root=data_root)
+    return {"recipe": name, "seed": seed, "epochs": epochs, **summarise(results), **read_history(folder)}
+
+
+def summarise(results: Results) -> dict[str, Any]:
+    """What the table shows of the results of a run."""
+    row: dict[str, Any] = {"clusters": results.n_clusters, "false_alarm": results.false_alarm}
+    for name in ("softmax", "softmax-scaled", "maple", "maple-paper"):
+        found = results.methods[name].classification
+        assert found is not None
+        row[name] = {key: getattr(found, key) for key in ("accuracy", "ece", "ece_floor", "nll")}
+    row["auroc"] = {
+        score: {**by_set, "mean": float(np.mean(list(by_set.values())))} for score, by_set in results.scores.items()
+    }
+    return row
+
+
+def read_history(folder: Path) -> dict[str, Any]:
+    with (folder / "history.csv").open(encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    seconds = sum(float(row["seconds"]) for row in rows)
+    relabelling = sum(float(row.get("relabel_seconds") or 0) for row in rows)
+    return {
+        "seconds": round(seconds),
+        "relabel_share": relabelling / seconds,
+        "relabel_shift": max((float(row["relabel_shift"]) for row in rows if row["relabel_shift"]), default=None),
+        "validation_accuracy": float(rows[-1]["validation_accuracy"]),
+    }
+
+
+def print_table(rows: list[dict[str, Any]]) -> None:
+    """Mean over seeds; the deviation where there are several."""
+    columns = {
+        "softmax acc.": lambda row: row["softmax"]["accuracy"],
+        "maple acc.": lambda row: row["maple"]["accuracy"],
+        "MD acc.": lambda row: row["maple-paper"]["accuracy"],
+        **{score: (lambda row, score=score: row["auroc"][score]["mean"]) for score in rows[0]["auroc"]},
+    }
+    print(f"{'recipe':28s} {'epochs':>6s} {'seeds':>5s} " + " ".join(f"{name:>14s}" for name in columns))
+    for key in dict.fromkeys((row["recipe"], row["epochs"]) for row in rows):
+        these = [row for row in rows if (row["recipe"], row["epochs"]) == key]
+        cells = [[read(row) for row in these] for read in columns.values()]
+        text = (f"{np.mean(c):.4f} ± {np.std(c):.3f}" if len(c) > 1 else f"{c[0]:.4f}" for c in cells)
+        print(f"{key[0]:28s} {key[1]:6d} {len(these):5d} " + " ".join(f"{cell:>14s}" for cell in text))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shared", type=Path, required=True, help="folder with data/")
+    parser.add_argument("--recipes", nargs="*", default=["cross-entropy", "maple"], choices=list(RECIPES))
+    parser.add_argument("--seeds", nargs="*", type=int, default=[0, 1])
+    parser.add_argument("--epochs", type=int, default=16)
+    parser.add_argument("--runs", type=Path, default=Path("runs/recipes"), help="folder of the run folders")
+    parser.add_argument("--json", type=Path, required=True, help="file of the rows, read and written")
+    arguments = parser.parse_args()
+    for seed in arguments.seeds:
+        for name in arguments.recipes:
+            rows = json.loads(arguments.json.read_text()) if arguments.json.exists() else []
+            if any((row["recipe"], row["seed"], row["epochs"]) == (name, seed, arguments.epochs) for row in rows):
+                continue
+            row = train_and_evaluate(name, seed, arguments.epochs, arguments.runs, arguments.shared / "data")
+            rows = json.loads(arguments.json.read_text()) if arguments.json.exists() else []  # others may have written
+            arguments.json.write_text(json.dumps([*rows, row], indent=1) + "\n")
+    print_table(json.loads(arguments.json.read_text()))
+
+
+if __name__ == "__main__":
+    main()
