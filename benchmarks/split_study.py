@@ -13,6 +13,7 @@ Data, each with out-of-distribution (OOD) sets, and with hidden classes within i
 
 Parts:
 
+- public: the public CIFAR-10 ResNet-20, CIFAR-10 and its pairs only; then as posthoc.
 - posthoc: one network is trained with cross-entropy, then every class of its embeddings is clustered.
 - training: classes are split half-way through the training, all that have a validation error, and it goes on with the
   clusters as pseudo-classes. ``unsplit`` has what the same network is worth with one Gaussian per class.
@@ -41,7 +42,7 @@ import numpy as np
 import torch
 from sklearn.metrics import adjusted_rand_score
 
-from maple.backbone import create_backbone, embed
+from maple.backbone import Backbone, create_backbone, embed
 from maple.calibrate import fit_temperature
 from maple.checkpoint import load_json, save_json
 from maple.cluster import ClusterMethod, ClusterSpace
@@ -58,6 +59,7 @@ from maple.simulate import simulated_diatoms
 from maple.splits import Splits, load_splits
 from maple.train import Run, train_backbone
 from maple.types import Outputs, Relabelling
+from resnet20 import public_resnet20
 
 CIFAR_OOD = {"cifar100": "cifar100/test", "tiny_imagenet": "tiny_imagenet/val", "svhn": "svhn/test"}
 PAIRS = ("airplane+ship", "automobile+truck", "bird+frog", "cat+dog", "deer+horse")
@@ -230,8 +232,11 @@ def measure_head(outputs: dict[str, Outputs], cluster_to_class: np.ndarray) -> d
     """What the logits of the same network are worth."""
     test = outputs["test"]
     assert test.logits is not None
+    same_classes = test.logits.shape[1] == len(cluster_to_class)
     return {
-        "softmax_accuracy": accuracy(class_probabilities(test.logits, cluster_to_class).argmax(1), test.labels),
+        "softmax_accuracy": accuracy(class_probabilities(test.logits, cluster_to_class).argmax(1), test.labels)
+        if same_classes
+        else None,
         "energy": _aurocs({name: energy_score(part.logits) for name, part in outputs.items()}),
     }
 
@@ -262,14 +267,25 @@ def train_network(study: Study, recipe: Recipe, seed: int, options: argparse.Nam
     )
 
 
-def embed_all(run: Run, study: Study) -> dict[str, Outputs]:
+def embed_all(backbone: Backbone, study: Study) -> dict[str, Outputs]:
     sets = {"train": study.train, "validation": study.validation, "test": study.test, **study.ood}
-    return {name: embed(run.backbone, images) for name, images in sets.items()}
+    return {name: embed(backbone, images) for name, images in sets.items()}
 
 
 def study_posthoc(study: Study, ways: list[Way], seed: int, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """One network, clustered in each way."""
-    outputs = embed_all(train_network(study, create_recipe("cross-entropy"), seed, options), study)
+    run = train_network(study, create_recipe("cross-entropy"), seed, options)
+    return cluster_outputs(study, embed_all(run.backbone, study), ways, seed, options)
+
+
+def study_public(study: Study, ways: list[Way], seed: int, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """The public CIFAR-10 ResNet-20, which knows ten classes also where they are merged in pairs."""
+    return cluster_outputs(study, embed_all(public_resnet20(options.shared), study), ways, seed, options)
+
+
+def cluster_outputs(
+    study: Study, outputs: dict[str, Outputs], ways: list[Way], seed: int, options: argparse.Namespace
+) -> Iterator[dict[str, Any]]:
     start = Relabelling.initial(study.train.labels, len(study.train.class_names))
     for way in ways:
         clusters = find_clusters(outputs["train"].embeddings, start, way, study.hidden, seed, options)
@@ -312,7 +328,7 @@ def study_training(study: Study, ways: list[Way], seed: int, options: argparse.N
     unsplit = Relabelling.initial(study.train.labels, len(study.train.class_names))
     for way in ways:
         run = train_network(study, half_time_recipe(study, way, options), seed, options)
-        outputs = embed_all(run, study)
+        outputs = embed_all(run.backbone, study)
         yield {
             **measure(outputs, run.relabelling),
             "ari": hidden_agreement(run.relabelling, study.hidden),
@@ -340,7 +356,7 @@ def half_time_recipe(study: Study, way: Way, options: argparse.Namespace) -> Rec
     )
 
 
-PARTS = {"posthoc": study_posthoc, "training": study_training}
+PARTS = {"public": study_public, "posthoc": study_posthoc, "training": study_training}
 
 
 # --- results --------------------------------------------------------------------------------------------------------

@@ -110,6 +110,7 @@ if fabric.is_global_zero:
 FAILING = """
 import os, sys
 
+import maple.predictor
 import maple.train
 from maple.cli import main
 from maple.errors import DataError, RunError
@@ -126,6 +127,8 @@ def full(*_, **__):
 
 if os.environ["FAILURE"] == "image" and os.environ.get("LOCAL_RANK") == "1":
     maple.train.training_batches = unreadable
+if os.environ["FAILURE"] == "fit" and os.environ.get("LOCAL_RANK") == "1":
+    maple.predictor.embed_batches = unreadable
 if os.environ["FAILURE"] == "disk":
     maple.train.save_arrays = full  # which only the first process calls
 main()
@@ -228,7 +231,12 @@ def test_command_in_two_processes(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("failure", "sentence"), [("image", "cannot use 'diatom.png'"), ("disk", "no space left on device")]
+    ("failure", "sentence"),
+    [
+        ("image", "cannot use 'diatom.png'"),
+        ("fit", "cannot use 'diatom.png'"),
+        ("disk", "no space left on device"),
+    ],
 )
 def test_error_of_one_process_ends_the_command_in_both(tmp_path, failure, sentence):
     (tmp_path / "failing.py").write_text(FAILING)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from maple.decode import Fit
 from maple.detector import Description, MapleDetector
 from maple.errors import DataError, RunError, UsageError
 from maple.images import ImageSet
+from maple.processes import together
 from maple.relabel import ClassRule, class_probabilities
 from maple.types import Outputs, Prediction, Relabelling
 
@@ -273,7 +274,7 @@ def fit_predictor(
         detector.fit(embed_share, unseen)
     else:
         mine = partial(embed_share, indices=np.arange(rank, len(train), world_size))
-        detector.fit(mine, unseen, sum_over_ranks=_all_reduce(fabric))
+        detector.fit(_in_step(fabric, mine), unseen, sum_over_ranks=_all_reduce(fabric))
     found = detector.describe(unseen)
     taught = (found.squared_distances, validation.labels, found.log_weights, found.cluster_to_class)
     if unseen.logits is None:
@@ -296,6 +297,16 @@ def fit_predictor(
     if calibration is not None and len(calibration):
         predictor.calibrate(embed(backbone, calibration, workers=workers))
     return predictor
+
+
+def _in_step(fabric: Any, start: Callable[[], Iterator[Outputs]]) -> Callable[[], Iterator[Outputs]]:
+    """The same batches; an image that one process cannot read is an error in all of them before they sum anything."""
+
+    def batches() -> Iterator[Outputs]:
+        with together(fabric):
+            yield from start()
+
+    return batches
 
 
 def _all_reduce(fabric: Any) -> Callable[[np.ndarray], np.ndarray]:
