@@ -72,11 +72,15 @@ def simulated_outputs(n_images: int, dim: int, n_clusters: int, spectrum: str) -
 def time_fit_and_score(outputs: Outputs, exponent: float, spectrum: str, repeats: int) -> list[dict[str, Any]]:
     embeddings = outputs.embeddings
     wide = embeddings.astype(np.float64)
-    detector = MapleDetector(norm_exponent=exponent).fit(outputs)
+    detector = MapleDetector(norm_exponent=exponent, score_by="normalised").fit(outputs)
     fitted = detector.gaussians_
     matrix, centroids = fitted.matrix.astype(np.float32), fitted.centroids.astype(np.float32)
     about = {"spectrum": spectrum, "norm_exponent": exponent, "components": fitted.n_components}
-    fit = ratio(lambda: MapleDetector(norm_exponent=exponent).fit(outputs), lambda: wide.T @ wide, repeats)
+    fit = ratio(
+        lambda: MapleDetector(norm_exponent=exponent, score_by="normalised").fit(outputs),
+        lambda: wide.T @ wide,
+        repeats,
+    )
     score = ratio(lambda: detector.squared_distances(embeddings), lambda: (embeddings @ matrix) @ centroids.T, repeats)
     rows = [{"work": "fit", **about, **fit}, {"work": "score", **about, **score}]
     for row in rows:
