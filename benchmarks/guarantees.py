@@ -39,7 +39,7 @@ from maple.calibrate import (
     Calibration,
     benjamini_hochberg,
     conformal_threshold,
-    fit_temperature,
+    fit_pool,
     prediction_sets,
     true_class_scores,
 )
@@ -124,9 +124,11 @@ def embed_corrupted(shared: Path, rows: np.ndarray) -> dict[tuple[str, float], O
     }
 
 
-def score(detector: MapleDetector, temperature: float, outputs: Outputs, labels: np.ndarray | None = None) -> Scored:
+def score(
+    detector: MapleDetector, pooling: tuple[float, float], outputs: Outputs, labels: np.ndarray | None = None
+) -> Scored:
     found = detector.describe(outputs)
-    log_probabilities = found.log_posterior(temperature)
+    log_probabilities = found.log_probabilities(*pooling)
     labels = outputs.labels if labels is None else labels
     assert labels is not None
     return Scored(found.score, log_probabilities.argmax(axis=1), log_probabilities, labels)
@@ -359,11 +361,12 @@ def measure(outputs: dict[str, Outputs], shared: Path, n_splits: int, n_corrupte
     detector = MapleDetector().fit(outputs["train"], validation)
     found = detector.describe(validation)
     assert validation.labels is not None
-    temperature = fit_temperature(found.squared_distances, validation.labels, found.log_weights, found.cluster_to_class)
-    images = score(detector, temperature, others)
-    ood = {name: score(detector, temperature, outputs[name]) for name in OOD}
+    taught = (found.squared_distances, validation.labels, found.log_weights, found.cluster_to_class)
+    pooling = fit_pool(*taught, found.log_softmax)
+    images = score(detector, pooling, others)
+    ood = {name: score(detector, pooling, outputs[name]) for name in OOD}
     corrupted = {
-        which: score(detector, temperature, changed, images.labels[:n_corrupted])
+        which: score(detector, pooling, changed, images.labels[:n_corrupted])
         for which, changed in embed_corrupted(shared, order[n_validation:][:n_corrupted]).items()
     }
     halves = [np.array_split(rng.permutation(len(others)), 2) for _ in range(n_splits)]
@@ -377,7 +380,8 @@ def measure(outputs: dict[str, Outputs], shared: Path, n_splits: int, n_corrupte
         "test images": len(splits[0][1]),
         "corrupted images": min(n_corrupted, len(others)),
         "score": detector.score_,
-        "temperature": temperature,
+        "temperature": pooling[0],
+        "network weight": pooling[1],
         "numpy": np.__version__,
         "scipy": scipy.__version__,
     }

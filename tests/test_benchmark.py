@@ -369,7 +369,7 @@ def test_damaged_results_are_refused(text):
 
 
 def test_results_of_a_newer_format_are_refused(results):
-    text = results.to_json().replace('"format_version": 1', '"format_version": 2')
+    text = results.to_json().replace('"format_version": 2', '"format_version": 3')
     with pytest.raises(RunError, match="newer"):
         Results.from_json(text)
 

@@ -14,6 +14,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.special import log_softmax
 from scipy.stats import beta, false_discovery_control
 
 from maple.calibrate import (
@@ -26,8 +27,11 @@ from maple.calibrate import (
     conformal_p_values,
     conformal_threshold,
     false_alarm_interval,
+    fit_pool,
+    fit_softmax_temperature,
     fit_temperature,
     min_calibration_images,
+    pool,
     prediction_sets,
     true_class_scores,
 )
@@ -89,6 +93,101 @@ def test_images_of_unknown_classes_are_left_out(rng):
     assert fit_temperature(np.vstack([d2, d2[:3]]), padded, weights, clusters) == expected
     with pytest.raises(DataError, match="no validation image"):
         fit_temperature(d2, np.full(300, -1), weights, clusters)
+
+
+# ------------------------------------------------------------------------------------------------------ two experts
+
+POOL_CLUSTERS, POOL_WEIGHTS = np.array([0, 0, 1, 2]), np.log([0.2, 0.1, 0.3, 0.4])
+
+
+def two_experts(rng, n, temperature, weight):
+    """Distances (n, 4), log class probabilities (n, 3), and labels drawn from the pool of both."""
+    d2 = rng.chisquare(4, size=(n, 4)) * temperature
+    network = log_softmax(2 * rng.normal(size=(n, 3)), axis=1)
+    pooled = pool(log_posterior(d2, POOL_WEIGHTS, POOL_CLUSTERS, temperature), network, weight)
+    return d2, network, (pooled + rng.gumbel(size=(n, 3))).argmax(axis=1)
+
+
+def total_loss(log_probabilities, labels):
+    return -log_probabilities[np.arange(len(labels)), labels].sum()
+
+
+def test_pool_is_the_normalised_weighted_product(rng):
+    one, other = (log_softmax(rng.normal(size=(6, 3)), axis=1) for _ in range(2))
+    for weight in (0.0, 0.3, 2.0):
+        products = [[np.exp(a) * np.exp(b) ** weight for a, b in zip(*row)] for row in zip(one, other)]
+        expected = [[p / sum(row) for p in row] for row in products]
+        np.testing.assert_allclose(np.exp(pool(one, other, weight)), expected, rtol=1e-12)
+    assert np.isfinite(pool(np.array([[-9e4, 0.0]]), np.array([[0.0, -9e4]]), 0.5)).all()
+
+
+@pytest.mark.parametrize(("temperature", "weight"), [(1.0, 1.0), (4.0, 0.5), (7.0, 2.0), (30.0, 0.3)])
+def test_planted_pool_is_recovered(rng, temperature, weight):
+    d2, network, labels = two_experts(rng, 8000, temperature, weight)
+    found = fit_pool(d2, labels, POOL_WEIGHTS, POOL_CLUSTERS, network)
+    assert found == (pytest.approx(temperature, rel=0.1), pytest.approx(weight, rel=0.1))
+
+    def posterior(t, a):
+        return pool(log_posterior(d2, POOL_WEIGHTS, POOL_CLUSTERS, t), network, a)
+
+    # Wilks: twice the gain over the truth is chi-square distributed with two degrees of freedom.
+    gain = total_loss(posterior(temperature, weight), labels) - total_loss(posterior(*found), labels)
+    assert -5 < gain < 0.5 * 13.8  # the doubt is worth less than 5; exceeded once in a thousand
+
+
+@pytest.mark.parametrize("temperature", [0.2, 1.0, 6.0])
+def test_planted_temperature_of_a_softmax_is_recovered(rng, temperature):
+    logits = 2 * rng.normal(size=(8000, 3))
+    labels = (logits + rng.gumbel(size=logits.shape)).argmax(axis=1)
+    network = log_softmax(temperature * logits, axis=1)
+    found = fit_softmax_temperature(network, labels)
+    assert found == pytest.approx(temperature, rel=0.1)
+    unknown = np.r_[labels, np.full(500, -1)]
+    assert fit_softmax_temperature(np.vstack([network, network[:500]]), unknown) == found
+
+
+@pytest.mark.parametrize("informed", ["both", "Gaussians", "network"])
+def test_pool_is_as_likely_as_either_expert(rng, informed):
+    """Classes are equally frequent here: at an infinite temperature the Gaussians then say nothing at all."""
+    d2, network = rng.chisquare(4, size=(1500, 3)) * 5, log_softmax(3 * rng.normal(size=(1500, 3)), axis=1)
+    weights, clusters = np.log(np.full(3, 1 / 3)), np.arange(3)
+    truth = np.zeros((1500, 3))
+    if informed != "network":
+        truth += -d2 / 4
+    if informed != "Gaussians":
+        truth += network / 2
+    labels = (truth + rng.gumbel(size=truth.shape)).argmax(axis=1)
+    temperature, weight = fit_pool(d2, labels, weights, clusters, network)
+    pooled = total_loss(pool(log_posterior(d2, weights, clusters, temperature), network, weight), labels)
+    alone = fit_temperature(d2, labels, weights, clusters)
+    gaussians = total_loss(log_posterior(d2, weights, clusters, alone), labels)
+    softmax = total_loss(log_softmax(network / fit_softmax_temperature(network, labels), axis=1), labels)
+    doubt = [
+        (np.log(t) / LOG_TEMPERATURE_DEVIATION) ** 2 / 2 + a**2 / 2 for t, a in ((temperature, weight), (alone, 0))
+    ]
+    assert pooled + doubt[0] <= gaussians + doubt[1] + 1e-9
+    assert pooled <= softmax + 5  # what doubt about the temperature may cost, of about 1500
+    if informed == "both":
+        assert pooled < min(gaussians, softmax) - 50
+
+
+def test_a_network_that_knows_nothing_has_no_weight(rng):
+    d2, network, labels = two_experts(rng, 4000, 3.0, 0.0)
+    temperature, weight = fit_pool(d2, labels, POOL_WEIGHTS, POOL_CLUSTERS, network)
+    assert temperature == pytest.approx(3.0, rel=0.1)
+    assert 0 <= weight < 0.05
+    _, weight = fit_pool(d2, labels, POOL_WEIGHTS, POOL_CLUSTERS, -network)  # nor has one that is always wrong
+    assert 0 <= weight < 0.05
+
+
+def test_pool_leaves_images_of_unknown_classes_out(rng):
+    d2, network, labels = two_experts(rng, 400, 4.0, 1.0)
+    expected = fit_pool(d2, labels, POOL_WEIGHTS, POOL_CLUSTERS, network)
+    assert expected[1] > 0.5
+    more = np.vstack([d2, d2[:200]]), np.r_[labels, np.full(200, -1)], np.vstack([network, network[:200]])
+    assert fit_pool(more[0], more[1], POOL_WEIGHTS, POOL_CLUSTERS, more[2]) == expected
+    with pytest.raises(DataError, match="no validation image"):
+        fit_pool(d2, np.full(400, -1), POOL_WEIGHTS, POOL_CLUSTERS, network)
 
 
 # ------------------------------------------------------------------------------------------ p-values and thresholds

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from maple.checkpoint import FORMAT_VERSION, load_arrays, load_json, save_arrays, save_json, write_atomic
+from maple.checkpoint import FORMAT_VERSION, check_format, load_arrays, load_json, save_arrays, save_json, write_atomic
 from maple.errors import RunError
 
 
@@ -102,3 +102,11 @@ def test_json_has_no_nan(tmp_path):
     assert value["a"] is None
     assert value["b"] == [1.5, None]
     assert value["c"] == [0, 1]
+
+
+def test_an_older_format_is_refused_with_a_remedy(tmp_path):
+    path = tmp_path / "a.safetensors"
+    save_arrays(path, {"a": np.zeros(1)}, {"format": FORMAT_VERSION - 1})
+    with pytest.raises(RunError, match=r"older maple .* --overwrite"):
+        load_arrays(path)
+    check_format({"format": 1}, path, oldest=1)

@@ -20,6 +20,7 @@ from maple.checkpoint import load_json
 from maple.cli import main
 from maple.config import PRESETS, read_toml
 from maple.data import open_images
+from maple.predictor import load_predictor
 from maple.types import PREDICTION_COLUMNS
 
 
@@ -208,7 +209,7 @@ def test_demo_replaces_only_demos(finished, tmp_path, monkeypatch, capsys):
         _interrupt()
 
     monkeypatch.setattr("maple.workflow.train_run", record)
-    (tmp_path / "config.toml").write_text('[origin]\nformat = 1\ncommand = "maple demo"\n')
+    (tmp_path / "config.toml").write_text('[origin]\nformat = 2\ncommand = "maple demo"\n')
     for folder in (tmp_path, tmp_path / "new"):
         run("demo", "--out", folder)
     assert [request.overwrite for request in requests] == [True, False]
@@ -352,13 +353,30 @@ def test_false_alarm_moves_the_decisions_only(finished, tmp_path):
 
 
 def test_confidence_flags_less_and_classes_have_their_own_rate(finished, tmp_path):
-    shares = {}
-    for flags in ((), ("--confidence", 0.95), ("--per-class",)):
-        out = tmp_path / f"{len(shares)}.csv"
-        assert run("predict", finished, "digits", "--out", out, "--false-alarm", 0.2, *flags) == 0
-        shares[flags] = np.mean([row["is_ood"] == "True" for row in csv.DictReader(out.open())])
-    assert 0 < shares[("--confidence", 0.95)] < shares[()]
-    assert shares[("--per-class",)] > 0
+    folder, images = tmp_path / "run", open_images("digits")
+    shutil.copytree(finished, folder)
+    load_predictor(folder).calibrate(images).save(folder)  # on all images, so that classes have enough of them
+
+    def flagged(*flags: object) -> np.ndarray:
+        out = tmp_path / "p.csv"
+        assert run("predict", folder, "digits", "--out", out, "--false-alarm", 0.2, *flags) == 0
+        return np.array([row["is_ood"] == "True" for row in csv.DictReader(out.open())])
+
+    shared, careful, own = flagged(), flagged("--confidence", 0.95), flagged("--per-class")
+    assert 0 < careful.sum() < shared.sum()
+    predictor = load_predictor(folder).decide(false_alarm=0.2, per_class=True)
+    assert predictor.decision.n_own_thresholds == len(predictor.class_names)
+    said = predictor(images)
+    # A threshold is the score of one of these images, whose other digits depend on its batch.
+    clear = ~np.isclose(said.score, predictor.decision.thresholds[said.class_id], rtol=1e-4)
+    np.testing.assert_array_equal(own[clear], said.is_ood[clear])
+
+    def rates_hold(is_ood: np.ndarray) -> bool:
+        """Whether 0.2 of each class is flagged, give or take the image at the threshold and its neighbour."""
+        counts, above = (np.bincount(ids, minlength=10) for ids in (said.class_id, said.class_id[is_ood]))
+        return bool((np.abs(above - 0.2 * counts) <= 2).all())
+
+    assert rates_hold(own) and not rates_hold(shared)
 
 
 def test_batch_decides_by_benjamini_hochberg(finished, tmp_path):
@@ -480,9 +498,9 @@ def test_data_lists_and_describes(capsys, root):
         (["train", "digits", "--out", "{tmp}/r", "--seed", "-10"], 2, "--seed -10: input should be greater than or"),
         (["demo", "--out", "{tmp}/r", "--seed", "-10"], 2, "--seed -10"),
         (["predict", "{run}", "digits", "--confidence", "1.5"], 2, "--confidence 1.5"),
-        (["predict", "{run}", "digits", "--fdr", "2"], 2, "false-discovery rate 2"),
+        (["predict", "{run}", "digits", "--fdr", "2"], 2, "--fdr 2"),
         (["predict", "{run}", "digits", "--fdr", "0.1", "--per-class"], 2, "leave out --per-class"),
-        (["predict", "{run}", "digits", "--coverage", "1"], 2, "coverage 1"),
+        (["predict", "{run}", "digits", "--coverage", "1"], 2, "--coverage 1"),
         (["train", "digits", "--out", "{tmp}/r", "--ood", "x=nowhere"], 2, "no data set, file or folder 'nowhere'"),
         (["train", "digits", "--out", "{tmp}/r", "--augment", "crup"], 2, "did you mean 'crop'"),
         (["train", "digits", "--out", "{tmp}/r", "--false-alarm", "0"], 2, "--false-alarm 0: input should be greater"),
@@ -542,7 +560,7 @@ def test_newer_run_is_refused(finished, tmp_path, capsys):
     copy = tmp_path / "newer"
     shutil.copytree(finished, copy)
     text = (copy / "config.toml").read_text()
-    (copy / "config.toml").write_text(text.replace("format = 1", "format = 99"))
+    (copy / "config.toml").write_text(text.replace("format = 2", "format = 99"))
     assert run("evaluate", copy) == 1
     assert "upgrade" in capsys.readouterr().err
 

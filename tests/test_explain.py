@@ -22,6 +22,7 @@ from maple.explain import (
     explain_outputs,
     find_components,
     name_clusters,
+    score_parts,
 )
 from maple.gaussian import Gaussians
 from maple.types import Outputs, Prediction
@@ -152,6 +153,48 @@ def test_classes_and_probabilities_are_the_detector_s(outputs: Outputs) -> None:
         assert found.nearest.class_id != found.runner_up.class_id
 
 
+def with_logits(outputs: Outputs, rng: np.random.Generator, shallow: bool = True) -> Outputs:
+    logits = 4 * np.eye(5)[outputs.cluster_ids] + rng.normal(size=(len(outputs), 5))
+    responses = rng.normal(size=(len(outputs), 3)).astype(np.float32) if shallow else None
+    return replace(outputs, logits=logits.astype(np.float32), shallow=responses)
+
+
+@pytest.mark.parametrize("shallow", [True, False])
+def test_parts_sum_to_the_fused_score(outputs: Outputs, rng: np.random.Generator, shallow: bool) -> None:
+    """Oracle: weight times surprise, one image and one part at a time."""
+    outputs = with_logits(outputs, rng, shallow)
+    detector = MapleDetector(norm_exponent=0.0).fit(outputs, outputs[::2])
+    described = detector.describe(outputs)
+    weights = {"energy": 1.0, "spread": 1.0} | ({"shallow": 0.5} if shallow else {})
+    for i, found in enumerate(explain_outputs(detector, outputs)):
+        assert found.score_by == "fused" and list(found.parts) == list(weights)
+        assert sum(found.parts.values()) == pytest.approx(found.score, rel=1e-9, abs=1e-9)
+        assert found.score == pytest.approx(described.score[i], rel=1e-9, abs=1e-9)
+        for name, weight in weights.items():
+            surprise = detector.surprises_[name](described.score_named(name)[i : i + 1])[0]
+            assert found.parts[name] == pytest.approx(weight * surprise, rel=1e-9, abs=1e-9)
+
+
+@pytest.mark.parametrize("score_by", ["distance", "relative", "residual", "energy"])
+def test_other_scores_are_named_and_have_no_parts(outputs: Outputs, rng: np.random.Generator, score_by: str) -> None:
+    outputs = with_logits(outputs, rng)
+    detector = MapleDetector(norm_exponent=0.0, score_by=score_by).fit(outputs, outputs[::2])
+    assert score_parts(detector.describe(outputs)) == {}
+    for found, score in zip(explain_outputs(detector, outputs), detector.score(outputs)):
+        assert (found.score_by, found.parts) == (score_by, {})
+        assert found.score == pytest.approx(score, rel=1e-9, abs=1e-9)
+        assert sum(said.startswith(f"Its score, {score_by}, is ") for said in found.sentences()) == 1
+
+
+def test_embeddings_alone_have_no_fused_score(outputs: Outputs, rng: np.random.Generator) -> None:
+    outputs = with_logits(outputs, rng)
+    detector = MapleDetector(norm_exponent=0.0).fit(outputs, outputs)
+    found = explain_outputs(detector, outputs.embeddings)[0]
+    assert np.isnan(found.score) and found.score_by == "fused" and found.parts == {}
+    assert not any("score" in sentence for sentence in found.sentences())
+    assert found.to_dict()["score"] is None
+
+
 # ----------------------------------------------------------------------------------------------------------- components
 
 
@@ -220,6 +263,7 @@ def test_an_image_on_its_centroid_has_nothing_to_explain(outputs: Outputs) -> No
         "Called a (probability 1.00): nearest to a, squared distance 0.0, where the Gaussian model expects about 2 "
         "(95 % below 6.0).",
         "Runner-up b (below 0.01), squared distance 81.0: component 1 speaks most against it (81.0).",
+        "Its score, normalised, is 0.000.",
     ]
 
 
@@ -261,7 +305,7 @@ def predicted(detector: MapleDetector, outputs: Outputs, **changes: np.ndarray) 
         "cluster": found.cluster,
         "md_class_id": found.md_class_id,
         "softmax_class_id": found.md_class_id,
-        "probabilities": posterior,
+        "log_probabilities": found.log_posterior(),
         "squared_distance": found.squared_distance,
     }
     return Prediction(**(values | changes), class_names=NAMES)
@@ -355,6 +399,28 @@ def test_another_score_may_flag_a_usual_distance(plain: Explanation) -> None:
     assert "goes by more" not in replace(by_score, by_distance=True).sentences()[-1]
 
 
+def test_the_fused_score_in_words(plain: Explanation) -> None:
+    """The most unusual part has the highest surprise, not the largest share: that of shallow weighs half."""
+    fused = replace(plain, score=9.1, score_by="fused", parts={"energy": 5.2, "spread": 1.0, "shallow": 2.9})
+    assert fused.sentences()[-2] == (
+        "Its score 9.1 is made of energy 5.2, spread 1.0 and shallow 2.9: most unusual is shallow (looks different "
+        "from all training images, whatever it shows)."
+    )
+    between = replace(fused, score=5.0, parts={"energy": 1.0, "spread": 4.0})
+    assert between.sentences()[-2] == (
+        "Its score 5.0 is made of energy 1.0 and spread 4.0: most unusual is spread (lies between the classes)."
+    )
+    assert between.sentences()[-1] == plain.sentences()[-1]
+
+
+@pytest.mark.parametrize(("surprise", "expected"), [(-np.log(0.051), None), (-np.log(0.049), "shallow")])
+def test_a_part_is_unusual_beyond_most_known_images(plain: Explanation, surprise: float, expected: str | None) -> None:
+    parts = {"energy": 0.1, "spread": 0.2, "shallow": surprise / 2}
+    found = replace(plain, score=sum(parts.values()), score_by="fused", parts=parts)
+    assert found.most_unusual_part == expected
+    assert found.sentences()[-2].endswith(": none of them is unusual alone.") == (expected is None)
+
+
 def test_prediction_decides(outputs: Outputs) -> None:
     detector = fit(outputs)
     p_values = np.linspace(0.01, 1, len(outputs))
@@ -383,6 +449,10 @@ def test_values_hold_what_was_found(plain: Explanation) -> None:
     assert values["components"][0]["between"] == ["cluster 0 of Navicula", "Nitzschia"]
     assert values["sentences"] == plain.sentences()
     assert replace(plain, runner_up=None, p_value=np.nan).to_dict()["p_value"] is None
+    fused = replace(plain, score=3.5, score_by="fused", parts={"energy": 2.5, "spread": 1.0})
+    values = json.loads(json.dumps(fused.to_dict(), allow_nan=False))
+    assert (values["score"], values["score_by"]) == (3.5, "fused")
+    assert values["parts"] == {"energy": 2.5, "spread": 1.0}
 
 
 def test_torch_is_not_needed() -> None:

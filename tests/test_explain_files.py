@@ -7,6 +7,7 @@ import re
 import shutil
 import sys
 import xml.etree.ElementTree as ElementTree
+from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
 
@@ -114,6 +115,7 @@ def test_explanations_agree_with_predictions(run: Path, images: Path) -> None:
         assert found.nearest.squared_distance == pytest.approx(said.squared_distance[i], rel=1e-3)
         assert (found.is_ood, found.false_alarm) == (said.is_ood[i], predictor.false_alarm)
         assert found.p_value == pytest.approx(said.p_value[i])
+        assert (found.score_by, found.score) == ("fused", pytest.approx(said.score[i], rel=1e-3))
     assert to_text(cases).count("\n\n") == len(cases) - 1
     assert [case["file"] for case in json.loads(to_json(cases))] == [case.file for case in cases]
 
@@ -126,6 +128,8 @@ def test_json_and_other_levels(run: Path, images: Path, capsys: pytest.CaptureFi
         total = sum(part["contribution"] for part in case["components"])
         assert total == pytest.approx(case["nearest"]["squared_distance"], rel=1e-9)
         assert case["is_ood"] == (case["p_value"] <= 0.9)
+        assert case["score_by"] == "fused" and set(case["parts"]) == {"energy", "spread", "shallow"}
+        assert sum(case["parts"].values()) == pytest.approx(case["score"], rel=1e-9)
 
 
 def test_usual_distance_is_that_of_most_test_images(run: Path, images: Path, tmp_path: Path) -> None:
@@ -230,6 +234,32 @@ def test_page_shows_the_exemplars_of_the_cluster_it_names(run: Path, images: Pat
     shown = [picture.attrib["title"] for picture in first.iter("span")]
     expected = exemplars[cases[0].explanation.nearest.cluster]
     assert [title.rpartition(": ")[2] for title in shown] == list(expected.files[:6])
+
+
+def test_page_shows_what_the_score_is_made_of(run: Path, images: Path, tmp_path: Path) -> None:
+    path = tmp_path / "why.html"
+    cases = explain_images(run, [str(images)], path)
+    _, page = check_page(path)
+    sections = [section for section in page.iter("section") if section.attrib["id"].startswith("image-")]
+    for case, section in zip(cases, sections):
+        found = case.explanation
+        (table,) = section.iter("table")
+        rows = [[words_of(cell) for cell in row] for row in table.iter("tr")][1:]
+        assert [heading.split()[0] for heading, *_ in rows] == [*found.parts, "score"]
+        expected = [*found.parts.values(), found.score]
+        assert [float(value.replace(",", "")) for _, value, _ in rows] == pytest.approx(expected, rel=1e-3, abs=0.06)
+        bars = [bar for bar in table.iter("span") if bar.attrib["class"].startswith("bar")]
+        widths = [int(bar.attrib["style"].removeprefix("width:").removesuffix("px")) for bar in bars]
+        assert widths == [round(160 * part / found.score) for part in found.parts.values()]
+        orange = [name for name, bar in zip(found.parts, bars) if bar.attrib["class"] == "bar out"]
+        assert orange == ([found.most_unusual_part] if found.most_unusual_part else [])
+
+
+def test_page_without_parts_has_no_table(run: Path, images: Path) -> None:
+    cases = explain_images(run, [str(images)])
+    bare = [replace(case, explanation=replace(case.explanation, parts={})) for case in cases]
+    source = render_explanations(bare, run)
+    assert "<table>" not in source and "The sum of its parts" not in source
 
 
 def test_equal_runs_give_equal_pages(run: Path, images: Path) -> None:

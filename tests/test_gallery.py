@@ -59,7 +59,7 @@ def make_prediction(n: int, n_classes: int = 2, **changes: np.ndarray) -> Predic
         "cluster": np.zeros(n, np.int64),
         "md_class_id": np.zeros(n, np.int64),
         "softmax_class_id": np.zeros(n, np.int64),
-        "probabilities": np.full((n, n_classes), 1 / n_classes),
+        "log_probabilities": np.full((n, n_classes), -np.log(n_classes)),
         "squared_distance": np.arange(n, dtype=float),
     }
     return Prediction(**(values | changes), class_names=("a", "b"))

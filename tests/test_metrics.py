@@ -125,6 +125,34 @@ def test_calibrated_confidence_has_small_ece(rng):
     assert metrics.expected_calibration_error(confidence, correct) < 0.01
 
 
+@pytest.mark.parametrize("n", [50, 400, 3000])
+@pytest.mark.parametrize("p", [0.3, 0.8, 0.97])
+def test_calibration_floor_of_one_bin_is_the_mean_deviation_of_a_binomial(n, p):
+    floor = metrics.calibration_floor(np.full(n, p), draws=3000)
+    right = np.arange(n + 1)
+    exact = float(stats.binom.pmf(right, n, p) @ np.abs(right / n - p))
+    # One draw deviates by at most as much as a binomial does; the floor is a mean of 3000.
+    assert floor == pytest.approx(exact, abs=4 * math.sqrt(p * (1 - p) / n / 3000))
+    if n * p * (1 - p) > 10:
+        assert exact == pytest.approx(math.sqrt(2 * p * (1 - p) / (math.pi * n)), rel=0.01)
+
+
+@pytest.mark.parametrize("bins", [5, 15])
+def test_calibration_floor_equals_a_simulation(rng, bins):
+    confidence = rng.beta(3, 1, 120)
+    simulated = [loop_ece(confidence, rng.random(120) < confidence, bins) for _ in range(600)]
+    error = np.std(simulated) * math.sqrt(1 / 600 + 1 / 2000)
+    assert metrics.calibration_floor(confidence, bins, draws=2000) == pytest.approx(np.mean(simulated), abs=4 * error)
+
+
+def test_calibration_floor_knows_no_order_and_falls_with_the_root_of_the_images(rng):
+    confidence = rng.beta(3, 1, 500)
+    floor = metrics.calibration_floor(confidence, draws=500)
+    assert metrics.calibration_floor(rng.permutation(confidence), draws=500) == floor
+    assert metrics.calibration_floor(np.tile(confidence, 4), draws=500) == pytest.approx(floor / 2, rel=0.1)
+    assert metrics.calibration_floor([1.0, 1.0, 0.0]) == 0.0  # certainty leaves nothing to chance
+
+
 def test_confidence_a_rounding_error_above_one_is_clipped_and_a_logit_refused():
     assert metrics.expected_calibration_error([1.0000001], [1]) == pytest.approx(0)
     with pytest.raises(DataError, match=r"confidence holds 2 values outside \[0, 1\]"):

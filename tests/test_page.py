@@ -17,6 +17,7 @@ EMPTY = {
     "pictures": [],
     "crisp": False,
     "has_ends": False,
+    "has_parts": False,
     "n_components": 1,
     "component_words": "",
 }

@@ -11,6 +11,7 @@ import torch
 from scipy.stats import chi2
 
 from maple.backbone import create_backbone, embed, wrap_backbone
+from maple.calibrate import MIN_CLASS_IMAGES, conformal_threshold
 from maple.checkpoint import load_arrays, save_arrays
 from maple.config import DecisionOptions
 from maple.detector import MapleDetector
@@ -106,6 +107,32 @@ def test_threshold_and_p_values_agree(predictor, splits):
     assert careful.is_ood.sum() <= (said.p_value <= 0.05).sum()
     predictor.decide(confidence=None)
     assert predictor.decision.kind == "marginal"
+
+
+def test_classes_with_enough_calibration_images_have_their_own_threshold(backbone, splits, tmp_path):
+    """Calibrated on the training images, since only they are enough; on all but those of two classes."""
+    predictor = fit_predictor(backbone, splits.train, splits.validation)
+    images = splits.train.subset(np.flatnonzero(splits.train.labels < 8))
+    predictor.calibrate(images, false_alarm=0.2, per_class=True)
+    known = predictor(images)
+    counts = np.bincount(known.class_id, minlength=10)
+    own = np.flatnonzero(counts >= MIN_CLASS_IMAGES)
+    assert 2 <= len(own) <= 8
+    rest = known.score[~np.isin(known.class_id, own)]
+    expected = np.full(10, conformal_threshold(rest if len(rest) >= 4 else known.score, 0.2))  # 4 = 1 / 0.2 - 1
+    for c in own:
+        expected[c] = conformal_threshold(known.score[known.class_id == c], 0.2)
+    assert len(np.unique(expected[own])) == len(own)
+    predictor.save(tmp_path)
+    for each in (predictor, load_predictor(tmp_path)):
+        np.testing.assert_allclose(each.decision.thresholds, expected, rtol=1e-6)
+        assert math.isnan(each.threshold)
+        said = each(splits.test)
+        np.testing.assert_array_equal(said.is_ood, said.score > each.decision.thresholds[said.class_id])
+        np.testing.assert_array_equal(said.is_ood, said.p_value <= 0.2)
+        together = each.decide(per_class=False)(splits.test)
+        np.testing.assert_array_equal(together.is_ood, together.score > each.threshold)
+        assert (together.is_ood != said.is_ood).any()
 
 
 def test_prediction_sets_cover(predictor, splits):

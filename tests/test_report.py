@@ -60,7 +60,7 @@ def classify(pixels: np.ndarray, means: np.ndarray, names: tuple[str, ...]) -> t
         cluster=cluster,
         md_class_id=cluster // 2,
         softmax_class_id=best,
-        probabilities=np.exp(log_p),
+        log_probabilities=log_p,
         squared_distance=nearest,
         class_names=names,
     )

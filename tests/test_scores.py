@@ -219,6 +219,35 @@ def test_exponent_is_chosen_where_distance_finds_errors():
     assert MapleDetector().fit(scaled(4000, 0), scaled(2000, 1)).exponent_ == 1.0
 
 
+def mislabelled(n: int, seed: int, share: float, factor: float, spread: float) -> Outputs:
+    """Images whose norms are lognormal; a ``share`` of them has a wrong label and a norm ``factor`` times as large."""
+    rng = np.random.default_rng(seed)
+    seen = np.arange(n) % N_CLASSES
+    wrong = rng.random(n) < share
+    directions = 4 * np.eye(N_CLASSES, DIM)[seen] + 0.3 * rng.normal(size=(n, DIM)) + 3
+    directions /= np.linalg.norm(directions, axis=1, keepdims=True)
+    norms = np.exp(spread * rng.normal(size=(n, 1))) * np.where(wrong, factor, 1.0)[:, None]
+    return Outputs((norms * directions).astype(np.float32), labels=(seen + wrong) % N_CLASSES)
+
+
+@pytest.mark.parametrize(("factor", "spread", "exponent"), [(1.5, 0.2, 0.0), (0.2, 0.3, 0.5)])
+def test_exponent_keeps_a_norm_that_tells_errors(factor, spread, exponent):
+    """Only the norm tells wrong from right images: large ones stand out as they are, small ones under a root."""
+    known, validation = mislabelled(4000, 0, 0.0, factor, spread), mislabelled(2000, 1, 0.2, factor, spread)
+    separation = {}
+    for each in (0.0, 0.5, 1.0):
+        distances = mahalanobis(known, validation.embeddings, each, classes=True)
+        wrong = distances.argmin(axis=1) != validation.labels
+        separation[each] = auroc(distances.min(axis=1)[~wrong], distances.min(axis=1)[wrong])
+    assert separation[1.0] == pytest.approx(0.5, abs=0.05)  # 3 deviations of the AUROC of 400 against 1600
+    assert separation[exponent] > 0.85
+    assert max(separation, key=separation.get) == exponent
+    detector = MapleDetector().fit(known, validation)
+    assert detector.exponent_ == exponent
+    expected = mahalanobis(known, validation.embeddings, exponent, classes=True).min(axis=1)
+    np.testing.assert_allclose(detector.score(validation), expected, rtol=1e-3)
+
+
 def test_exponent_without_errors_is_the_default(train):
     perfect = draw(400, 9, noise=0.01)
     assert MapleDetector().fit(train, perfect).exponent_ == 1.0

@@ -347,7 +347,12 @@ def test_default_recipe_survives_the_optimisers_of_the_paper(splits, options, ca
 def test_collapse_is_reported_once(splits, capsys):
     """Raw embeddings scaled to a point by an overwhelming triplet loss at a high rate."""
     recipe = create_recipe(
-        "triplet", triplet_space="raw", triplet_warmup=0.0, triplet_softness=0.0, triplet_weight=1000.0
+        "triplet",
+        triplet_space="raw",
+        triplet_warmup=0.0,
+        triplet_softness=0.0,
+        triplet_weight=1000.0,
+        prototype_weight=0.0,
     )
     torch.manual_seed(0)
     backbone = create_backbone("resnet9", 10)

@@ -490,7 +490,16 @@ def _no_outputs(backbone: Backbone, cluster_to_class: np.ndarray | None) -> Outp
     with _evaluating(backbone):
         logits = None if backbone.head is None else backbone.head(embedding).cpu().numpy()
     none = np.empty(0, dtype=np.int64)
-    return Outputs(embedding.cpu().numpy(), logits, none, none, cluster_to_class)
+    return Outputs(embedding.cpu().numpy(), logits, none, none, cluster_to_class, _no_responses(backbone))
+
+
+def _no_responses(backbone: Backbone) -> np.ndarray | None:
+    """Responses of the shallow layer to no image (0, F), by its last convolution or normalisation."""
+    if backbone.shallow is None:
+        return None
+    layers = backbone.body.get_submodule(backbone.shallow).modules()
+    widths = [getattr(layer, "num_features", None) or getattr(layer, "out_channels", 0) for layer in layers]
+    return np.empty((0, next((width for width in reversed(widths) if width), 0)), dtype=np.float32)
 
 
 def _count(images: Images, indices: np.ndarray | None) -> int:

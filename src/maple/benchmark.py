@@ -26,7 +26,7 @@ from scipy.special import log_softmax
 import maple
 from maple import metrics
 from maple.checkpoint import FORMAT_VERSION
-from maple.detector import Description, Detector, LogitDetector, MapleDetector, create_detector
+from maple.detector import Description, Detector, LogitDetector, MapleDetector, create_detector, probability_of_others
 from maple.errors import DataError, RunError, UsageError
 from maple.gaussian import class_logsumexp
 from maple.types import Outputs, Prediction
@@ -293,9 +293,8 @@ def _scaled_softmax(
     def scale(outputs: Outputs) -> np.ndarray:
         return log_softmax(_class_log_softmax(outputs, n_classes) / temperature, axis=1)
 
-    scores = {name: 1 - np.exp(scale(outputs)).max(axis=1) for name, outputs in ood.items()}
-    logs = scale(ind)
-    return _method(_judge_probabilities(logs, labels), 1 - np.exp(logs).max(axis=1), scores)
+    scores = {name: probability_of_others(scale(outputs)) for name, outputs in ood.items()}
+    return _method(_judge_probabilities(scale(ind), labels), probability_of_others(scale(ind)), scores)
 
 
 def _class_log_softmax(outputs: Outputs, n_classes: int) -> np.ndarray:

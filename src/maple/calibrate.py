@@ -115,8 +115,6 @@ def fit_pool(
 
     start = np.array([[np.log(alone), 0.0], [np.log(alone) + 0.7, 0.5], [np.log(alone) + 1.5, 1.0]])
     found = minimize(loss, start[0], method="Nelder-Mead", options={"initial_simplex": start, "xatol": 1e-4})
-    if found.fun > loss(start[0]):
-        return alone, 0.0
     low, high = TEMPERATURE_RANGE
     return float(np.clip(np.exp(found.x[0]), low, high)), max(float(found.x[1]), 0.0)
 

@@ -20,7 +20,7 @@ from safetensors.numpy import save
 
 from maple.errors import RunError
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 _METADATA_KEY = "maple"
 
 
@@ -92,8 +92,8 @@ def load_json(path: Path) -> dict[str, Any]:
     return value
 
 
-def check_format(metadata: Mapping[str, Any], path: Path) -> None:
-    """Refuse files of a newer format than this version writes."""
+def check_format(metadata: Mapping[str, Any], path: Path, oldest: int = FORMAT_VERSION) -> None:
+    """Refuse files of a newer format than this version writes, and of an older one than ``oldest``."""
     found = metadata.get("format") if isinstance(metadata, Mapping) else None
     if not isinstance(found, int):
         raise RunError(f"'{path}' was not written by maple: it has no format version")
@@ -101,6 +101,11 @@ def check_format(metadata: Mapping[str, Any], path: Path) -> None:
         raise RunError(
             f"'{path}' has format {found}, this maple reads up to {FORMAT_VERSION}: "
             "upgrade with pip install --upgrade maple-uncertainty"
+        )
+    if found < oldest:
+        raise RunError(
+            f"'{path}' was written by an older maple (format {found}, now {FORMAT_VERSION}): train again with "
+            "--overwrite, or use that maple"
         )
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
 import tomli_w
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError
 
 from maple.errors import ConfigError, suggest
 
@@ -23,6 +23,11 @@ Share = Annotated[float, Field(ge=0, le=1)]
 NonNegative = Annotated[float, Field(ge=0)]
 Seed = Annotated[int, Field(ge=0, lt=2**32)]
 ScoreBy = Literal["auto", "distance", "relative", "normalised", "residual", "spread", "energy", "shallow", "fused"]
+
+
+def _none(value: Any) -> Any:
+    """'none' where an option may be missing."""
+    return None if value == "none" else value
 
 
 def option(default: Any, help: str, flag: bool = True) -> Any:
@@ -132,9 +137,7 @@ class DetectorOptions:
         "embeddings are divided by their norm to this power: 0 is the paper, 1 the unit sphere; 'auto' takes the one "
         "whose distance tells wrong from right validation images best",
     )
-    score_by: Literal[
-        "auto", "distance", "relative", "normalised", "residual", "spread", "energy", "shallow", "fused"
-    ] = option(
+    score_by: ScoreBy = option(
         "auto", "what ranks images as out-of-distribution; 'auto' is fused, or normalised where there are no logits"
     )
 
@@ -143,11 +146,11 @@ class DetectorOptions:
 class DecisionOptions:
     """When an image is called out-of-distribution."""
 
-    false_alarm: Annotated[float, Field(gt=0, lt=1)] = option(
+    false_alarm: Annotated[float, Field(ge=1e-9, lt=1)] = option(
         0.05, "share of in-distribution images flagged at most, on average"
     )
-    confidence: Annotated[float, Field(gt=0, lt=1)] | None = option(
-        None, "hold that share for these very calibration images with this confidence, such as 0.95"
+    confidence: Annotated[Annotated[float, Field(gt=0, lt=1)] | None, BeforeValidator(_none)] = option(
+        None, "hold that share for these very calibration images with this confidence, such as 0.95, or 'none'"
     )
     per_class: bool = option(False, "one threshold per predicted class, where it has enough calibration images")
 

@@ -56,6 +56,7 @@ from maple.types import Outputs
 Source = Outputs | Iterable[Outputs] | Callable[[], Iterable[Outputs]]
 EXPONENTS = (0.0, 0.5, 1.0)  # of the norm, to choose from
 DEFAULT_EXPONENT = 1.0  # where nothing tells them apart
+MIN_VALIDATION = 50  # validation images from which on tails can be told, and scores fused
 MIN_ERRORS = 20  # validation images on each side, wrong and right, for a choice
 SumOverRanks = Callable[[np.ndarray], np.ndarray]
 State = tuple[dict[str, np.ndarray], dict[str, Any]]
@@ -390,8 +391,8 @@ class MapleDetector(DetectorOptions, Detector):
 
     ``fit`` goes through the images once, in memory that does not grow with their number (``covariance="full"`` goes
     twice). Cluster ids come from ``Outputs.cluster_ids``, or ``labels`` where no class is split. Validation images
-    choose the exponent of the norm and teach the fused score; without them ``auto`` means exponent 1 and score
-    ``normalised``.
+    choose the exponent of the norm and teach the fused score; without them, or with few, ``auto`` means exponent 1 and
+    score ``normalised``.
 
     >>> rng = np.random.default_rng(0)
     >>> labels = np.arange(300) % 3
@@ -544,7 +545,8 @@ class MapleDetector(DetectorOptions, Detector):
     def _learn_score(self, validation: Outputs | None) -> None:
         """Which score to rank by, and the surprises that ``fused`` adds up."""
         self.surprises_ = {}
-        can_fuse = validation is not None and validation.logits is not None and len(validation) > 0
+        n_validation = 0 if validation is None or validation.logits is None else len(validation)
+        can_fuse = n_validation >= (MIN_VALIDATION if self.score_by == "auto" else 1)
         if self.score_by == "fused" and not can_fuse:
             raise UsageError(
                 "score_by 'fused' needs validation images with logits: give fit(outputs, validation) both, or use "
@@ -756,10 +758,14 @@ class SoftmaxDetector(LogitDetector):
     """
 
     def _score_logits(self, logits: np.ndarray) -> np.ndarray:
-        log_class = class_logsumexp(logits, self.cluster_to_class_)  # (N, C)
-        log_total = logsumexp(log_class, axis=1)
-        log_class[np.arange(len(log_class)), log_class.argmax(axis=1)] = -np.inf
-        return np.exp(logsumexp(log_class, axis=1) - log_total)
+        return probability_of_others(class_logsumexp(logits, self.cluster_to_class_))
+
+
+def probability_of_others(log_class: np.ndarray) -> np.ndarray:
+    """The probability (N,) of all classes but the most probable one, from unnormalised log probabilities (N, C)."""
+    others = log_class.copy()
+    others[np.arange(len(others)), others.argmax(axis=1)] = -np.inf
+    return np.exp(logsumexp(others, axis=1) - logsumexp(log_class, axis=1))
 
 
 @register_detector("energy")

@@ -1,4 +1,4 @@
-"""Why an image was called what it was: its nearest cluster, the runner-up, and what its squared distance is made of.
+"""Why an image was called what it was: its nearest cluster, the runner-up, what its distance and score are made of.
 
 A squared distance is a sum of K squares, one per whitened coordinate. The coordinates of ``Gaussians.project`` come out
 of a triangular factor and mean nothing by themselves, but any rotation of them leaves every distance as it is.
@@ -17,22 +17,26 @@ cluster's own images, on average.
 Where each cluster has its own covariance, its whitening W is followed by the rotation Q that makes W Q symmetric:
 of all whitened coordinates these agree best with the axes (Kessy, Lewin and Strimmer 2018), so that a component keeps
 its meaning from cluster to cluster.
+
+Whether an image is out-of-distribution is decided by its score, which by default is no distance but ``fused``: a
+weighted sum of surprises, which :func:`score_parts` takes apart.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 from scipy.special import chdtri
 
-from maple.detector import MapleDetector
+from maple.detector import Description, MapleDetector
 from maple.errors import UsageError
 from maple.gaussian import Gaussians, as_embeddings, count_components
+from maple.scores import FUSED, Score
 from maple.types import Outputs, Prediction
 
 USUAL_SHARE = 0.95  # of the known images lie within the usual squared distance
@@ -40,6 +44,11 @@ LEADING_SHARE = 0.5  # of a squared distance, which its leading components make 
 MAX_LEADING = 3
 FAR_APART = 2.0  # standard deviations: clusters that near along a component are not told apart by it
 STANDS_OUT = 3.0  # standard deviations from the centroid along one component
+PART_MEANINGS: dict[Score, str] = {  # what an image is like where a part of the fused score is high
+    "energy": "little evidence for any class",
+    "spread": "lies between the classes",
+    "shallow": "looks different from all training images, whatever it shows",
+}
 
 
 # ------------------------------------------------------------------------------------------------------ components
@@ -156,6 +165,9 @@ class Explanation:
     is_ood: bool = False
     false_alarm: float = math.nan
     by_distance: bool = True  # whether the score that decides is the squared distance itself
+    score: float = math.nan  # that decides; NaN where the outputs do not allow it
+    score_by: str = ""  # its name
+    parts: Mapping[Score, float] = field(default_factory=dict)  # of the fused score, which is their sum; else empty
 
     @property
     def degrees_of_freedom(self) -> int:
@@ -181,9 +193,23 @@ class Explanation:
         """Whether the image lies further out than the usual squared distance."""
         return self.nearest.squared_distance > self.usual_distance
 
+    @property
+    def most_unusual_part(self) -> Score | None:
+        """The part of the score with the highest surprise; None where all are usual, as for most known images."""
+        surprises = {name: part / FUSED[name] for name, part in self.parts.items()}
+        highest = max(surprises, key=surprises.__getitem__, default=None)
+        return highest if highest and surprises[highest] > -math.log(1 - USUAL_SHARE) else None
+
     def sentences(self) -> list[str]:
         """The explanation in plain words."""
-        found = [self._say_class(), self._say_components(), self._say_kind(), self._say_runner_up(), self._say_known()]
+        found = [
+            self._say_class(),
+            self._say_components(),
+            self._say_kind(),
+            self._say_runner_up(),
+            self._say_score(),
+            self._say_known(),
+        ]
         return [sentence for sentence in found if sentence]
 
     def to_dict(self) -> dict[str, Any]:
@@ -194,6 +220,9 @@ class Explanation:
             "is_ood": self.is_ood,
             "p_value": _or_none(self.p_value),
             "false_alarm": _or_none(self.false_alarm),
+            "score": _or_none(self.score),
+            "score_by": self.score_by,
+            "parts": dict(self.parts),
             "nearest": _match_dict(self.nearest),
             "runner_up": self.runner_up and _match_dict(self.runner_up),
             "usual_squared_distance": self.usual_distance,
@@ -295,6 +324,19 @@ class Explanation:
             said += f", component {favourable + 1} most for it ({_number(-separation[favourable])})"
         return said + "."
 
+    def _say_score(self) -> str:
+        if math.isnan(self.score):
+            return ""
+        if not self.parts:
+            return f"Its score, {self.score_by}, is {self.score:,.{3 if abs(self.score) < 1 else 1}f}."
+        *others, last = (f"{name} {_number(part)}" for name, part in self.parts.items())
+        made_of = f"{', '.join(others)} and {last}" if others else last
+        highest = self.most_unusual_part
+        verdict = (
+            f"most unusual is {highest} ({PART_MEANINGS[highest]})" if highest else "none of them is unusual alone"
+        )
+        return f"Its score {_number(self.score)} is made of {made_of}: {verdict}."
+
     def _say_known(self) -> str:
         if math.isnan(self.false_alarm):
             return ""
@@ -341,8 +383,9 @@ def explain_outputs(
     100 % of what is unusual about it lies in components that tell no clusters apart (3 to 7): it would be unusual in
     any of them.
     """
-    embeddings = _embeddings(outputs)
-    found = detector.describe(embeddings)
+    outputs = _in_float64(outputs)
+    embeddings = outputs.embeddings
+    found = detector.describe(outputs)
     gaussians, cluster_to_class = detector.gaussians_, detector.cluster_to_class_
     probabilities = found.posterior(temperature) if prediction is None else prediction.probabilities  # (N, C)
     if len(probabilities) != len(embeddings):
@@ -357,6 +400,8 @@ def explain_outputs(
     same_class = cluster_to_class == cluster_to_class[nearest, None]  # (N, M)
     runner_up = np.where(same_class, np.inf, found.squared_distances).argmin(axis=1)  # (N,)
     expected_distance = float(chdtri(gaussians.n_components, 1 - USUAL_SHARE))
+    has_score = detector.score_ in found.available_scores  # plain embeddings have no logits
+    parts = score_parts(found) if has_score else {}
 
     def matches(clusters: np.ndarray) -> list[Match]:
         away = deviations(gaussians, components, projection, clusters)  # (N, K)
@@ -381,9 +426,32 @@ def explain_outputs(
             is_ood=bool(prediction.is_ood[i]) if prediction else False,
             false_alarm=false_alarm,
             by_distance=prediction is None or np.array_equal(prediction.score, prediction.squared_distance),
+            score=float(found.score[i]) if has_score else math.nan,
+            score_by=detector.score_,
+            parts={name: float(part[i]) for name, part in parts.items()},
         )
         for i, (first, second) in enumerate(zip(matches(nearest), matches(runner_up)))
     ]
+
+
+def score_parts(found: Description) -> dict[Score, np.ndarray]:
+    """What each part adds to the fused score of described images (N,), in all the score; empty for other scores.
+
+    A part is its weight times its surprise, -log of the share of known images that are as unusual in it.
+
+    >>> rng = np.random.default_rng(0)
+    >>> labels = np.arange(300) % 3
+    >>> outputs = Outputs(rng.normal(size=(300, 4)) + 6 * np.eye(3, 4)[labels], 9 * np.eye(3)[labels], labels)
+    >>> found = MapleDetector().fit(outputs, outputs).describe(outputs)
+    >>> parts = score_parts(found)
+    >>> list(parts), bool(np.allclose(sum(parts.values()), found.score))
+    (['energy', 'spread'], True)
+    """
+    if found.detector.score_ != "fused":
+        return {}
+    return {
+        name: FUSED[name] * surprise(found.score_named(name)) for name, surprise in found.detector.surprises_.items()
+    }
 
 
 def name_clusters(cluster_to_class: np.ndarray, class_names: Sequence[str]) -> tuple[str, ...]:
@@ -399,9 +467,11 @@ def name_clusters(cluster_to_class: np.ndarray, class_names: Sequence[str]) -> t
     )
 
 
-def _embeddings(outputs: Outputs | np.ndarray) -> np.ndarray:
-    """In float64, since the parts of a distance should sum to it whatever the batch."""
-    return as_embeddings(outputs.embeddings if isinstance(outputs, Outputs) else outputs).astype(np.float64)
+def _in_float64(outputs: Outputs | np.ndarray) -> Outputs:
+    """Embeddings in float64, since the parts of a distance should sum to it whatever the batch."""
+    if not isinstance(outputs, Outputs):
+        outputs = Outputs(as_embeddings(outputs))
+    return replace(outputs, embeddings=as_embeddings(outputs.embeddings).astype(np.float64))
 
 
 # ----------------------------------------------------------------------------------------------------------- words

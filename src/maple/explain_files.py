@@ -17,7 +17,7 @@ from maple.backbone import embed_batches
 from maple.benchmark import Results
 from maple.checkpoint import write_atomic
 from maple.errors import UsageError
-from maple.explain import USUAL_SHARE, Components, Explanation, Match, explain_outputs
+from maple.explain import PART_MEANINGS, USUAL_SHARE, Components, Explanation, Match, explain_outputs
 from maple.gallery import ClusterExemplars, ComponentEnd, ComponentExemplars, read_gallery, thumbnail
 from maple.images import ImageSet
 from maple.page import render_page
@@ -32,6 +32,7 @@ MAX_IMAGES = 200  # on one page
 MAX_BARS = 6  # components in the plot, besides those that speak most for and against the runner-up
 SHOWN_EXEMPLARS = 6
 THUMBNAIL = 144  # pixels a side
+BAR = 160  # pixels: the whole score
 
 
 @dataclass(frozen=True, eq=False)
@@ -153,6 +154,7 @@ def render_explanations(cases: Sequence[Case], folder: Path) -> str:
         "pictures": list(pictures.uris),
         "crisp": pictures.is_crisp,
         "has_ends": pictures.has_ends,
+        "has_parts": any(case.explanation.parts for case in cases),
         "n_components": len(components.axes),
         "component_words": _component_words(components),
     }
@@ -242,6 +244,8 @@ def _case(order: int, case: Case, pictures: _Pictures) -> dict[str, Any]:
         "probability": percent(found.probability),
         "is_ood": found.is_ood,
         "sentences": found.sentences(),
+        "score": number(found.score, 2),
+        "score_parts": _score_parts(found),
         "strips": [
             {"title": title, "note": _match_note(match), "pictures": pictures.cluster(match.cluster)}
             for title, match in zip((f"Nearest: {matches[0].name}", f"Runner-up: {matches[-1].name}"), matches)
@@ -250,6 +254,20 @@ def _case(order: int, case: Case, pictures: _Pictures) -> dict[str, Any]:
         "rows": [_component_row(found, matches, component, pictures) for component in _told(found)],
         "names": [match.name for match in matches],
     }
+
+
+def _score_parts(found: Explanation) -> list[dict[str, Any]]:
+    """What each part adds to the score, with a bar as long as its share."""
+    return [
+        {
+            "name": name,
+            "meaning": PART_MEANINGS[name],
+            "value": number(part, 2),
+            "width": f"{BAR * part / (found.score or 1.0):.0f}",
+            "is_highest": name == found.most_unusual_part,
+        }
+        for name, part in found.parts.items()
+    ]
 
 
 def _match_note(match: Match) -> str:

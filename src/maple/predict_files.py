@@ -51,6 +51,7 @@ def predict_images(
     if out != "-" and Path(out).suffix not in SUFFIXES:
         raise UsageError(f"--out '{out}': end the name in {' or '.join(SUFFIXES)}, or use - to print")
     predictor = ready_predictor(folder, decision, fdr=fdr)
+    _check_request(predictor, fdr, coverage, all_probabilities)
     images = open_like(predictor, sources if len(sources) > 1 else sources[0], data_root)
     columns = [*PREDICTION_COLUMNS, *(["prediction_set"] if coverage is not None else [])]
     columns += [f"p_{name}" for name in predictor.class_names if all_probabilities]
@@ -69,6 +70,21 @@ def predict_images(
             write_row(row)
     _report_skipped(images.skipped, out)
     return len(images)
+
+
+def _check_request(predictor: Predictor, fdr: float | None, coverage: float | None, all_probabilities: bool) -> None:
+    """What cannot be answered is better known before the images are read."""
+    for flag, rate in (("--fdr", fdr), ("--coverage", coverage)):
+        if rate is not None and not 0 < rate < 1:
+            raise UsageError(f"{flag} {rate:g}: give a share between 0 and 1")
+    more = "train with some (--calibration, or the third share of --splits)"
+    if fdr is not None and not len(predictor.calibration):
+        raise UsageError(f"--fdr needs calibration images, and the run has none: {more}")
+    if coverage is not None and not len(predictor.calibration.set_scores):
+        raise UsageError(f"--coverage needs labelled calibration images, and the run has none: {more}")
+    taken = [name for name in predictor.class_names if all_probabilities and f"p_{name}" in PREDICTION_COLUMNS]
+    if taken:
+        raise UsageError(f"the class '{taken[0]}' would need the column p_{taken[0]}, which is taken: rename the class")
 
 
 def _predict_rows(
@@ -117,6 +133,11 @@ def ready_predictor(folder: Path, decision: dict[str, Any] | None = None, fdr: f
     if fdr is None:
         predictor.decide(**decision)
         warn_if_nothing_is_flagged(predictor)
+        if predictor.options.per_class and not predictor.decision.n_own_thresholds:
+            warn(
+                "--per-class changes nothing: no class has enough calibration images for a threshold of its own; train "
+                "with more of them (--calibration, or the third share of --splits)"
+            )
     elif decision:
         flags = " and ".join(flag_name(key) for key in decision)
         raise UsageError(f"--fdr decides over all images together: leave out {flags}, or leave out --fdr")

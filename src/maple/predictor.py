@@ -93,10 +93,12 @@ class Predictor:
 
     def decide(self, **options: Any) -> Predictor:
         """Decide at another level from now on: ``false_alarm``, ``confidence``, ``per_class``; the rest stays."""
-        changed = {**as_dict(self.options), **options}
-        self.options = build_options(DecisionOptions, changed, "decision")
+        self.options = self._changed(options)
         self.decision = self.calibration.decide(**as_dict(self.options))
         return self
+
+    def _changed(self, options: dict[str, Any]) -> DecisionOptions:
+        return build_options(DecisionOptions, {**as_dict(self.options), **options}, "decision")
 
     def __call__(self, images: Any) -> Prediction:
         """Predict a batch of images: tensor or array with values in [0, 1] or uint8, or an ``ImageSet``."""
@@ -105,15 +107,15 @@ class Predictor:
     def predict_outputs(self, outputs: Outputs) -> Prediction:
         """Predict from what the backbone said."""
         found = self.detector.describe(outputs)
-        probabilities = np.exp(self.log_probabilities(found))  # (N, C)
-        class_id = probabilities.argmax(1)
+        logs = self.log_probabilities(found)  # (N, C)
+        class_id = logs.argmax(1)
         if outputs.logits is None:
             softmax_class_id = found.md_class_id
         else:
             softmax_class_id = class_probabilities(outputs.logits, self.cluster_to_class, self.class_rule).argmax(1)
         return Prediction(
             class_id=class_id,
-            probability=probabilities[np.arange(len(class_id)), class_id],
+            probability=np.exp(logs[np.arange(len(class_id)), class_id]),
             typicality=found.typicality,
             uncertainty=found.uncertainty,
             score=found.score,
@@ -122,7 +124,7 @@ class Predictor:
             cluster=found.cluster,
             md_class_id=found.md_class_id,
             softmax_class_id=softmax_class_id,
-            probabilities=probabilities,
+            log_probabilities=logs,
             squared_distance=found.squared_distance,
             class_names=self.class_names,
         )
@@ -133,14 +135,14 @@ class Predictor:
 
     def prediction_sets(self, prediction: Prediction, coverage: float) -> np.ndarray:
         """Which classes each image may belong to (N, C): the true one is among them with this probability at least."""
-        with np.errstate(divide="ignore"):
-            return prediction_sets(np.log(prediction.probabilities), self.calibration.set_scores, coverage)
+        return prediction_sets(prediction.log_probabilities, self.calibration.set_scores, coverage)
 
     def calibrate(self, images: Any, **options: Any) -> Predictor:
         """Learn p-values, threshold and prediction sets from calibration images that have chosen nothing else.
 
         ``options`` as for :meth:`decide`. Only prediction sets need labels.
         """
+        self._changed(options)  # a wrong option leaves the predictor as it is
         outputs = images if isinstance(images, Outputs) else embed(self.backbone, images)
         found = self.detector.describe(outputs)
         logs = self.log_probabilities(found)  # (N, C)

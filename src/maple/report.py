@@ -901,7 +901,7 @@ def _prediction_section(predictions: Predictions) -> dict[str, Any]:
     rows = [_prediction_row(row, predictions.path.parent, i < MAX_PREVIEWS) for i, row in enumerate(predictions.rows)]
     return {
         "intro": f"{predictions.path.name}: {plural(total, 'image')}, of which {flagged:,} "
-        f"({percent(flagged / total) if total else '–'}) are flagged: their score is above the threshold.",
+        f"({percent(flagged / total) if total else '–'}) are flagged as out-of-distribution.",
         "classes": [
             {
                 "name": name,

@@ -42,6 +42,7 @@ HISTORY_COLUMNS = (
     "loss",
     "cross_entropy",
     "triplet",
+    "prototype",
     "validation_accuracy",
     "validation_loss",
     "clusters",

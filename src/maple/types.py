@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -88,9 +89,14 @@ class Prediction:
     cluster: np.ndarray  # (N,) int64: the nearest cluster
     md_class_id: np.ndarray  # (N,) int64: the class of the nearest cluster
     softmax_class_id: np.ndarray  # (N,) int64
-    probabilities: np.ndarray  # (N, C) sums to 1
+    log_probabilities: np.ndarray  # (N, C)
     squared_distance: np.ndarray  # (N,) to the nearest cluster
     class_names: tuple[str, ...] = ()
+
+    @cached_property
+    def probabilities(self) -> np.ndarray:
+        """Class probabilities (N, C); rows sum to 1."""
+        return np.exp(self.log_probabilities)
 
     def __len__(self) -> int:
         return len(self.class_id)

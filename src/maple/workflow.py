@@ -232,7 +232,7 @@ def _check_folder(request: TrainRequest) -> None:
         raise UsageError(f"'{folder}' is a file: choose a folder for --out")
     started, finished = (folder / CONFIG).exists(), (folder / "detector.safetensors").exists()
     if started:
-        read_run_config(folder)  # a file of that name that is not ours is not to be replaced
+        read_run_config(folder, oldest=1)  # a file of that name that is not ours is not to be replaced
     if started and not request.resume and not request.overwrite:
         raise UsageError(f"'{folder}' already holds a run: add --resume to continue it, --overwrite to replace it")
     if not request.resume:
@@ -288,13 +288,13 @@ def _prepare_folder(request: TrainRequest, splits: Splits, config: RunConfig) ->
     save_json(folder / CLASSES, _classes(splits))
 
 
-def read_run_config(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+def read_run_config(folder: Path, oldest: int = FORMAT_VERSION) -> tuple[dict[str, Any], dict[str, Any]]:
     """The sections of a run's ``config.toml``: where its images come from, and its options."""
     if not (folder / CONFIG).is_file():
         raise RunError(f"'{folder}' is not a run folder: it has no {CONFIG}")
     sections = read_toml(folder / CONFIG)
     origin = sections.pop("origin", {})
-    check_format(origin, folder / CONFIG)
+    check_format(origin, folder / CONFIG, oldest)
     return origin, sections
 
 
@@ -491,7 +491,7 @@ def _provenance(config: RunConfig, predictor: Predictor, command: str) -> dict[s
 def run_demo(out: Path, seed: int = 0) -> Results:
     """The whole method on simulated diatoms, with unknown taxa that resemble the known ones and with debris."""
     again = (out / CONFIG).exists()
-    if again and not str(read_run_config(out)[0].get("command")).startswith(DEMO_COMMAND):
+    if again and not str(read_run_config(out, oldest=1)[0].get("command")).startswith(DEMO_COMMAND):
         raise UsageError(f"'{out}' holds a run that is not a demo: choose another --out")
     results = train_run(
         TrainRequest(
