@@ -673,6 +673,8 @@ def _ood_sections(results: Results) -> list[dict[str, Any]]:
 def _roc_plot(results: Results, ood_name: str, false_alarm: float) -> Plot:
     curves = []
     for method in _ordered(results):
+        if method == "softmax-scaled":  # nearly the curve of softmax
+            continue
         found = results.methods[method].detection[ood_name]
         line = replace(_line(method), label=f"{method_name(method)}, AUROC {number(found.auroc)}")
         curves.append((line, found.roc_ind, found.roc_ood))
