@@ -381,6 +381,8 @@ def _never_flagged(results: Results) -> Iterator[str]:
     rate, n = (results.provenance.get(key) for key in ("false_alarm", "calibration_images"))
     few = f"{plural(n, 'calibration image')} are" if n is not None else "the calibration images are"
     for_rate = f" for a false-alarm rate of {percent(rate)}" if rate is not None else ""
+    if confidence := results.provenance.get("decision", {}).get("confidence"):
+        for_rate += f" with {percent(confidence)} confidence"
     yield (
         f"No image is ever flagged: {few} too few{for_rate}. Train with more of them, "
         "or evaluate and predict with a larger --false-alarm."
