@@ -39,6 +39,7 @@ from maple.calibrate import (
     Calibration,
     benjamini_hochberg,
     conformal_threshold,
+    count_allowed,
     fit_pool,
     prediction_sets,
     true_class_scores,
@@ -143,7 +144,7 @@ def measure_false_alarms(images: Scored, splits: Splits, rng: np.random.Generato
     rows = []
     for level in LEVELS:
         counts = count_false_alarms(images, splits, level)
-        k = allowed_above(n, level)
+        k = count_allowed(n, level)
         expected = betabinom(m, k + 1, n - k)
         cdf = np.r_[0.0, np.cumsum(expected.pmf(np.arange(m + 1)))]  # (m + 2,) of -1, 0, ..., m
         uniform = cdf[counts] + rng.uniform(size=len(counts)) * (cdf[counts + 1] - cdf[counts])
@@ -167,7 +168,7 @@ def measure_confidence(images: Scored, splits: Splits, rng: np.random.Generator)
     rows = []
     for level in LEVELS:
         counts = count_false_alarms(images, splits, level, CONFIDENCE)
-        k = allowed_above(n, level, CONFIDENCE)
+        k = count_allowed(n, level, CONFIDENCE)
         drawn = (rng.choice(images.scores, size=n) for _ in range(DRAWS_PER_SPLIT * len(splits)))
         rates = [np.mean(images.scores > conformal_threshold(row, level, CONFIDENCE)) for row in drawn]
         rows.append(
@@ -333,11 +334,6 @@ def count_false_alarms(images: Scored, splits: Splits, level: float, confidence:
             yield int(decision.is_ood(new.scores, new.class_ids).sum())
 
     return np.array(list(flagged()))
-
-
-def allowed_above(n: int, level: float, confidence: float | None = None) -> int:
-    """How many of n calibration scores lie above the threshold."""
-    return n - 1 - int(conformal_threshold(np.arange(n), level, confidence))
 
 
 # --- the table -------------------------------------------------------------------------------------------------------

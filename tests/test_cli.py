@@ -16,29 +16,12 @@ import torch
 from PIL import Image
 from scipy.stats import false_discovery_control
 
+from commands import flat, run
 from maple.checkpoint import load_json
-from maple.cli import main
 from maple.config import PRESETS, read_toml
 from maple.data import open_images
 from maple.predictor import load_predictor
 from maple.types import PREDICTION_COLUMNS
-
-
-def run(*arguments: object) -> int:
-    """Run the command in this process, as the entry point does; the exit code."""
-    argv = sys.argv
-    sys.argv = ["maple", *map(str, arguments)]
-    try:
-        main()
-    except SystemExit as stop:
-        return int(stop.code or 0)
-    finally:
-        sys.argv = argv
-    return 0
-
-
-def flat(text: str) -> str:
-    return " ".join(text.split())
 
 
 @pytest.fixture(scope="module")

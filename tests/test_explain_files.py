@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import sys
 import xml.etree.ElementTree as ElementTree
 from dataclasses import replace
 from importlib.resources import files
@@ -16,10 +15,10 @@ import pytest
 import torch
 from PIL import Image
 
+from commands import run as run_command
 from maple.backbone import create_backbone, embed
 from maple.benchmark import evaluate
 from maple.checkpoint import load_json, save_json
-from maple.cli import main
 from maple.data import open_images
 from maple.errors import UsageError
 from maple.explain import component_coordinates
@@ -38,18 +37,6 @@ from maple.splits import load_splits
 from maple.types import Relabelling
 
 HOSTILE = "<script>alert('x')</script>\x00"
-
-
-def run_command(*arguments: object) -> int:
-    argv = sys.argv
-    sys.argv = ["maple", *map(str, arguments)]
-    try:
-        main()
-    except SystemExit as stop:
-        return int(stop.code or 0)
-    finally:
-        sys.argv = argv
-    return 0
 
 
 @pytest.fixture(scope="module")

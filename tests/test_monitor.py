@@ -14,14 +14,13 @@ from hypothesis import strategies as st
 from scipy.integrate import quad
 from scipy.stats import beta, betabinom, hypergeom
 
-from maple.calibrate import conformal_p_values, conformal_threshold
+from maple.calibrate import conformal_p_values, conformal_threshold, count_allowed
 from maple.checkpoint import load_arrays, save_arrays
 from maple.errors import DataError, RunError, UsageError
 from maple.monitor import (
     StreamMonitor,
     beta_bets,
     compare_scores,
-    count_allowed,
     count_earlier,
     flagged_distribution,
     grow,

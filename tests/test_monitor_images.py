@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
@@ -12,28 +11,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from commands import flat, run
 from image_files import encode, write_parquet
 from maple.checkpoint import load_arrays, save_arrays
-from maple.cli import main
 from maple.monitor import StreamMonitor, compare_scores
 from maple.monitor_images import Monitoring
-
-
-def run(*arguments: object) -> int:
-    """Run the command in this process, as the entry point does; the exit code."""
-    argv = sys.argv
-    sys.argv = ["maple", *map(str, arguments)]
-    try:
-        main()
-    except SystemExit as stop:
-        return int(stop.code or 0)
-    finally:
-        sys.argv = argv
-    return 0
-
-
-def flat(text: str) -> str:
-    return " ".join(text.split())
 
 
 def noise(n: int, seed: int, contrast: int = 30) -> list[Image.Image]:
@@ -194,7 +176,7 @@ def test_a_call_that_fails_is_not_counted(folder, tmp_path, monkeypatch, capsys)
         run("monitor", folder / "run", folder / "same.parquet", "--state", state, "--out", tmp_path / "a-file/p.svg")
         == 1
     )
-    monkeypatch.setattr("maple.monitor_images.embed_batches", _interrupt)
+    monkeypatch.setattr("maple.monitor_images.embed_for", _interrupt)
     assert run("monitor", folder / "run", folder / "same.parquet", "--state", state) == 130
     assert state.read_bytes() == before
 

@@ -26,7 +26,7 @@ from scipy.special import log_softmax
 import maple
 from maple import metrics
 from maple.checkpoint import FORMAT_VERSION
-from maple.detector import Description, Detector, LogitDetector, MapleDetector, create_detector, probability_of_others
+from maple.detector import Description, Detector, LogitDetector, create_detector, probability_of_others
 from maple.errors import DataError, RunError, UsageError
 from maple.gaussian import class_logsumexp
 from maple.types import Outputs, Prediction
@@ -220,12 +220,13 @@ def evaluate(
         raise DataError(f"the OOD set '{empty[0]}' has no images: check its source")
     n_classes = len(predictor.class_names)
     labels = _labels(ind, n_classes)
-    said = predictor.predict_outputs(ind)
-    said_ood = {name: predictor.predict_outputs(outputs) for name, outputs in ood.items()}
+    found = predictor.detector.describe(ind)
+    found_ood = {name: predictor.detector.describe(outputs) for name, outputs in ood.items()}
+    said = predictor.predict_described(found)
+    said_ood = {name: predictor.predict_described(unknown) for name, unknown in found_ood.items()}
 
     if detectors is None:
         detectors = () if ind.logits is None else BASELINES
-    found = predictor.detector.describe(ind)
     methods = _baselines(detectors, ind, ood, labels, n_classes)
     if "softmax" in methods:
         methods["softmax-scaled"] = _scaled_softmax(predictor.softmax_temperature, ind, ood, labels, n_classes)
@@ -248,7 +249,7 @@ def evaluate(
         qq_observed=observed.tolist(),
         confusion=confusion.tolist(),
         per_class_accuracy=metrics.per_class_accuracy(confusion).tolist(),
-        scores=_score_table(predictor.detector, found, ood),
+        scores=_score_table(found, found_ood),
         threshold=predictor.threshold if _is_calibrated(said) else math.nan,
         latency_ms=math.nan if latency_ms is None else float(latency_ms),
         provenance=_plain({**(provenance or {}), "seed": seed, "versions": _versions()}),
@@ -294,7 +295,8 @@ def _scaled_softmax(
         return log_softmax(_class_log_softmax(outputs, n_classes) / temperature, axis=1)
 
     scores = {name: probability_of_others(scale(outputs)) for name, outputs in ood.items()}
-    return _method(_judge_probabilities(scale(ind), labels), probability_of_others(scale(ind)), scores)
+    logs = scale(ind)
+    return _method(_judge_probabilities(logs, labels), probability_of_others(logs), scores)
 
 
 def _class_log_softmax(outputs: Outputs, n_classes: int) -> np.ndarray:
@@ -323,15 +325,12 @@ def _maple(
     )
 
 
-def _score_table(
-    detector: MapleDetector, found: Description, ood: Mapping[str, Outputs]
-) -> dict[str, dict[str, float]]:
+def _score_table(found: Description, found_ood: Mapping[str, Description]) -> dict[str, dict[str, float]]:
     """AUROC of every score that the detector can give, whichever it ranks by: no score wins everywhere."""
-    described = {name: detector.describe(outputs) for name, outputs in ood.items()}
     return {
         score: {
             name: metrics.auroc(found.score_named(score), unknown.score_named(score))
-            for name, unknown in described.items()
+            for name, unknown in found_ood.items()
         }
         for score in found.available_scores
     }

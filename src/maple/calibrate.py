@@ -166,7 +166,7 @@ def conformal_threshold(calibration_scores: ArrayLike, false_alarm: float, confi
     (950.0, 961.0)
     """
     ordered = _sorted_scores(calibration_scores)
-    k = _allowed_above(len(ordered), false_alarm, confidence)
+    k = count_allowed(len(ordered), false_alarm, confidence)
     return float(ordered[len(ordered) - 1 - k]) if k >= 0 else float("inf")
 
 
@@ -180,7 +180,7 @@ def min_calibration_images(false_alarm: float, confidence: float | None = None) 
     # No calibration score lies above the threshold: 1 / (n + 1) <= a, or 1 - (1 - a)^n >= confidence.
     guess = 1 / false_alarm - 1 if confidence is None else log1p(-confidence) / log1p(-false_alarm)
     numbers = range(ceil(guess) + 2)  # rounding moves the guess by one at most
-    return bisect_left(numbers, True, key=lambda n: _allowed_above(n, false_alarm, confidence) >= 0)
+    return bisect_left(numbers, True, key=lambda n: count_allowed(n, false_alarm, confidence) >= 0)
 
 
 def false_alarm_interval(
@@ -196,7 +196,7 @@ def false_alarm_interval(
     0.039 to 0.062
     """
     _check_rate(share, "share", 0.9)
-    k = _allowed_above(n_images, false_alarm, confidence)
+    k = count_allowed(n_images, false_alarm, confidence)
     if k < 0:
         return 0.0, 0.0
     low, high = betaincinv(k + 1, n_images - k, [(1 - share) / 2, (1 + share) / 2])
@@ -208,8 +208,12 @@ def _p_values(scores: np.ndarray, ordered: np.ndarray) -> np.ndarray:
     return (1 + n_at_least) / (len(ordered) + 1)
 
 
-def _allowed_above(n: int, false_alarm: float, confidence: float | None) -> int:
-    """How many of n calibration scores may lie above the threshold, to the last bit; -1 where even 0 are too many."""
+def count_allowed(n: int, false_alarm: float, confidence: float | None = None) -> int:
+    """How many of n calibration scores may lie above the threshold, to the last bit; -1 where even 0 are too many.
+
+    >>> count_allowed(99, 0.05), count_allowed(98, 0.05), count_allowed(10, 0.05)
+    (4, 3, -1)
+    """
     _check_rates(false_alarm, confidence)
     if confidence is not None:  # P(rate <= false_alarm) falls with k: the last k before it falls too low
         least = confidence * (1 - ROUNDING)

@@ -27,7 +27,7 @@ from numpy.typing import ArrayLike
 from scipy.special import beta as beta_function
 from scipy.stats import betabinom, ks_2samp
 
-from maple.calibrate import conformal_threshold
+from maple.calibrate import conformal_threshold, count_allowed
 from maple.errors import DataError, RunError, UsageError
 from maple.gaussian import as_array
 
@@ -121,16 +121,6 @@ def kolmogorov_smirnov(scores: ArrayLike, calibration_scores: ArrayLike) -> tupl
         warnings.filterwarnings("ignore", message=".*(?:Switching to|Exact)", category=RuntimeWarning)
         result = ks_2samp(scores, calibration_scores)
     return float(result.statistic), float(result.pvalue), bool(result.statistic_sign < 0)
-
-
-def count_allowed(n_calibration: int, false_alarm: float) -> int:
-    """How many of n calibration scores lie above the threshold of a false-alarm rate; -1 where it is infinite.
-
-    >>> count_allowed(99, 0.05), count_allowed(98, 0.05), count_allowed(10, 0.05)
-    (4, 3, -1)
-    """
-    attainable = np.arange(1, n_calibration + 2) / (n_calibration + 1)  # conformal p-values
-    return int((attainable <= false_alarm).sum()) - 1
 
 
 def flagged_distribution(n_images: int, n_calibration: int, n_allowed: int) -> np.ndarray:

@@ -9,13 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from maple.backbone import embed_batches
 from maple.checkpoint import load_arrays, save_arrays, write_atomic
 from maple.errors import RunError, UsageError
 from maple.images import ImageSet
 from maple.monitor import Comparison, StreamMonitor, compare_scores
 from maple.plots import plot_drift, standalone_svg
-from maple.predict_files import describe_skipped, open_like, ready_predictor
+from maple.predict_files import describe_skipped, embed_for, open_like, ready_predictor
 from maple.predictor import Predictor
 from maple.progress import counting, warn
 
@@ -191,14 +190,7 @@ def _open_stream(predictor: Predictor, folder: Path, level: float | None, state:
 def _score(predictor: Predictor, images: ImageSet, batch_size: int, workers: int) -> np.ndarray:
     """Scores (N,) in the order of the images, batch by batch."""
     with counting("scoring") as progress:
-        batches = embed_batches(
-            predictor.backbone,
-            images,
-            batch_size=batch_size,
-            cluster_to_class=predictor.cluster_to_class,
-            progress=progress,
-            workers=workers,
-        )
+        batches = embed_for(predictor, images, batch_size=batch_size, progress=progress, workers=workers)
         return np.concatenate([predictor.predict_outputs(outputs).score for outputs in batches])
 
 

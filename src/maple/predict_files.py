@@ -57,14 +57,7 @@ def predict_images(
     columns += [f"p_{name}" for name in predictor.class_names if all_probabilities]
     with _open_output(out) as file, counting("predicting") as progress:
         write_row = _row_writer(file, columns, as_lines=out.endswith(JSON_SUFFIXES))
-        batches = embed_batches(
-            predictor.backbone,
-            images,
-            batch_size=batch_size,
-            cluster_to_class=predictor.cluster_to_class,
-            progress=progress,
-            workers=workers,
-        )
+        batches = embed_for(predictor, images, batch_size=batch_size, progress=progress, workers=workers)
         rows = _predict_rows(predictor, batches, images.files, coverage, all_probabilities)
         for row in rows if fdr is None else flag_together(rows, fdr, len(predictor.calibration)):
             write_row(row)
@@ -145,6 +138,11 @@ def ready_predictor(folder: Path, decision: dict[str, Any] | None = None, fdr: f
         predictor.decide(per_class=False, confidence=None)  # p-values of one shared calibration set
     use_fast_allocator()
     return predictor
+
+
+def embed_for(predictor: Predictor, images: ImageSet, **options: Any) -> Iterator[Outputs]:
+    """What the predictor's network says about the images, batch by batch; options as for ``embed_batches``."""
+    return embed_batches(predictor.backbone, images, cluster_to_class=predictor.cluster_to_class, **options)
 
 
 def open_like(predictor: Predictor, source: Any, data_root: Path | None, labelled: bool = False) -> ImageSet:

@@ -106,13 +106,16 @@ class Predictor:
 
     def predict_outputs(self, outputs: Outputs) -> Prediction:
         """Predict from what the backbone said."""
-        found = self.detector.describe(outputs)
+        return self.predict_described(self.detector.describe(outputs))
+
+    def predict_described(self, found: Description) -> Prediction:
+        """Predict from what the detector said of it."""
         logs = self.log_probabilities(found)  # (N, C)
         class_id = logs.argmax(1)
-        if outputs.logits is None:
+        if found.logits is None:
             softmax_class_id = found.md_class_id
         else:
-            softmax_class_id = class_probabilities(outputs.logits, self.cluster_to_class, self.class_rule).argmax(1)
+            softmax_class_id = class_probabilities(found.logits, self.cluster_to_class, self.class_rule).argmax(1)
         return Prediction(
             class_id=class_id,
             probability=np.exp(logs[np.arange(len(class_id)), class_id]),
