@@ -15,6 +15,7 @@ import sklearn.metrics as oracle
 from rich.console import Console
 from scipy import stats
 from scipy.special import softmax
+from sklearn.metrics import roc_auc_score
 
 from maple import metrics
 from maple.benchmark import Results, evaluate, format_table, measure_latency
@@ -179,6 +180,27 @@ def test_far_images_do_not_tie_in_the_papers_ranking(predictor, ind):
     assert math.isfinite(paper.classification.nll)
     assert paper.classification.nll > 1000
     assert math.isfinite(outcome.methods["maple"].classification.nll)
+
+
+def test_every_score_is_judged(results, predictor, ind, ood):
+    assert set(results.scores) == set(predictor.detector.describe(ind).available_scores) >= {"distance", "energy"}
+    for score, by_set in results.scores.items():
+        for name, outputs in ood.items():
+            known, unknown = (predictor.detector.describe(part).score_named(score) for part in (ind, outputs))
+            truth = np.r_[np.zeros(len(known)), np.ones(len(unknown))]
+            assert by_set[name] == pytest.approx(roc_auc_score(truth, np.r_[known, unknown]))
+
+
+def test_scaled_softmax_is_softmax_at_temperature_one(results, predictor, ind, ood):
+    assert predictor.softmax_temperature == 1
+    plain, scaled = (results.methods[name] for name in ("softmax", "softmax-scaled"))
+    assert scaled.classification.nll == pytest.approx(plain.classification.nll)
+    assert scaled.detection["near"].auroc == pytest.approx(plain.detection["near"].auroc)
+    warm = Predictor(
+        NoNetwork(), predictor.detector, NAMES, size=8, temperature=predictor.temperature, softmax_temperature=3.0
+    )
+    warmed = evaluate(warm, ind, ood).methods["softmax-scaled"].classification
+    assert warmed.accuracy == plain.classification.accuracy and warmed.nll != pytest.approx(plain.classification.nll)
 
 
 def test_the_threshold(results, predictor, ind, ood):
