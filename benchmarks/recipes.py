@@ -35,11 +35,12 @@ RECIPES: dict[str, dict[str, Any]] = {
 }
 
 
-def train_and_evaluate(name: str, seed: int, epochs: int, runs: Path, data_root: Path) -> dict[str, Any]:
-    """One row, from a new training or from a finished one."""
-    flags = {"backbone": "resnet9", **RECIPES[name], "seed": seed, "epochs": epochs}
+def train_once(name: str, flags: dict[str, Any], seed: int, epochs: int, runs: Path, data_root: Path) -> Path:
+    """The folder of a training on CIFAR-10, which is continued where it was interrupted and skipped where finished."""
+    flags = {"backbone": "resnet9", **flags, "seed": seed, "epochs": epochs}
     folder = runs / f"{name.replace(', ', '-').replace(' ', '-')}-{epochs}-{seed}"
     if not (folder / "detector.safetensors").exists():
+        interrupted = any(folder.rglob("resume.safetensors"))
         train_run(
             TrainRequest(
                 source="cifar10",
@@ -47,10 +48,16 @@ def train_and_evaluate(name: str, seed: int, epochs: int, runs: Path, data_root:
                 data_root=data_root,
                 flags={key: value for key, value in flags.items() if key != "preset"},
                 preset=flags.get("preset"),
-                resume=(folder / "resume.safetensors").exists(),
-                overwrite=(folder / "config.toml").exists() and not (folder / "resume.safetensors").exists(),
+                resume=interrupted,
+                overwrite=(folder / "config.toml").exists() and not interrupted,
             )
         )
+    return folder
+
+
+def train_and_evaluate(name: str, seed: int, epochs: int, runs: Path, data_root: Path) -> dict[str, Any]:
+    """One row, from a new training or from a finished one."""
+    folder = train_once(name, RECIPES[name], seed, epochs, runs, data_root)
     results = evaluate_run(folder, ood=OOD, data_root=data_root)
     return {"recipe": name, "seed": seed, "epochs": epochs, **summarise(results), **read_history(folder)}
 

@@ -441,7 +441,9 @@ def test_embed_ignores_autocast(backbone: Backbone, pixels: np.ndarray) -> None:
 
 
 def test_dropout_is_off_while_embedding(pixels: np.ndarray) -> None:
-    backbone = create_backbone("wrn-10-1", 3, dropout=0.5).train()
+    backbone = create_backbone("wrn-10-1", 3).train()
+    for layer in (m for m in backbone.modules() if isinstance(m, nn.Dropout)):
+        layer.p = 0.5
     assert np.array_equal(embed(backbone, pixels).embeddings, embed(backbone, pixels).embeddings)
 
 

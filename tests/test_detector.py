@@ -328,7 +328,7 @@ def test_registry():
     with pytest.raises(UsageError, match="did you mean 'softmax'"):
         create_detector("sotfmax")
     with pytest.raises(UsageError, match="already"):
-        register_detector("maple")(MapleDetector)
+        register_detector("softmax")(MapleDetector)
     assert list_detectors() == sorted(list_detectors())
     with pytest.raises(TypeError):
         Detector()

@@ -121,21 +121,25 @@ def test_option_a_shortcut_by_loop() -> None:
 def test_pooling_before_normalisation_equals_pooling_behind_it_in_eval_mode() -> None:
     """Maximum commutes with ReLU and with a rising affine map: the faster order computes the same function."""
     block = ConvBlock(3, 4, pool=True).eval()
-    conv, pool, norm, relu = block
+    conv, pool, norm, relu, _ = block
     norm.running_mean.uniform_(-1, 1), norm.running_var.uniform_(0.5, 2)
     x = torch.randn(2, 3, 8, 8)
     with torch.no_grad():
         torch.testing.assert_close(block(x.clone()), pool(relu(norm(conv(x)))))
 
 
-def test_wide_dropout_acts_while_training_only() -> None:
+@pytest.mark.parametrize("name", ["resnet9", "resnet20", "wrn-10-1"])
+def test_dropout_is_there_and_off_until_someone_sets_it(name: str) -> None:
     torch.manual_seed(0)
-    network = create_network("wrn-10-1", dropout=0.5)
+    network = create_network(name)
+    layers = [m for m in network.modules() if isinstance(m, nn.Dropout)]
+    assert layers and all(layer.p == 0 for layer in layers)
+    for layer in layers:
+        layer.p = 0.5
     x = torch.randn(4, 3, 16, 16)
     assert not torch.equal(network(x), network(x))
     network.eval()
     assert torch.equal(network(x), network(x))
-    assert all(m.p == 0 for m in create_network("wrn-10-1").modules() if isinstance(m, nn.Dropout))
 
 
 def test_wide_depth_counts_its_convolutions() -> None:
@@ -159,11 +163,6 @@ def test_wide_depth_counts_its_convolutions() -> None:
 def test_unknown_names_say_what_to_do(name: str, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         create_network(name)
-
-
-def test_dropout_only_where_there_is_some() -> None:
-    with pytest.raises(UsageError, match="no dropout"):
-        create_network("resnet9", dropout=0.3)
 
 
 def test_fast_allocator_is_idempotent_and_stops_page_faults() -> None:

@@ -7,15 +7,24 @@ import pytest
 import torch
 from torch import nn
 
+from maple.backbone import Backbone
 from maple.config import PRESETS, RecipeOptions
 from maple.errors import ConfigError, UsageError
-from maple.recipe import RECIPES, MapleRecipe, create_recipe, grow_linear
+from maple.recipe import RECIPES, MapleRecipe, Step, create_recipe, grow_linear
 from maple.relabel import class_probabilities
 from maple.types import Outputs, Relabelling
 
 SPLIT = Relabelling(
     np.array([0, 1, 2, 3]), np.array([0, 0, 0, 1]), np.array([0, 0, 0, 1]), np.array([0.2, 0.5, 0.3, 1])
 )
+
+
+def make_step(progress=0.0, head=None):
+    """Eight images of two classes with embeddings of size 4, the same in every call."""
+    drawn = torch.Generator().manual_seed(0)
+    embeddings, logits = torch.randn(8, 4, generator=drawn), torch.randn(8, 2, generator=drawn)
+    backbone = Backbone(nn.Identity(), head or nn.Linear(4, 2), embedding_size=4)
+    return Step(torch.zeros(8, 3, 1, 1), embeddings, logits, torch.tensor([0, 1] * 4), progress, backbone)
 
 
 @pytest.mark.parametrize("bias", [True, False])
@@ -51,28 +60,25 @@ def test_fresh_head_has_the_new_size_and_no_parents():
 
 def test_switches():
     for name, switches in RECIPES.items():
-        batch = torch.randn(8, 4), torch.randn(8, 2), torch.tensor([0, 1] * 4)
-        terms = create_recipe(name).loss(*batch, 1.0, nn.Linear(4, 2))
+        terms = create_recipe(name).loss(make_step(progress=1.0))
         assert ("triplet" in terms) == ("prototype" in terms) == switches["triplet"]
 
 
 def test_prototypes_are_the_rows_of_a_linear_head():
-    batch = torch.randn(8, 4), torch.randn(8, 2), torch.tensor([0, 1] * 4)
     head = nn.Linear(4, 2)
-    term = create_recipe("maple", prototype_weight=0.5).loss(*batch, 0.0, head)["prototype"]
+    step = make_step(head=head)
+    term = create_recipe("maple", prototype_weight=0.5).loss(step)["prototype"]
     assert term.weight == 0.5
-    cosines = nn.functional.cosine_similarity(batch[0][:, None], head.weight[None], dim=2)
-    torch.testing.assert_close(term.value, nn.functional.cross_entropy(10 * cosines, batch[2]))
-    assert "prototype" not in create_recipe("maple", prototype_weight=0).loss(*batch, 0.0, head)
-    assert "prototype" not in create_recipe("maple").loss(*batch, 0.0, nn.Sequential(head))
+    cosines = nn.functional.cosine_similarity(step.embeddings[:, None], head.weight[None], dim=2)
+    torch.testing.assert_close(term.value, nn.functional.cross_entropy(10 * cosines, step.targets))
+    assert "prototype" not in create_recipe("maple", prototype_weight=0).loss(step)
+    assert "prototype" not in create_recipe("maple").loss(make_step(head=nn.Sequential(head)))
 
 
 def test_triplet_weight_warms_up():
     """The weight grows, the value that the history shows does not depend on it."""
     recipe = create_recipe("triplet", triplet_warmup=0.5, triplet_weight=2.0)
-    torch.manual_seed(0)
-    batch = torch.randn(8, 4), torch.randn(8, 2), torch.tensor([0, 1] * 4)
-    terms = [recipe.loss(*batch, progress, nn.Linear(4, 2))["triplet"] for progress in (0.0, 0.25, 0.5, 1.0)]
+    terms = [recipe.loss(make_step(progress=progress))["triplet"] for progress in (0.0, 0.25, 0.5, 1.0)]
     assert [term.weight for term in terms] == [0.0, 1.0, 2.0, 2.0]
     assert len({float(term.value) for term in terms}) == 1
 

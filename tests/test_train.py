@@ -142,7 +142,7 @@ def test_resumed_run_reaches_the_same_weights(splits, tmp_path, recipe):
             return super().class_probabilities(outputs)
 
     seen: list[int] = []
-    options = {name: getattr(recipe, name) for name in recipe.__dataclass_fields__}
+    options = {f.name: getattr(recipe, f.name) for f in dataclasses.fields(recipe)}
     with pytest.raises(Killed):
         start(Kill(**options), half, tmp_path / "killed", epochs=3)
     torch.manual_seed(99)  # other weights, another state of the generator: all that counts is in the checkpoint
@@ -285,13 +285,13 @@ def test_last_step_of_an_epoch_cannot_spoil_the_checkpoint(few, tmp_path):
     calls = itertools.count(1)
 
     class Spoil(MapleRecipe):
-        def loss(self, embeddings, logits, targets, progress, head):
-            terms = super().loss(embeddings, logits, targets, progress, head)
+        def loss(self, step):
+            terms = super().loss(step)
             if next(calls) == 2 * steps:
-                terms["spoilt"] = LossTerm((embeddings.sum() * 0).sqrt())
+                terms["spoilt"] = LossTerm((step.embeddings.sum() * 0).sqrt())
             return terms
 
-    with pytest.raises(TrainError, match="no longer a finite number in epoch 2"):
+    with pytest.raises(TrainError, match="no longer finite in epoch 2"):
         start(Spoil(clustering=False), few, tmp_path)
     arrays, metadata = load_arrays(tmp_path / "resume.safetensors")
     assert metadata["epoch"] == 1
@@ -308,8 +308,8 @@ def test_history_shows_the_triplet_loss_without_its_weight(few):
 
 def test_history_holds_the_terms_of_any_recipe(few, tmp_path):
     class Plain(Recipe):
-        def loss(self, embeddings, logits, targets, progress, head):
-            return {"brier": LossTerm((logits.softmax(1) - torch.eye(10)[targets]).square().sum(1).mean())}
+        def loss(self, step):
+            return {"brier": LossTerm((step.logits.softmax(1) - torch.eye(10)[step.targets]).square().sum(1).mean())}
 
     run = start(Plain(), few, tmp_path, epochs=1)
     with (tmp_path / "history.csv").open() as file:

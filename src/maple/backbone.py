@@ -25,7 +25,7 @@ from maple.batches import evaluation_batches
 from maple.errors import UsageError, suggest
 from maple.images import ImageSet, Progress
 from maple.networks import NETWORKS, create_network
-from maple.types import Outputs
+from maple.types import LinearHead, Outputs
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
@@ -74,6 +74,7 @@ class Backbone(nn.Module):
         self.name = name
         self.size = size  # side of the images it was made for, where known
         self.memory_format = memory_format
+        self.made_by: dict[str, Any] | None = None  # recipe, its options and outputs, where the head is not linear
         self.register_buffer("mean", _per_channel(mean, "mean"))
         self.register_buffer("std", _per_channel(std, "std"))
         if not bool((self.std > 0).all()):
@@ -109,6 +110,21 @@ def _per_channel(values: Sequence[float], what: str) -> Tensor:
     return tensor
 
 
+def linear_head(backbone: Backbone) -> LinearHead:
+    """The head as arrays, for detectors that compute logits anew.
+
+    >>> linear_head(create_backbone("resnet9", n_classes=10)).weight.shape
+    (10, 128)
+    """
+    head = backbone.head
+    if not isinstance(head, nn.Linear):
+        kind = "no head" if head is None else f"a head of type {type(head).__name__}"
+        raise UsageError(f"the backbone has {kind}: detectors that compute logits anew need a linear one")
+    weight = head.weight.detach().float().cpu().numpy()
+    bias = np.zeros(len(weight), np.float32) if head.bias is None else head.bias.detach().float().cpu().numpy()
+    return LinearHead(weight, bias)
+
+
 # Making backbones by name
 
 
@@ -124,7 +140,6 @@ def create_backbone(
     embedding_size: int | None = None,
     mean: Sequence[float] | None = None,
     std: Sequence[float] | None = None,
-    dropout: float = 0.0,
 ) -> Backbone:
     """A new backbone with random weights and a linear head of ``n_classes`` columns.
 
@@ -140,7 +155,7 @@ def create_backbone(
     """
     if n_classes < 1 or (embedding_size is not None and embedding_size < 1):
         raise UsageError(f"{n_classes} classes and an embedding of {embedding_size}: both must be at least 1")
-    body = create_network(name, dropout)
+    body = create_network(name)
     embedding_layer = None if embedding_size is None else nn.Linear(body.embedding_size, embedding_size)
     embedding_size = embedding_size or body.embedding_size
     backbone = Backbone(
@@ -222,7 +237,7 @@ def wrap_backbone(
     if shallow is not None and shallow not in dict(module.named_modules()):
         raise UsageError(f"the module has no layer '{shallow}': {suggest(shallow, dict(module.named_modules()))}")
     layers = _possible_heads(module, head)
-    with _evaluating(module):
+    with evaluating(module):
         x, calls, output = _run_example(module, layers, example, size, mean, std)
         name, path = _find_head(calls, dict(_leaves(output)), head)
         if calls[name].input.ndim != 2:
@@ -233,7 +248,8 @@ def wrap_backbone(
         module.set_submodule(name, nn.Identity())
         body = _Pick(module, path) if path else module
         embedding = body(x)
-        if not _same(embedding, calls[name].input) or not _same(layers[name](embedding), calls[name].output):
+        seen = calls[name]
+        if not same_values(embedding, seen.input) or not same_values(layers[name](embedding), seen.output):
             raise UsageError(
                 f"without its head '{name}' the module does not return what the head saw: "
                 "let forward return the output of the head, computed once, and nothing made of it"
@@ -338,7 +354,7 @@ def _find_head(
     found: dict[str, tuple[Any, ...]] = {}
     for name, call in calls.items():
         for path, leaf in leaves.items():
-            if name not in found and _same(leaf, call.output):
+            if name not in found and same_values(leaf, call.output):
                 found[name] = path
     if len(found) > 1:
         raise UsageError(f"the module has several heads ({', '.join(found)}): name one, head='{next(iter(found))}'")
@@ -355,7 +371,7 @@ def _find_head(
     )
 
 
-def _same(a: Tensor, b: Tensor) -> bool:
+def same_values(a: Tensor, b: Tensor) -> bool:
     return a.shape == b.shape and a.dtype == b.dtype and torch.allclose(a, b, rtol=1e-5, atol=1e-6)
 
 
@@ -363,7 +379,7 @@ def _same(a: Tensor, b: Tensor) -> bool:
 
 
 @contextmanager
-def _evaluating(module: nn.Module) -> Iterator[None]:
+def evaluating(module: nn.Module) -> Iterator[None]:
     """Evaluation mode without gradients; afterwards each layer is in the mode it was in, also after an exception."""
     modes = [(layer, layer.training) for layer in module.modules()]
     module.eval()
@@ -430,8 +446,8 @@ def embed_batches(
     """
     if batch_size < 1:
         raise UsageError(f"a batch size of {batch_size}: it must be at least 1")
-    done, n = 0, _count(images, indices)
-    for x, index, labels in _read_batches(images, batch_size, workers, indices, ordered=cluster_ids is not None):
+    done, n = 0, count_images(images, indices)
+    for x, index, labels in read_batches(images, batch_size, workers, indices, ordered=cluster_ids is not None):
         yield Outputs(
             **_run_batch(backbone, x),
             labels=labels,
@@ -447,10 +463,11 @@ def _run_batch(backbone: Backbone, x: Tensor) -> dict[str, np.ndarray]:
     """Embeddings, and what else the backbone gives: logits, and the responses of its shallow layer."""
     device = backbone.mean.device
     found: dict[str, Tensor] = {}
-    with _evaluating(backbone), torch.autocast(device.type, enabled=False), _listening(backbone, found):
-        found["embeddings"] = backbone.embed(x.to(device))
-        if backbone.head is not None:
-            found["logits"] = backbone.head(found["embeddings"])
+    with evaluating(backbone), torch.autocast(device.type, enabled=False), _listening(backbone, found):
+        if backbone.head is None:
+            found["embeddings"] = backbone.embed(x.to(device))
+        else:
+            found["embeddings"], found["logits"] = backbone(x.to(device))
     return {name: tensor.float().cpu().numpy() for name, tensor in found.items()}
 
 
@@ -487,7 +504,7 @@ def channel_responses(activations: Tensor) -> Tensor:
 def _no_outputs(backbone: Backbone, cluster_to_class: np.ndarray | None) -> Outputs:
     """Outputs of no image, as a rank without a share of the images needs them: (0, D) and (0, M)."""
     embedding = torch.empty(0, backbone.embedding_size, device=backbone.mean.device)
-    with _evaluating(backbone):
+    with evaluating(backbone):
         logits = None if backbone.head is None else backbone.head(embedding).cpu().numpy()
     none = np.empty(0, dtype=np.int64)
     return Outputs(embedding.cpu().numpy(), logits, none, none, cluster_to_class, _no_responses(backbone))
@@ -502,7 +519,7 @@ def _no_responses(backbone: Backbone) -> np.ndarray | None:
     return np.empty((0, next((width for width in reversed(widths) if width), 0)), dtype=np.float32)
 
 
-def _count(images: Images, indices: np.ndarray | None) -> int:
+def count_images(images: Images, indices: np.ndarray | None) -> int:
     """How many images there will be; 0 where nobody knows beforehand."""
     if indices is not None:
         return len(indices)
@@ -521,7 +538,7 @@ def _rows(cluster_ids: np.ndarray, index: np.ndarray) -> np.ndarray:
 Batch = tuple[Tensor, np.ndarray, np.ndarray | None]  # images (B, 3, H, W) in [0, 1], their positions, their labels
 
 
-def _read_batches(
+def read_batches(
     images: Images, batch_size: int, workers: int, indices: np.ndarray | None, ordered: bool
 ) -> Iterator[Batch]:
     if isinstance(images, ImageSet):

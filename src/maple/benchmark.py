@@ -103,6 +103,21 @@ class Method:
     histogram: Histogram
 
 
+class Own(NamedTuple):
+    """The method of the recipe that made the network."""
+
+    recipe: str
+    detector: str  # whose score is the method's
+
+
+class Scored(NamedTuple):
+    """The scores of a detector that reads images."""
+
+    name: str
+    ind: np.ndarray  # (N,)
+    ood: dict[str, np.ndarray]
+
+
 @dataclass(frozen=True)
 class Results:
     """Everything `evaluate` found, by method: ``softmax``, ``energy``, ``maple``, ``maple-paper``, others as asked for.
@@ -203,6 +218,8 @@ def evaluate(
     ood: Mapping[str, Outputs] | None = None,
     *,
     detectors: Sequence[str | Detector] | None = None,
+    own: Own | None = None,
+    scored: Sequence[Scored] = (),
     latency_ms: float | None = None,
     seed: int | None = None,
     provenance: Mapping[str, Any] | None = None,
@@ -210,7 +227,9 @@ def evaluate(
     """Judge a predictor and its baselines on labelled IND outputs and any number of named OOD outputs.
 
     ``detectors`` are names or fitted instances; each adds a row with the detection metrics, and ``softmax`` its class
-    probabilities as well. The default is ``softmax`` and ``energy``, or none where the outputs have no logits.
+    probabilities as well. The default is ``softmax`` and ``energy``, or none where the outputs have no logits. ``own``
+    is the method of the recipe that made the network, where that is not MAPLE. ``scored`` are rows of detectors that
+    read images, not outputs.
     ``seed``, and whatever ``provenance`` holds (configuration, command), is kept next to the versions in use.
     """
     ood = dict(ood or {})
@@ -226,9 +245,11 @@ def evaluate(
     said_ood = {name: predictor.predict_described(unknown) for name, unknown in found_ood.items()}
 
     if detectors is None:
-        detectors = () if ind.logits is None else BASELINES
-    methods = _baselines(detectors, ind, ood, labels, n_classes)
-    if "softmax" in methods:
+        detectors = () if ind.logits is None else [name for name in BASELINES if own is None or name != own.detector]
+    methods = {} if own is None else _own_method(own, ind, ood, labels, n_classes)
+    methods |= _baselines(detectors, ind, ood, labels, n_classes)
+    methods |= {row.name: _method(None, row.ind, row.ood) for row in scored}
+    if "softmax" in methods or own is not None:
         methods["softmax-scaled"] = _scaled_softmax(predictor.softmax_temperature, ind, ood, labels, n_classes)
     methods["maple"] = _maple(predictor, found, labels, said, said_ood)
     methods["maple-paper"] = _maple_paper(found, labels, said, said_ood)
@@ -267,6 +288,16 @@ def _labels(ind: Outputs, n_classes: int) -> np.ndarray:
             "leave them out or give them as an OOD set"
         )
     return ind.labels
+
+
+def _own_method(
+    own: Own, ind: Outputs, ood: dict[str, Outputs], labels: np.ndarray, n_classes: int
+) -> dict[str, Method]:
+    """The row of the recipe that made the network: its probabilities, and the score that its authors propose."""
+    detector = create_detector(own.detector).fit(ind)
+    scores = {name: detector.score(outputs) for name, outputs in ood.items()}
+    judged = _judge_probabilities(_class_log_softmax(ind, n_classes), labels)
+    return {own.recipe: _method(judged, detector.score(ind), scores)}
 
 
 def _baselines(

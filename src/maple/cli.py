@@ -16,7 +16,7 @@ import typer
 from rich.console import Console
 
 from maple import __version__
-from maple.config import GROUPS, PRESETS, read_toml
+from maple.config import GROUPS, PRESETS, RECIPE_SECTIONS, read_toml
 from maple.errors import MapleError, UsageError
 from maple.progress import is_first_process
 
@@ -43,7 +43,14 @@ RunDataRoot = Annotated[
 Workers = Annotated[int, typer.Option(min=0, help="processes that decode images too many to hold in memory")]
 OodSources = Annotated[list[str] | None, typer.Option(help="NAME=SOURCE of unknown images; may be repeated")]
 AsJson = Annotated[bool, typer.Option("--json", help="print JSON instead of a table")]
-PANELS = {name: name.capitalize() for name in GROUPS} | {"train": "Training"}
+PANELS = {name: name.capitalize() for name in GROUPS} | {
+    "train": "Training",
+    "mc_dropout": "MC-Dropout",
+    "duq": "DUQ",
+    "sngp": "SNGP",
+    "due": "DUE",
+    "vmdls": "VMDLS",
+}
 
 
 def _values(annotation: Any) -> str | None:
@@ -139,7 +146,7 @@ def demo(
 
 
 @app.command()
-@with_options("model", "train", "recipe", "detector", "decision", "data")
+@with_options("model", "train", *RECIPE_SECTIONS, "detector", "decision", "data")
 def train(
     data: Annotated[str, typer.Argument(help="image folder, .parquet, .npz, or the name of a data set")],
     flags: dict[str, Any],
@@ -256,6 +263,16 @@ def evaluate(
     flags: dict[str, Any],
     ind: Annotated[str | None, typer.Option(help="in-distribution test images; default: the run's test split")] = None,
     ood: OodSources = None,
+    detector: Annotated[
+        str | None,
+        typer.Option(
+            help="detectors to compare with, such as rmd,energy,knn; they are fitted on the run's training images "
+            "[dim]\\[default: softmax,energy; all: maple methods][/]"
+        ),
+    ] = None,
+    ood_validation: Annotated[
+        str | None, typer.Option(help="unknown images for the one detector that is tuned on such, lee-md-ood")
+    ] = None,
     workers: Workers = 2,
     data_root: RunDataRoot = None,
     as_json: AsJson = False,
@@ -263,8 +280,42 @@ def evaluate(
     """Measure accuracy, calibration and detection of unknown images, and update the report."""
     from maple.workflow import evaluate_run
 
-    unknown = _named_sources(ood or [])
-    _finish(evaluate_run(run, ind, unknown, flags, data_root, _command_line(), workers), as_json)
+    results = evaluate_run(
+        run,
+        ind,
+        _named_sources(ood or []),
+        flags,
+        data_root,
+        _command_line(),
+        workers,
+        None if detector is None else [name.strip() for name in detector.split(",") if name.strip()],
+        ood_validation,
+    )
+    _finish(results, as_json)
+
+
+@app.command()
+def methods(as_json: AsJson = False) -> None:
+    """All recipes (how a network learns) and detectors (what ranks images), with their papers and what they cost."""
+    from maple.workflow import list_methods
+
+    rows = list_methods()
+    if as_json:
+        print(json.dumps(rows, indent=1))
+        return
+    from rich.markup import escape
+    from rich.table import Table
+
+    for kind, heading in (("recipe", "maple train --recipe NAME"), ("detector", "maple evaluate --detector NAME,...")):
+        table = Table.grid(padding=(0, 2))
+        table.add_column(no_wrap=True, style="bold")
+        for row in rows:
+            if row["kind"] == kind:
+                facts = [f"{key} {row[key]}" for key in ("needs", "adds") if row[key]]
+                cost = "; ".join([f"{row['passes']} pass" if row["passes"] == "1" else row["passes"], *facts])
+                table.add_row(row["name"], escape(f"{row['title']} ({row['paper']})") + f"\n[dim]{escape(cost)}[/]")
+        output.print(f"\n{heading}", highlight=False)
+        output.print(table)
 
 
 @app.command()

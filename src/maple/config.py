@@ -7,6 +7,7 @@ flag, file, preset, default.
 
 from __future__ import annotations
 
+import math
 import tomllib
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -21,6 +22,7 @@ Options = TypeVar("Options")
 Positive = Annotated[int, Field(ge=1)]
 Share = Annotated[float, Field(ge=0, le=1)]
 NonNegative = Annotated[float, Field(ge=0)]
+AboveZero = Annotated[float, Field(gt=0)]
 Seed = Annotated[int, Field(ge=0, lt=2**32)]
 ScoreBy = Literal["auto", "distance", "relative", "normalised", "residual", "spread", "energy", "shallow", "fused"]
 
@@ -54,7 +56,7 @@ class ModelOptions:
 
     backbone: str = option("resnet9", "network: resnet9, resnet18, resnet20/32/44/56, wrn-D-W such as wrn-28-10")
     embedding_size: Positive | None = option(None, "size of a linear embedding in front of the head (default: none)")
-    recipe: str = option("maple", "how it learns: cross-entropy, triplet, clustering or maple")
+    recipe: str = option("maple", "how it learns: maple, cross-entropy or another that maple methods lists")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,6 +122,64 @@ class RecipeOptions:
         "cluster", "'cluster' splits the clusters there are; 'class' clusters the whole class anew at each event"
     )
     class_rule: Literal["sum", "max"] = option("sum", "class probability from its clusters: their sum or the largest")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DropoutOptions:
+    """MC-Dropout: averages over networks with units left out at random."""
+
+    dropout: Annotated[float, Field(gt=0, lt=1)] = option(0.1, "share of the units left out")
+    dropout_samples: Positive = option(10, "passes per image at test time")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EnsembleOptions:
+    """Deep ensemble: averages over networks trained from different seeds."""
+
+    members: Positive = option(5, "networks in the ensemble (the paper has 10, 3 for ImageNet)")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DuqOptions:
+    """DUQ: distances to one centroid per class, and a gradient penalty."""
+
+    duq_length_scale: AboveZero = option(0.1, "length scale of the kernel")
+    duq_gradient_penalty: NonNegative = option(0.5, "weight of the two-sided gradient penalty")
+    duq_centroid_momentum: Share = option(0.999, "momentum of the moving averages of the centroids")
+    duq_centroid_size: Positive = option(128, "size of the space of each class, where its centroid is")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SngpOptions:
+    """SNGP: spectral normalisation and a Gaussian process of random features as head."""
+
+    sngp_spectral_bound: AboveZero = option(0.95, "largest factor by which a layer may stretch its input")
+    sngp_power_iterations: Positive = option(1, "power iterations per step")
+    sngp_features: Positive = option(1024, "random features of the Gaussian process")
+    sngp_space: Literal["normalised", "raw"] = option("normalised", "embeddings that its kernel compares")
+    sngp_kernel_scale: AboveZero = option(1.0, "length scale of its kernel")
+    sngp_amplitude: AboveZero = option(20.0, "amplitude of its kernel: how large logits are expected to be")
+    sngp_ridge: AboveZero = option(1.0, "prior precision of its weights")
+    sngp_mean_field: NonNegative = option(math.pi / 8, "factor of the variance in the mean-field logits")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DueOptions:
+    """DUE: spectral normalisation, also of batch normalisation, and a sparse variational Gaussian process as head."""
+
+    due_spectral_bound: AboveZero = option(3.0, "largest factor by which a layer may stretch its input")
+    due_power_iterations: Positive = option(1, "power iterations per step")
+    due_inducing_points: Positive = option(20, "inducing points of the Gaussian process")
+    due_kernel: Literal["rbf", "matern12", "matern32", "matern52"] = option("rbf", "its kernel")
+
+
+@dataclass(frozen=True, kw_only=True)
+class VmdlsOptions:
+    """VMDLS: a latent space with one isotropic Gaussian per class."""
+
+    vmdls_latent_size: Positive = option(64, "size of the latent space")
+    vmdls_kl_weight: NonNegative = option(0.1, "weight of the Kullback-Leibler divergence")
+    vmdls_prior_scale: AboveZero = option(1.0, "standard deviation of the Gaussian of a class")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -230,9 +290,16 @@ GROUPS: dict[str, type] = {
     "model": ModelOptions,
     "train": TrainOptions,
     "recipe": RecipeOptions,
+    "mc_dropout": DropoutOptions,
+    "ensemble": EnsembleOptions,
+    "duq": DuqOptions,
+    "sngp": SngpOptions,
+    "due": DueOptions,
+    "vmdls": VmdlsOptions,
     "detector": DetectorOptions,
     "decision": DecisionOptions,
 }
+RECIPE_SECTIONS = ("recipe", "mc_dropout", "ensemble", "duq", "sngp", "due", "vmdls")  # of which a run needs one
 SWITCHES = tuple(f.name for f in fields(RecipeOptions) if not f.metadata["flag"])  # what a recipe's name stands for
 
 
@@ -244,15 +311,33 @@ class RunConfig:
     model: ModelOptions
     train: TrainOptions
     recipe: RecipeOptions
+    mc_dropout: DropoutOptions
+    ensemble: EnsembleOptions
+    duq: DuqOptions
+    sngp: SngpOptions
+    due: DueOptions
+    vmdls: VmdlsOptions
     detector: DetectorOptions
     decision: DecisionOptions
 
+    def section(self, name: str) -> dict[str, Any]:
+        """The options of one section. The two switches are left out, since [model] ``recipe`` stands for them."""
+        return {key: value for key, value in as_dict(getattr(self, name)).items() if key not in SWITCHES}
+
     def sections(self) -> dict[str, dict[str, Any]]:
-        """What ``config.toml`` holds. The two switches are left out, since [model] ``recipe`` stands for them."""
-        return {
-            name: {key: value for key, value in as_dict(getattr(self, name)).items() if key not in SWITCHES}
-            for name in GROUPS
-        }
+        """What ``config.toml`` holds: of the sections of recipes only the one of the recipe in use."""
+        others = set(RECIPE_SECTIONS) - {recipe_section(self.model.recipe)}
+        return {name: self.section(name) for name in GROUPS if name not in others}
+
+
+def recipe_section(recipe: str) -> str:
+    """The section with the options of a recipe.
+
+    >>> recipe_section("mc-dropout"), recipe_section("triplet")
+    ('mc_dropout', 'recipe')
+    """
+    own = recipe.replace("-", "_")
+    return own if own in RECIPE_SECTIONS else "recipe"
 
 
 def resolve_config(

@@ -24,7 +24,7 @@ from scipy.special import logsumexp
 
 from maple.calibrate import pool
 from maple.config import DetectorOptions, as_dict, build_options
-from maple.errors import FitError, NotFittedError, UsageError, suggest
+from maple.errors import FitError, NotFittedError, UsageError, same_class, suggest
 from maple.gaussian import (
     Background,
     Gaussians,
@@ -51,7 +51,7 @@ from maple.scores import (
     fit_surprise,
     spread_score,
 )
-from maple.types import Outputs
+from maple.types import About, LinearHead, Outputs
 
 Source = Outputs | Iterable[Outputs] | Callable[[], Iterable[Outputs]]
 EXPONENTS = (0.0, 0.5, 1.0)  # of the norm, to choose from
@@ -69,10 +69,17 @@ class Detector(ABC):
     """``fit(outputs)`` learns, ``score(outputs)`` ranks; learned attributes end in ``_``."""
 
     name: ClassVar[str] = ""
+    about: ClassVar[About]
+    needs_head: ClassVar[bool] = False  # whether it recomputes logits, and has to be handed the linear head
     fitted_: bool = False
+    head_: LinearHead | None = None
 
     def fit(
-        self, outputs: Source, validation: Outputs | None = None, sum_over_ranks: SumOverRanks | None = None
+        self,
+        outputs: Source,
+        validation: Outputs | None = None,
+        sum_over_ranks: SumOverRanks | None = None,
+        head: LinearHead | None = None,
     ) -> Self:
         """Learn from the training images.
 
@@ -80,8 +87,14 @@ class Detector(ABC):
         batches (needed where a detector goes through the images twice and they should not all be held). What has to be
         learned from images that the network has not seen is learned from ``validation``. In several processes each
         gives its share of the training images, all validation images, and a function that sums an array over all.
+        The few detectors that compute logits anew (``needs_head``) are handed the ``head``.
         """
-        self._fit(_Batches(outputs, sum_over_ranks), validation)
+        if self.needs_head and head is None:
+            raise UsageError(
+                f"the '{self.name}' detector needs the network's linear head: fit it with head=linear_head(backbone)"
+            )
+        self.head_ = head if self.needs_head else None
+        self._fit(Batches(outputs, sum_over_ranks), validation)
         self.fitted_ = True
         return self
 
@@ -93,7 +106,7 @@ class Detector(ABC):
     @abstractmethod
     def _score(self, outputs: Outputs) -> np.ndarray: ...
 
-    def _fit(self, batches: _Batches, validation: Outputs | None) -> None:  # noqa: B027
+    def _fit(self, batches: Batches, validation: Outputs | None) -> None:  # noqa: B027
         """Learn; many scores need nothing."""
 
     def _check_fitted(self) -> None:
@@ -121,7 +134,7 @@ def register_detector(name: str) -> Callable[[AnyDetector], AnyDetector]:
     """Class decorator that makes a detector known by ``name``."""
 
     def register(detector: AnyDetector) -> AnyDetector:
-        if name in _REGISTRY:
+        if not same_class(_REGISTRY.get(name, detector), detector):
             raise UsageError(f"there is a detector '{name}' already: choose another name")
         detector.name = name
         _REGISTRY[name] = detector
@@ -173,7 +186,7 @@ def _find(name: str) -> type[Detector]:
     return _REGISTRY[name]
 
 
-class _Batches:
+class Batches:
     """Outputs, batches of them, or a function that starts batches: one way to go through all three.
 
     In several processes each has its share of the batches; ``sum_over_ranks`` adds up what they found.
@@ -405,6 +418,12 @@ class MapleDetector(DetectorOptions, Detector):
     True
     """
 
+    about: ClassVar[About] = About(
+        "Gaussians over the embeddings, fused with logits and a shallow layer",
+        "Venkataramanan et al. 2023",
+        needs="embeddings; logits and validation images for its best score",
+        adds="a mean per cluster, one covariance",
+    )
     moments_: dict[float, Moments]  # by exponent of the norm
     shallow_moments_: Moments  # of the responses of a shallow layer; only where the outputs have them
     exponent_: float  # of the Gaussians in use
@@ -419,7 +438,7 @@ class MapleDetector(DetectorOptions, Detector):
 
     # -- learning
 
-    def _fit(self, batches: _Batches, validation: Outputs | None) -> None:
+    def _fit(self, batches: Batches, validation: Outputs | None) -> None:
         two_passes = self.covariance == "full" and self.distance == "mahalanobis"
         if two_passes and not batches.repeatable:
             raise FitError(
@@ -527,7 +546,7 @@ class MapleDetector(DetectorOptions, Detector):
             separation[exponent] = auroc(nearest[~wrong], nearest[wrong])
         return max(separation, key=lambda exponent: separation[exponent])
 
-    def _learn_full_covariances(self, batches: _Batches) -> None:
+    def _learn_full_covariances(self, batches: Batches) -> None:
         """One covariance per cluster, from a second pass."""
         tied = {"gaussians_": self.gaussians_}
         if self.exponent_ != 0 and 0.0 in self.moments_:
@@ -708,7 +727,7 @@ class LogitDetector(Detector):
 
     cluster_to_class_: np.ndarray  # (M,) int64
 
-    def _fit(self, batches: _Batches, validation: Outputs | None) -> None:
+    def _fit(self, batches: Batches, validation: Outputs | None) -> None:
         first = next(batches.start(), None)
         if first is None:
             raise FitError(f"the '{self.name}' detector got no outputs to learn from: add images")
@@ -757,6 +776,13 @@ class SoftmaxDetector(LogitDetector):
     array([0.5])
     """
 
+    about: ClassVar[About] = About(
+        "probability of the other classes",
+        "Hendrycks & Gimpel 2017",
+        "https://arxiv.org/abs/1610.02136",
+        needs="logits",
+    )
+
     def _score_logits(self, logits: np.ndarray) -> np.ndarray:
         return probability_of_others(class_logsumexp(logits, self.cluster_to_class_))
 
@@ -776,6 +802,10 @@ class EnergyDetector(LogitDetector):
     >>> EnergyDetector().fit(outputs).score(outputs).round(3)
     array([-0.693])
     """
+
+    about: ClassVar[About] = About(
+        "negative log-sum-exp of the logits", "Liu et al. 2020", "https://arxiv.org/abs/2010.03759", needs="logits"
+    )
 
     def _score_logits(self, logits: np.ndarray) -> np.ndarray:
         return energy_score(logits)

@@ -65,3 +65,8 @@ def suggest(name: str, known: Iterable[str]) -> str:
     if nearest:
         return f"did you mean '{nearest[0]}'?"
     return f"known: {', '.join(known)}"
+
+
+def same_class(a: type, b: type) -> bool:
+    """Whether two classes come from the same place, as they do when a module is loaded again."""
+    return (a.__module__, a.__qualname__) == (b.__module__, b.__qualname__)

@@ -610,6 +610,8 @@ class Background:
 def fit_background(moments: Moments, *, explained_variance: float = 0.95, pca: bool = True) -> Background:
     """The background in the components that :func:`fit_gaussians` keeps of the same moments.
 
+    Of few images the variances are shrunk towards their mean, as the covariance within clusters is.
+
     >>> x = np.array([[0.0, 1.0], [0.0, -1.0], [3.0, 0.0], [-3.0, 0.0]])
     >>> background = fit_background(Moments(1, 2).update(x, [0, 0, 0, 0]))
     >>> background.squared_distances(x).round(9)
@@ -617,6 +619,7 @@ def fit_background(moments: Moments, *, explained_variance: float = 0.95, pca: b
     """
     _check_enough(moments, needs_within=False)
     variances, matrix = _components(moments, explained_variance if pca else 1.0)
+    variances = _shrink_if_few(np.diag(variances), moments.n_images - 1).diagonal()
     return Background(moments.mean, _inverse_deviation(moments), matrix, variances, moments.norm_exponent)
 
 
@@ -699,7 +702,12 @@ def _within_components(eigenvalues: np.ndarray, centroids: np.ndarray, moments: 
             "add different images, or use covariance='global'"
         )
     n_free = moments.n_images - moments.n_clusters
-    return oas_covariance(within, n_free) if n_free < IMAGES_PER_COMPONENT * len(within) else within
+    return _shrink_if_few(within, n_free)
+
+
+def _shrink_if_few(covariance: np.ndarray, n_images: int) -> np.ndarray:
+    """The covariance (K, K), shrunk where there are few images per component."""
+    return oas_covariance(covariance, n_images) if n_images < IMAGES_PER_COMPONENT * len(covariance) else covariance
 
 
 def _float32_suffices(moments: Moments, matrix: np.ndarray) -> bool:

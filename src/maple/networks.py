@@ -1,7 +1,8 @@
 """Networks from normalised image to embedding, without a head, and how to run them fast on a CPU.
 
 Every network maps (N, 3, H, W), H and W at least ``min_size``, to (N, ``embedding_size``). Sizes adapt: the last step
-is a global pooling, whatever is left of the image. The names of the parameters of the CIFAR ResNets are those of the
+is a global pooling, whatever is left of the image. All have dropout layers inside, with probability 0 unless a recipe
+(MC-Dropout) sets another. The names of the parameters of the CIFAR ResNets are those of the
 public weight files.
 """
 
@@ -45,7 +46,7 @@ class Network(nn.Module):
 
 
 class ConvBlock(nn.Sequential):
-    """Convolution, batch normalisation, ReLU; with ``pool``, the image is halved.
+    """Convolution, batch normalisation, ReLU, dropout; with ``pool``, the image is halved.
 
     The maximum is taken straight after the convolution: ReLU commutes with it, and the two memory-bound layers behind
     it then see a quarter of the pixels (training steps on a CPU take about a tenth less time).
@@ -55,7 +56,7 @@ class ConvBlock(nn.Sequential):
         layers: list[nn.Module] = [conv3x3(n_in, n_out)]
         if pool:
             layers.append(nn.MaxPool2d(2))
-        super().__init__(*layers, nn.BatchNorm2d(n_out), nn.ReLU(inplace=True))
+        super().__init__(*layers, nn.BatchNorm2d(n_out), nn.ReLU(inplace=True), nn.Dropout(0.0))
 
 
 class Residual(nn.Module):
@@ -104,6 +105,7 @@ class BasicBlock(nn.Module):
         super().__init__()
         self.conv1 = conv3x3(n_in, n_out, stride)
         self.bn1 = nn.BatchNorm2d(n_out)
+        self.dropout = nn.Dropout(0.0)
         self.conv2 = conv3x3(n_out, n_out)
         self.bn2 = nn.BatchNorm2d(n_out)
         self.shortcut: nn.Module = nn.Identity()
@@ -115,7 +117,7 @@ class BasicBlock(nn.Module):
             )
 
     def forward(self, x: Tensor) -> Tensor:
-        y = F.relu(self.bn1(self.conv1(x)), inplace=True)
+        y = self.dropout(F.relu(self.bn1(self.conv1(x)), inplace=True))
         y = self.bn2(self.conv2(y))
         return F.relu(y + self.shortcut(x), inplace=True)
 
@@ -164,12 +166,12 @@ class ResNet(Network):
 class PreActivationBlock(nn.Module):
     """Batch normalisation and ReLU in front of each convolution; dropout between the two (WRN)."""
 
-    def __init__(self, n_in: int, n_out: int, stride: int, dropout: float) -> None:
+    def __init__(self, n_in: int, n_out: int, stride: int) -> None:
         super().__init__()
         self.bn1 = nn.BatchNorm2d(n_in)
         self.conv1 = conv3x3(n_in, n_out, stride)
         self.bn2 = nn.BatchNorm2d(n_out)
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = nn.Dropout(0.0)
         self.conv2 = conv3x3(n_out, n_out)
         self.shortcut = None if stride == 1 and n_in == n_out else conv1x1(n_in, n_out, stride)
 
@@ -186,7 +188,7 @@ class WideResNet(Network):
     The paper's backbone is WRN-28-10: 36.5 M parameters, an embedding of 640.
     """
 
-    def __init__(self, depth: int, width: int, dropout: float = 0.0) -> None:
+    def __init__(self, depth: int, width: int) -> None:
         super().__init__()
         self.embedding_size = 64 * width
         n_blocks = (depth - 4) // 6
@@ -195,8 +197,8 @@ class WideResNet(Network):
         blocks: list[nn.Module] = []
         for stage, (n_in, n_out) in enumerate(pairwise(channels)):
             first_stride = 1 if stage == 0 else 2
-            blocks.append(PreActivationBlock(n_in, n_out, first_stride, dropout))
-            blocks += [PreActivationBlock(n_out, n_out, 1, dropout) for _ in range(n_blocks - 1)]
+            blocks.append(PreActivationBlock(n_in, n_out, first_stride))
+            blocks += [PreActivationBlock(n_out, n_out, 1) for _ in range(n_blocks - 1)]
         self.conv = conv3x3(3, 16)
         self.blocks = nn.Sequential(*blocks)
         self.bn = nn.BatchNorm2d(self.embedding_size)
@@ -225,7 +227,7 @@ NETWORKS: dict[str, Callable[[], Network]] = {
 }
 
 
-def create_network(name: str, dropout: float = 0.0) -> Network:
+def create_network(name: str) -> Network:
     """The network called ``name``: a key of ``NETWORKS``, or ``wrn-D-W`` for any D = 6n + 4 and any W.
 
     >>> create_network("wrn-10-2").embedding_size
@@ -245,11 +247,9 @@ def create_network(name: str, dropout: float = 0.0) -> Network:
             )
         if width < 1:
             raise UsageError(f"'{name}' has no channels: the width must be at least 1, such as wrn-{depth}-1")
-        return WideResNet(depth, width, dropout)
+        return WideResNet(depth, width)
     if name not in NETWORKS:
         raise UsageError(f"unknown backbone '{name}': {suggest(name, NETWORKS)}")
-    if dropout:
-        raise UsageError(f"'{name}' has no dropout: leave it at 0, or take a wide residual network such as wrn-16-4")
     return NETWORKS[name]()
 
 

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import nn
 
+import maple.baselines  # noqa: F401  # so that their names are known
 from maple.backbone import Backbone, create_backbone, embed, embed_batches
 from maple.calibrate import (
     Calibration,
@@ -28,6 +29,7 @@ from maple.detector import Description, MapleDetector
 from maple.errors import DataError, RunError, UsageError
 from maple.images import ImageSet
 from maple.processes import together
+from maple.recipe import create_recipe
 from maple.relabel import ClassRule, class_probabilities
 from maple.types import Outputs, Prediction, Relabelling
 
@@ -206,7 +208,12 @@ def save_backbone(path: Path, backbone: Backbone) -> None:
     """Write the weights with what is needed to build the network again."""
     asked = None if isinstance(backbone.embedding_layer, nn.Identity) else backbone.embedding_size
     n_outputs = backbone.head.out_features if isinstance(backbone.head, nn.Linear) else 0
-    metadata = {"backbone": backbone.name, "n_outputs": n_outputs, "embedding_size": asked}
+    metadata = {
+        "backbone": backbone.name,
+        "n_outputs": n_outputs,
+        "embedding_size": asked,
+        "made_by": backbone.made_by,
+    }
     state = backbone.state_dict()
     if not _can_rebuild(state, metadata):
         raise RunError(
@@ -227,7 +234,17 @@ def _can_rebuild(state: dict[str, torch.Tensor], metadata: dict[str, Any]) -> bo
 
 
 def _new_backbone(metadata: dict[str, Any]) -> Backbone:
-    return create_backbone(metadata["backbone"], metadata["n_outputs"], embedding_size=metadata["embedding_size"])
+    """A network of the same layers, with random weights."""
+    maker, embedding_size = metadata.get("made_by"), metadata["embedding_size"]
+    if maker is None:
+        return create_backbone(metadata["backbone"], metadata["n_outputs"], embedding_size=embedding_size)
+    recipe, n_outputs = create_recipe(maker["recipe"], **maker["options"]), maker["n_outputs"]
+    embedding_size = maker.get("embedding_size", embedding_size)  # of a member, in an ensemble
+    backbone = create_backbone(metadata["backbone"], n_outputs, embedding_size=embedding_size)
+    if recipe.own_head:
+        backbone.head = recipe.build_head(backbone.embedding_size, n_outputs)
+    backbone.made_by = maker
+    return recipe.rebuild(backbone)
 
 
 def load_backbone(path: Path) -> Backbone:

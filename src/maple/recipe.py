@@ -1,6 +1,17 @@
 """Recipes: how a network learns. A recipe owns the head, the loss and what happens between epochs.
 
-Four recipes come from two switches:
+To add one, derive from :class:`Recipe` and register it::
+
+    @register_recipe("label-smoothing")
+    @dataclass(frozen=True, kw_only=True)
+    class LabelSmoothingRecipe(Recipe):
+        smoothing: float = 0.1
+
+        def loss(self, step):
+            value = F.cross_entropy(step.logits, step.targets, label_smoothing=self.smoothing)
+            return {"cross_entropy": LossTerm(value)}
+
+The recipes of MAPLE and its ablations come from two switches (those it is compared with are in ``maple.baselines``):
 
 ===============  =======  ==========
 name             triplet  clustering
@@ -16,19 +27,20 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass, is_dataclass
-from typing import Any
+from dataclasses import dataclass, is_dataclass, replace
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from maple.backbone import Backbone
 from maple.config import RecipeOptions, as_dict, build_options
-from maple.errors import ConfigError, UsageError, suggest
+from maple.errors import ConfigError, UsageError, same_class, suggest
 from maple.loss import LossTerm, prototype_loss, triplet_loss
 from maple.relabel import changed_classes, class_probabilities, hard_classes, split_clusters
-from maple.types import Outputs, Relabelling
+from maple.types import About, Outputs, Relabelling
 
 RECIPES: dict[str, dict[str, bool]] = {
     "cross-entropy": {"triplet": False, "clustering": False},
@@ -36,12 +48,72 @@ RECIPES: dict[str, dict[str, bool]] = {
     "clustering": {"triplet": False, "clustering": True},
     "maple": {"triplet": True, "clustering": True},
 }
+_MAPLE = ("Venkataramanan et al. 2023", "https://openaccess.thecvf.com/ICCV2023_workshops/UnCV")
+ABOUT: dict[str, About] = {
+    "cross-entropy": About("deterministic network", "Hendrycks & Gimpel 2017", "https://arxiv.org/abs/1610.02136"),
+    "triplet": About("ablation of MAPLE: metric losses, no clusters", *_MAPLE),
+    "clustering": About("ablation of MAPLE: clusters, no metric losses", *_MAPLE),
+    "maple": About("cross-entropy, metric losses, clusters in hard classes", *_MAPLE, adds="head rows of new clusters"),
+}
 COLLAPSED_SPREAD = 0.02  # relative spread of the embeddings below which they are almost one point
 AT_MARGIN = 0.02  # relative distance within which the triplet loss counts as equal to its margin
+EmbedRows = Callable[[np.ndarray], np.ndarray]  # indices of training images (n,) to their embeddings (n, D)
+
+
+@dataclass(frozen=True, eq=False)
+class Step:
+    """One step of the training: a batch, and what the network made of it."""
+
+    images: Tensor  # (B, 3, H, W) in [0, 1]; with gradients where the recipe asks for them
+    embeddings: Tensor  # (B, D) float32
+    logits: Tensor  # (B, M) float32
+    targets: Tensor  # (B,) int64
+    progress: float  # of the whole training, from 0 to 1
+    backbone: Backbone
+
+    @property
+    def head(self) -> nn.Module:
+        assert self.backbone.head is not None
+        return self.backbone.head
+
+    def detached(self) -> Step:
+        """The same without the graph of gradients."""
+        return replace(
+            self, images=self.images.detach(), embeddings=self.embeddings.detach(), logits=self.logits.detach()
+        )
 
 
 class Recipe(ABC):
-    """What the one training loop asks of a method."""
+    """What the one training loop asks of a method. The order of calls is that of the methods here."""
+
+    name: str = ""
+    about: ClassVar[About]
+    section: ClassVar[str] = "recipe"  # of config.toml, where its options are
+    own_head: ClassVar[bool] = False  # whether its head replaces the linear one of the backbone
+    needs_image_gradients: ClassVar[bool] = False
+    one_process: ClassVar[bool] = False  # whether it keeps a running state that several processes would not share
+    own_detector: ClassVar[str] = "softmax"  # whose score is the method's own
+    remedy: ClassVar[str] = "lower --learning-rate"  # where the training diverges
+
+    def prepare(self, backbone: Backbone) -> None:  # noqa: B027
+        """Change a fresh backbone in place before the optimiser sees it; most have nothing to change."""
+
+    def start(self, backbone: Backbone, embed_rows: EmbedRows, labels: np.ndarray, seed: int) -> None:  # noqa: B027
+        """Set up what depends on the images, before the first epoch; not called where a training is resumed."""
+
+    def begin_epoch(self, backbone: Backbone, epoch: int, epochs: int) -> None:  # noqa: B027
+        """Set up what depends on the epoch (counted from 1)."""
+
+    def after_step(self, step: Step) -> None:  # noqa: B027
+        """Update what is not learned by gradients; ``step`` is detached."""
+
+    def finish(self, backbone: Backbone) -> Backbone:
+        """The backbone for predictions, after the last epoch; parametrisations are folded away."""
+        return backbone
+
+    def rebuild(self, backbone: Backbone) -> Backbone:
+        """What :meth:`finish` returned, from a new backbone with a head of this recipe: how a run is loaded."""
+        return backbone
 
     @property
     def compares_images(self) -> bool:
@@ -53,10 +125,8 @@ class Recipe(ABC):
         return nn.Linear(embedding_size, n_outputs)
 
     @abstractmethod
-    def loss(
-        self, embeddings: Tensor, logits: Tensor, targets: Tensor, progress: float, head: nn.Module
-    ) -> dict[str, LossTerm]:
-        """The terms of the loss by name. ``progress`` runs from 0 to 1 over the training."""
+    def loss(self, step: Step) -> dict[str, LossTerm]:
+        """The terms of the loss by name."""
 
     def class_probabilities(self, outputs: Outputs) -> np.ndarray:
         """Class probabilities (N, C) for validation."""
@@ -69,7 +139,7 @@ class Recipe(ABC):
         probabilities: np.ndarray,
         labels: np.ndarray,
         current: Relabelling,
-        embed_rows: Callable[[np.ndarray], np.ndarray],
+        embed_rows: EmbedRows,
         seed: int,
     ) -> Relabelling | None:
         """New pseudo-labels after ``epoch`` (counted from 1), or ``None`` to go on with the current ones.
@@ -99,15 +169,65 @@ class Recipe(ABC):
 
     def options(self) -> dict[str, Any]:
         """The settings that a resumed run must share with the run it continues."""
-        return as_dict(self) if is_dataclass(self) else {}
+        return {"recipe": self.name, **(as_dict(self) if is_dataclass(self) else {})}
+
+
+AnyRecipe = TypeVar("AnyRecipe", bound=type[Recipe])
+_REGISTRY: dict[str, type[Recipe]] = {}
+
+
+def register_recipe(name: str) -> Callable[[AnyRecipe], AnyRecipe]:
+    """Class decorator that makes a recipe known by ``name``."""
+
+    def register(recipe: AnyRecipe) -> AnyRecipe:
+        if name in RECIPES or not same_class(_REGISTRY.get(name, recipe), recipe):
+            raise UsageError(f"there is a recipe '{name}' already: choose another name")
+        recipe.name = name
+        _REGISTRY[name] = recipe
+        return recipe
+
+    return register
+
+
+def list_recipes() -> list[str]:
+    """The names that :func:`create_recipe` knows.
+
+    >>> [name for name in list_recipes() if name in ("maple", "cross-entropy")]
+    ['cross-entropy', 'maple']
+    """
+    return sorted({**RECIPES, **_REGISTRY})
+
+
+def find_recipe(name: str) -> type[Recipe]:
+    """The class of the recipe called ``name``."""
+    if name in RECIPES:
+        return MapleRecipe
+    if name not in _REGISTRY:
+        raise UsageError(f"unknown recipe '{name}': {suggest(name, list_recipes())}")
+    return _REGISTRY[name]
+
+
+def create_recipe(name: str, **options: Any) -> Recipe:
+    """A recipe by name, with options.
+
+    >>> create_recipe("cross-entropy").name
+    'cross-entropy'
+    """
+    kind = find_recipe(name)
+    return build_options(kind, {**options, **RECIPES.get(name, {})}, "recipe options")
+
+
+def describe_recipe(name: str) -> About:
+    """What ``maple methods`` says about a recipe."""
+    return ABOUT[name] if name in ABOUT else find_recipe(name).about
 
 
 @dataclass(frozen=True, kw_only=True)
 class MapleRecipe(RecipeOptions, Recipe):
     """Cross-entropy, with the triplet loss and with relabelling unless switched off.
 
-    >>> MapleRecipe(margin=0.5, clustering=False).margin
-    0.5
+    >>> MapleRecipe(margin=0.5, clustering=False).name
+    'triplet'
     """
 
     def __post_init__(self) -> None:
@@ -118,7 +238,7 @@ class MapleRecipe(RecipeOptions, Recipe):
             )
 
     @property
-    def name(self) -> str:
+    def name(self) -> str:  # type: ignore[override]
         """What the two switches make: a key of ``RECIPES``."""
         switches = {"triplet": self.triplet, "clustering": self.clustering}
         return next(name for name, these in RECIPES.items() if these == switches)
@@ -127,16 +247,14 @@ class MapleRecipe(RecipeOptions, Recipe):
     def compares_images(self) -> bool:
         return self.triplet
 
-    def loss(
-        self, embeddings: Tensor, logits: Tensor, targets: Tensor, progress: float, head: nn.Module
-    ) -> dict[str, LossTerm]:
-        terms = {"cross_entropy": LossTerm(F.cross_entropy(logits, targets))}
+    def loss(self, step: Step) -> dict[str, LossTerm]:
+        terms = {"cross_entropy": LossTerm(F.cross_entropy(step.logits, step.targets))}
         if self.triplet:
-            points = self._space(embeddings, self.triplet_space)
-            value = triplet_loss(points, targets, self.margin, self.triplet_softness)
-            terms["triplet"] = LossTerm(value, self.triplet_weight * self._warmed_up(progress))
-        if self.triplet and self.prototype_weight and isinstance(head, nn.Linear):
-            value = prototype_loss(embeddings, head.weight, targets, self.prototype_scale)
+            points = self._space(step.embeddings, self.triplet_space)
+            value = triplet_loss(points, step.targets, self.margin, self.triplet_softness)
+            terms["triplet"] = LossTerm(value, self.triplet_weight * self._warmed_up(step.progress))
+        if self.triplet and self.prototype_weight and isinstance(step.head, nn.Linear):
+            value = prototype_loss(step.embeddings, step.head.weight, step.targets, self.prototype_scale)
             terms["prototype"] = LossTerm(value, self.prototype_weight)
         return terms
 
@@ -170,7 +288,7 @@ class MapleRecipe(RecipeOptions, Recipe):
         probabilities: np.ndarray,
         labels: np.ndarray,
         current: Relabelling,
-        embed_rows: Callable[[np.ndarray], np.ndarray],
+        embed_rows: EmbedRows,
         seed: int,
     ) -> Relabelling | None:
         if not self.clustering or epoch % self.relabel_every:
@@ -231,14 +349,3 @@ def grow_linear(head: nn.Linear, relabelling: Relabelling) -> nn.Linear:
         grown.weight.copy_(head.weight[parents])
         grown.bias.copy_(shift if head.bias is None else head.bias[parents] + shift)
     return grown
-
-
-def create_recipe(name: str, **options: Any) -> MapleRecipe:
-    """A recipe by name, with options.
-
-    >>> create_recipe("cross-entropy").triplet
-    False
-    """
-    if name not in RECIPES:
-        raise UsageError(f"unknown recipe '{name}': {suggest(name, RECIPES)}")
-    return build_options(MapleRecipe, {**options, **RECIPES[name]}, "recipe options")

@@ -32,7 +32,7 @@ from maple.images import ImageSet
 from maple.loss import relative_spread, weighted_sum
 from maple.processes import agree_on_buffers, gather_rows, make_fabric, mean_over_ranks, together
 from maple.progress import TrainDisplay
-from maple.recipe import Recipe
+from maple.recipe import MapleRecipe, Recipe, Step
 from maple.relabel import changed_classes
 from maple.types import Outputs, Relabelling
 
@@ -104,6 +104,8 @@ def train_backbone(
         loop.restore()
     display = TrainDisplay(options.epochs, enabled=show_progress and fabric.is_global_zero)
     with display:
+        if loop.epoch == 0:
+            loop.start()
         for epoch in range(loop.epoch + 1, options.epochs + 1):
             loop.run_epoch(epoch, display)
     return loop.result()
@@ -197,8 +199,8 @@ def _check_classes(train: ImageSet, validation: ImageSet) -> None:
 
 
 def fit_head(backbone: Backbone, recipe: Recipe, n_outputs: int) -> nn.Module:
-    """The backbone's head, checked, or the recipe's where it has none."""
-    if backbone.head is None:
+    """The backbone's head, checked, or the recipe's where it has none, or where the recipe has one of its own."""
+    if backbone.head is None or recipe.own_head:
         return recipe.build_head(backbone.embedding_size, n_outputs).to(backbone.mean.device)
     found = count_outputs(backbone.head, backbone.embedding_size)
     if found != n_outputs:
@@ -207,6 +209,14 @@ def fit_head(backbone: Backbone, recipe: Recipe, n_outputs: int) -> nn.Module:
             "set backbone.head = None to start with a new head"
         )
     return backbone.head
+
+
+def describe_maker(recipe: Recipe, n_outputs: int) -> dict[str, Any] | None:
+    """What it takes to build the network of a recipe anew; ``None`` where it is what ``create_backbone`` makes."""
+    if recipe.section == MapleRecipe.section:
+        return None
+    options = {key: value for key, value in recipe.options().items() if key != "recipe"}
+    return {"recipe": recipe.name, "options": options, "n_outputs": n_outputs}
 
 
 def count_outputs(head: nn.Module, embedding_size: int) -> int:
@@ -275,10 +285,14 @@ class _Loop:
         options: TrainOptions,
         folder: Path | None,
     ) -> None:
+        if recipe.one_process and fabric.world_size > 1:
+            raise UsageError(f"recipe '{recipe.name}' trains in one process: leave out --devices and --nodes")
         self.fabric, self.recipe, self.options, self.folder = fabric, recipe, options, folder
         self.train_images, self.validation_images = train, validation
         self.backbone = backbone
         self.backbone.head = fit_head(backbone, recipe, len(train.class_names))
+        self.backbone.made_by = describe_maker(recipe, len(train.class_names))
+        recipe.prepare(backbone)
         self.relabelling = Relabelling.initial(train.labels, len(train.class_names))
         self.epoch = 0
         self.history: list[dict[str, Any]] = []
@@ -292,6 +306,11 @@ class _Loop:
         self.raw_optimizer = make_optimizer(self.backbone, self.options)
         set_named_state(self.raw_optimizer, self.backbone, state)
         self.module, self.optimizer = self.fabric.setup(self.backbone, self.raw_optimizer)
+
+    def start(self) -> None:
+        """Let the recipe see the images before the first step."""
+        labels = self.train_images.labels
+        self.recipe.start(self.backbone, self._embed_training_rows, labels, self.options.seed)
 
     # One epoch
 
@@ -326,6 +345,7 @@ class _Loop:
         display.begin_epoch(epoch, steps)
         self._seed(epoch)
         self.module.train()
+        self.recipe.begin_epoch(self.backbone, epoch, self.options.epochs)
         sums: dict[str, float] = {}
         for step, (x, targets) in enumerate(self._batches(epoch)):
             for name, value in self._step(x, targets, epoch, step / steps).items():
@@ -338,16 +358,19 @@ class _Loop:
         progress = self._progress(epoch, share)
         for group in self.raw_optimizer.param_groups:
             group["lr"] = learning_rate_at(progress, self.options)
-        embeddings, logits = self.module(self.fabric.to_device(x))
+        images = self.fabric.to_device(x).requires_grad_(self.recipe.needs_image_gradients)
+        embeddings, logits = self.module(images)
         with together(self.fabric):
-            targets, head = self.fabric.to_device(targets), self.backbone.head
-            assert head is not None
-            terms = self.recipe.loss(embeddings.float(), logits.float(), targets, progress, head)
+            targets = self.fabric.to_device(targets)
+            done = Step(images, embeddings.float(), logits.float(), targets, progress, self.backbone)
+            terms = self.recipe.loss(done)
             loss = weighted_sum(terms)
             self._check_finite("the loss", loss.item(), epoch=epoch)
         self.optimizer.zero_grad()
         self.fabric.backward(loss)
         self.optimizer.step()
+        with torch.no_grad():
+            self.recipe.after_step(done.detached())
         return {"loss": loss.item(), **{name: term.value.item() for name, term in terms.items()}}
 
     def _batches(self, epoch: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
@@ -385,8 +408,8 @@ class _Loop:
         if not all(np.isfinite(value).all() for value in values):
             rate = self.options.learning_rate
             raise TrainError(
-                f"{what} is no longer a finite number in epoch {epoch}: start again with --overwrite and a lower "
-                f"learning rate, such as --learning-rate {rate / 10:g} (it was {rate:g})"
+                f"{what} of recipe '{self.recipe.name}' is no longer finite in epoch {epoch}: start again with "
+                f"--overwrite and {self.recipe.remedy} (such as --learning-rate {rate / 10:g}; it was {rate:g})"
             )
 
     # Between epochs
@@ -556,9 +579,8 @@ class _Loop:
 
     def result(self) -> Run:
         agree_on_buffers(self.fabric, self.backbone)
-        self.backbone.eval()
         return Run(
-            self.backbone,
+            self.recipe.finish(self.backbone.eval()),
             self.relabelling,
             self.train_images.class_names,
             self.history,

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -49,6 +49,25 @@ class Outputs:
             if f.name != "cluster_to_class" and getattr(parts[0], f.name) is not None
         }
         return Outputs(**rows, cluster_to_class=parts[0].cluster_to_class)
+
+
+class LinearHead(NamedTuple):
+    """A linear head as plain arrays: logits are ``embeddings @ weight.T + bias``."""
+
+    weight: np.ndarray  # (M, D) float32
+    bias: np.ndarray  # (M,) float32
+
+
+@dataclass(frozen=True)
+class About:
+    """What ``maple methods`` says about a recipe or a detector."""
+
+    title: str
+    paper: str  # authors and year
+    url: str = ""
+    passes: str = "1"  # forward (and backward) passes per image
+    needs: str = ""  # what it reads
+    adds: str = ""  # what it adds to the network or keeps beside it
 
 
 @dataclass(frozen=True, eq=False)

@@ -8,6 +8,7 @@ import hashlib
 import os
 import platform
 import shutil
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,13 +16,27 @@ from typing import Any
 import numpy as np
 import torch
 
-from maple.backbone import create_backbone, embed
+from maple.backbone import Backbone, create_backbone, embed, linear_head
+from maple.baselines.gradient import ImageDetector
+from maple.baselines.sampling import EnsembleRecipe
 from maple.batches import parse_augment, to_input
-from maple.benchmark import Results, evaluate, measure_latency
+from maple.benchmark import Own, Results, Scored, evaluate, measure_latency
 from maple.checkpoint import FORMAT_VERSION, check_format, load_json, save_json, write_atomic
-from maple.config import RunConfig, TrainOptions, as_dict, flag_name, read_toml, resolve_config, to_toml
+from maple.config import (
+    GROUPS,
+    RECIPE_SECTIONS,
+    RunConfig,
+    TrainOptions,
+    as_dict,
+    flag_name,
+    read_toml,
+    recipe_section,
+    resolve_config,
+    to_toml,
+)
 from maple.data import SPLIT_NAMES, find_source, is_built_in, list_data_sets, open_images, split_files
-from maple.detector import MapleDetector
+from maple.detector import Detector, MapleDetector, create_detector, list_detectors
+from maple.ensemble import MEMBERS, remove_checkpoints, train_ensemble
 from maple.errors import RunError, UsageError
 from maple.explain import component_coordinates
 from maple.gallery import write_gallery
@@ -30,7 +45,7 @@ from maple.predict_files import describe_skipped, open_like, ready_predictor, wa
 from maple.predictor import Predictor, channel_statistics, fit_predictor
 from maple.processes import make_fabric, together
 from maple.progress import counting, is_first_process, say, track, warn
-from maple.recipe import RECIPES, create_recipe
+from maple.recipe import create_recipe, describe_recipe, find_recipe, list_recipes
 from maple.report import write_report
 from maple.splits import Splits, load_splits
 from maple.train import FREE_OPTIONS, Run, snapshot_rows, train_backbone
@@ -125,6 +140,7 @@ def train_run(request: TrainRequest) -> Results | None:
     if request.resume:
         request, config = _as_started(request)
     _check_options(config.train)
+    _check_flags(request.flags, config.model.recipe)
     recipe = create_recipe(config.model.recipe, **_recipe_options(config))
     for source in request.ood.values():  # better missed now than after the training
         if not is_built_in(source) and not glob.has_magic(source):
@@ -132,30 +148,29 @@ def train_run(request: TrainRequest) -> Results | None:
     splits = _load_splits(request.origin(), config, request.data_root)
     if not len(splits.validation):
         raise UsageError("training needs validation images: give them a share of --splits, or --validation")
-    torch.manual_seed(config.train.seed)
     mean, std = channel_statistics(splits.train)
-    backbone = create_backbone(
-        config.model.backbone,
-        len(splits.class_names),
-        embedding_size=config.model.embedding_size,
-        mean=mean,
-        std=std,
-    )
+
+    def make_backbone(seed: int) -> Backbone:
+        torch.manual_seed(seed)
+        return create_backbone(
+            config.model.backbone,
+            len(splits.class_names),
+            embedding_size=config.model.embedding_size,
+            mean=mean,
+            std=std,
+        )
+
+    backbone = make_backbone(config.train.seed)
     fabric = make_fabric(config.train)
     with together(fabric):
         if fabric.is_global_zero:
             _announce(request, splits, config)
             _prepare_folder(request, splits, config)
-    run = train_backbone(
-        backbone,
-        recipe,
-        splits.train,
-        splits.validation,
-        folder=request.out,
-        resume=request.resume,
-        options=config.train,
-        fabric=fabric,
-    )
+    how: dict[str, Any] = {"folder": request.out, "resume": request.resume, "options": config.train, "fabric": fabric}
+    if isinstance(recipe, EnsembleRecipe):
+        run = train_ensemble(make_backbone, recipe, splits.train, splits.validation, **how)
+    else:
+        run = train_backbone(backbone, recipe, splits.train, splits.validation, **how)
     predictor = fit_predictor(
         run.backbone,
         splits.train,
@@ -192,11 +207,12 @@ def _finish_run(
         warn(f"there are no test images, so that nothing was measured: use maple evaluate {folder} --ind IMAGES")
         say(f"report: {write_report(folder)}")
     (folder / CHECKPOINT).unlink(missing_ok=True)
+    remove_checkpoints(folder)
     return results
 
 
 def _recipe_options(config: RunConfig) -> dict[str, Any]:
-    return {key: value for key, value in as_dict(config.recipe).items() if key not in RECIPES["maple"]}
+    return config.section(find_recipe(config.model.recipe).section)
 
 
 def _check_options(options: TrainOptions) -> None:
@@ -205,6 +221,15 @@ def _check_options(options: TrainOptions) -> None:
         parse_augment(options.augment)
     if options.precision == "16-mixed" and (options.accelerator == "cpu" or not torch.cuda.is_available()):
         raise UsageError("--precision 16-mixed needs a CUDA device: use auto, bf16-mixed or 32-true")
+
+
+def _check_flags(flags: dict[str, Any], recipe: str) -> None:
+    """Refuse options of other recipes, which would change nothing."""
+    for section in set(RECIPE_SECTIONS) - {recipe_section(recipe)}:
+        for option in dataclasses.fields(GROUPS[section]):
+            if option.name in flags and section != recipe_section("maple"):
+                flag, owner = flag_name(option.name), section.replace("_", "-")
+                raise UsageError(f"{flag} belongs to --recipe {owner}, not to {recipe}: leave it out")
 
 
 def _load_splits(origin: dict[str, Any], config: RunConfig, data_root: Path | None) -> Splits:
@@ -239,7 +264,7 @@ def _check_folder(request: TrainRequest) -> None:
         return
     if not started:
         raise UsageError(f"there is no run in '{folder}' to resume: check --out, or leave out --resume to start one")
-    if not (folder / CHECKPOINT).exists():
+    if not (folder / CHECKPOINT).exists() and not any((folder / MEMBERS).glob(f"*/{CHECKPOINT}")):
         if finished:
             raise UsageError(f"'{folder}' is a finished run: there is nothing to resume; choose another --out")
         warn(f"'{folder}' has no checkpoint yet: the training starts from the beginning")
@@ -276,7 +301,8 @@ def _prepare_folder(request: TrainRequest, splits: Splits, config: RunConfig) ->
     if request.overwrite and (folder / CONFIG).exists():
         for name in RUN_FILES:
             (folder / name).unlink(missing_ok=True)
-        shutil.rmtree(folder / GALLERY, ignore_errors=True)
+        for name in (GALLERY, MEMBERS):
+            shutil.rmtree(folder / name, ignore_errors=True)
     if not request.resume:
         root = request.data_root or os.environ.get("MAPLE_DATA")
         origin = {
@@ -393,23 +419,85 @@ def evaluate_run(
     data_root: Path | None = None,
     command: str = "maple evaluate",
     workers: int | None = None,
+    detectors: Sequence[str] | None = None,
+    ood_validation: str | None = None,
 ) -> Results:
     """Evaluate a run on its own test split, or on ``ind``, against named sources of unknown images.
 
-    ``decision`` holds options of the decision that differ from the run's.
+    ``decision`` holds options of the decision that differ from the run's; ``detectors`` names those to compare with,
+    which are fitted on the training images of the run, all in one pass; ``ood_validation`` is a source of unknown
+    images for the one detector that is tuned on such.
     """
+    detectors = None if detectors is None else [name for name in dict.fromkeys(detectors) if name != "maple"]
+    for name in detectors or ():  # better missed now than after the images are read
+        if getattr(create_detector(name), "learns_from_ood", False) and ood_validation is None:
+            raise UsageError(f"'{name}' is tuned on unknown images: give some with --ood-validation")
     origin, sections = read_run_config(folder)
     config = resolve_config({} if workers is None else {"workers": workers}, sections)
     predictor = ready_predictor(folder, decision)
     root = data_root or (Path(origin["data_root"]) if origin.get("data_root") else None)
-    if ind is None:
-        test = _own_test_images(folder, origin, config, predictor.size, root)
-    else:
+    splits = _own_splits(folder, origin, config, predictor.size, root) if ind is None or detectors else None
+    if ind is not None:
         test = open_like(predictor, ind, root, labelled=True).with_class_names(predictor.class_names)
+    else:
+        assert splits is not None
+        if not len(splits.test):
+            raise UsageError(f"'{folder}' was trained without test images: give some with --ind")
+        test = splits.test
     if test.skipped:
         warn(describe_skipped(test.skipped, of=f" of '{test.name}'"))
     unknown = _open_unknown(predictor, ood or {}, root)
-    return _evaluate(folder, predictor, test, unknown, _provenance(config, predictor, command), config.train)
+    fitted = None
+    if detectors is not None:
+        tuning = open_like(predictor, ood_validation, root) if ood_validation else None
+        fitted = fit_detectors(detectors, predictor, splits, tuning, workers=config.train.workers)
+    provenance = _provenance(config, predictor, command)
+    return _evaluate(folder, predictor, test, unknown, provenance, config.train, fitted)
+
+
+def fit_detectors(
+    names: Sequence[str], predictor: Predictor, splits: Splits | None, tuning: ImageSet | None = None, workers: int = 0
+) -> list[Detector]:
+    """Detectors by name, fitted on the training images of a run in one pass of the network; order as given.
+
+    A training image belongs to the nearest cluster of its own class. Detectors that read images go through them on
+    their own; ``tuning`` holds unknown images for the one that is tuned on such.
+    """
+    found = [create_detector(name) for name in names]
+    if not found:
+        return found
+    assert splits is not None
+    backbone, cluster_to_class = predictor.backbone, predictor.cluster_to_class
+    on_outputs = [detector for detector in found if not isinstance(detector, ImageDetector)]
+    if on_outputs:
+        with counting("embedding") as progress:
+            known = embed(backbone, splits.train, cluster_to_class=cluster_to_class, progress=progress, workers=workers)
+        unseen = embed(backbone, splits.validation, cluster_to_class=cluster_to_class, workers=workers)
+        known = dataclasses.replace(known, cluster_ids=_own_clusters(predictor, known))
+        head = linear_head(backbone) if any(detector.needs_head for detector in on_outputs) else None
+        for detector in on_outputs:
+            detector.fit(known, unseen, head=head)
+    for detector in found:
+        if isinstance(detector, ImageDetector):
+            with counting(f"fitting {detector.name}") as progress:
+                detector.fit_images(
+                    backbone,
+                    splits.train,
+                    splits.validation,
+                    ood=tuning,
+                    cluster_to_class=cluster_to_class,
+                    workers=workers,
+                    progress=progress,
+                )
+    return found
+
+
+def _own_clusters(predictor: Predictor, outputs: Outputs) -> np.ndarray:
+    """For labelled images (N,) the nearest cluster of the class that each belongs to."""
+    distances = predictor.detector.squared_distances(outputs)  # (N, M)
+    assert outputs.labels is not None
+    others = predictor.cluster_to_class[None, :] != outputs.labels[:, None]
+    return np.where(others, np.inf, distances).argmin(axis=1)
 
 
 def _open_unknown(predictor: Predictor, sources: dict[str, str], data_root: Path | None) -> dict[str, ImageSet]:
@@ -420,10 +508,8 @@ def _open_unknown(predictor: Predictor, sources: dict[str, str], data_root: Path
     return unknown
 
 
-def _own_test_images(
-    folder: Path, origin: dict[str, Any], config: RunConfig, size: int, data_root: Path | None
-) -> ImageSet:
-    """The test split of a run, cut again from its source, if that is what it was."""
+def _own_splits(folder: Path, origin: dict[str, Any], config: RunConfig, size: int, data_root: Path | None) -> Splits:
+    """The splits of a run, cut again from its source, if that is what it was."""
     same_size = dataclasses.replace(config, data=dataclasses.replace(config.data, size=size))
     try:
         splits = _load_splits(origin, same_size, data_root)
@@ -435,9 +521,7 @@ def _own_test_images(
             f"the data changed since training ('{origin['source']}'), so that the test images of the run are not known "
             "any more: give --ind"
         )
-    if not len(splits.test):
-        raise UsageError(f"'{folder}' was trained without test images: give some with --ind")
-    return splits.test
+    return splits
 
 
 def _evaluate(
@@ -447,6 +531,7 @@ def _evaluate(
     unknown: dict[str, ImageSet],
     provenance: dict[str, Any],
     options: TrainOptions,
+    detectors: Sequence[Detector] | None = None,
 ) -> Results:
     """Run the network over all sets once, then write results, gallery and report."""
     sets = {"test": test, **{f"ood/{name}": images for name, images in unknown.items()}}
@@ -456,8 +541,25 @@ def _evaluate(
     }
     ood = {name: outputs[f"ood/{name}"] for name in unknown}
     latency = measure_latency(predictor, to_input(torch.from_numpy(test.read(0)[None])), repeats=20)
+    scored = [
+        Scored(
+            detector.name,
+            detector.score_images(predictor.backbone, test),
+            {name: detector.score_images(predictor.backbone, images) for name, images in unknown.items()},
+        )
+        for detector in detectors or ()
+        if isinstance(detector, ImageDetector)
+    ]
     results = evaluate(
-        predictor, outputs["test"], ood, latency_ms=latency.median_ms, seed=options.seed, provenance=provenance
+        predictor,
+        outputs["test"],
+        ood,
+        detectors=detectors and [detector for detector in detectors if not isinstance(detector, ImageDetector)],
+        own=_own_method(predictor.backbone),
+        scored=scored,
+        latency_ms=latency.median_ms,
+        seed=options.seed,
+        provenance=provenance,
     )
     write_atomic(folder / "results.json", results.to_json())
     write_gallery(
@@ -467,6 +569,13 @@ def _evaluate(
     )
     say(f"report: {write_report(folder)}")
     return results
+
+
+def _own_method(backbone: Backbone) -> Own | None:
+    if backbone.made_by is None:
+        return None
+    recipe = backbone.made_by["recipe"]
+    return Own(recipe, find_recipe(recipe).own_detector)
 
 
 def _provenance(config: RunConfig, predictor: Predictor, command: str) -> dict[str, Any]:
@@ -505,6 +614,17 @@ def run_demo(out: Path, seed: int = 0) -> Results:
     )
     assert results is not None  # the demo has test images, and one process
     return results
+
+
+def list_methods() -> list[dict[str, str]]:
+    """All recipes and detectors: what they are, whose they are, what they cost and need."""
+    rows = []
+    for name in list_recipes():
+        rows.append({"kind": "recipe", "name": name, **dataclasses.asdict(describe_recipe(name))})
+    for name in list_detectors():
+        about = type(create_detector(name)).about
+        rows.append({"kind": "detector", "name": name, **dataclasses.asdict(about)})
+    return rows
 
 
 def list_sources(data_root: Path | None = None) -> list[dict[str, str]]:

@@ -1,0 +1,240 @@
+"""All methods of the comparison on CIFAR-10, ResNet-9, at the same budget, in one table.
+
+    python benchmarks/baselines.py --shared ../shared --json results/baselines.json
+    python benchmarks/baselines.py --shared ../shared --json results/baselines.json --only timing
+    python benchmarks/baselines.py --json results/baselines.json --only table > docs/baselines-table.md
+
+The first command trains each method (``--methods``, ``--seeds``; a finished training is not repeated, an interrupted
+one goes on) and evaluates it with its own probabilities and score; on the deterministic network all post-hoc detectors
+are evaluated as well. ``timing`` measures steps of the training and the latency of a prediction, relative to the
+deterministic network in the same run, on a machine that does nothing else. ``table`` prints what is in the file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from maple.backbone import create_backbone
+from maple.batches import to_input, training_batches
+from maple.benchmark import Method
+from maple.data import open_images
+from maple.detector import list_detectors
+from maple.loss import weighted_sum
+from maple.predictor import load_predictor
+from maple.recipe import Step, create_recipe
+from maple.train import fit_head
+from maple.workflow import evaluate_run
+from recipes import OOD, read_history, train_once
+
+DETERMINISTIC = "cross-entropy"
+METHODS: dict[str, dict[str, Any]] = {
+    DETERMINISTIC: {"recipe": DETERMINISTIC},
+    "mc-dropout": {"recipe": "mc-dropout"},
+    "ensemble": {"recipe": "ensemble", "members": 5},
+    "duq": {"recipe": "duq"},
+    "sngp": {"recipe": "sngp"},
+    "due": {"recipe": "due"},
+    "vmdls": {"recipe": "vmdls"},
+    "maple": {"recipe": "maple"},
+}
+NOT_POSTHOC = ("maple", "lee-md-ood")  # has rows of its own; sees unknown images
+TIMED_STEPS, TIMED_ROUNDS = 10, 5
+LATENCY_BATCH, LATENCY_REPEATS = 64, 15
+
+
+# --- quality ---------------------------------------------------------------------------------------------------------
+
+
+def measure_method(name: str, seed: int, epochs: int, runs: Path, data_root: Path) -> dict[str, Any]:
+    """One training with its own row, that of MAPLE on the same network and, if deterministic, of all detectors."""
+    folder = train_once(name, METHODS[name], seed, epochs, runs, data_root)
+    posthoc = [d for d in list_detectors() if d not in NOT_POSTHOC] if name == DETERMINISTIC else ["softmax", "energy"]
+    results = evaluate_run(folder, ood=OOD, data_root=data_root, detectors=posthoc)
+    own = {DETERMINISTIC: "softmax"}.get(name, name)
+    backbone = load_predictor(folder).backbone
+    return {
+        "method": name,
+        "seed": seed,
+        "epochs": epochs,
+        "parameters": sum(parameter.numel() for parameter in backbone.parameters()),
+        "own": summarise(results.methods[own]),
+        "detectors": {other: summarise(method) for other, method in results.methods.items() if other != own},
+        **read_history(folder),
+    }
+
+
+def summarise(method: Method) -> dict[str, Any]:
+    """The figures of one row of the table."""
+    row: dict[str, Any] = {}
+    if method.classification is not None:
+        row |= {key: getattr(method.classification, key) for key in ("accuracy", "ece", "nll")}
+    for key in ("auroc", "aupr_out"):
+        row[key] = {name: getattr(found, key) for name, found in method.detection.items()}
+    return row
+
+
+# --- time ------------------------------------------------------------------------------------------------------------
+
+
+def measure_times(names: list[str], runs: Path, seed: int, epochs: int, data_root: Path) -> dict[str, dict[str, float]]:
+    """Seconds per training step and per prediction, relative to the deterministic network, interleaved in one run."""
+    images = open_images("cifar10/test", data_root=data_root)
+    steps = {name: training_step(METHODS[name]["recipe"], images) for name in names}
+    batch = to_input(torch.from_numpy(np.stack([images.read(i) for i in range(LATENCY_BATCH)])))
+    predictors = {name: load_predictor(runs / f"{name}-{epochs}-{seed}") for name in names}
+    predict = {name: (lambda predictor=predictor: predictor(batch)) for name, predictor in predictors.items()}
+    training, latency = interleave(steps, TIMED_ROUNDS), interleave(predict, LATENCY_REPEATS)
+    return {
+        name: {
+            "training": float(np.median(training[name] / training[DETERMINISTIC])) * members(name),
+            "training_spread": spread(training[name] / training[DETERMINISTIC]),
+            "latency": float(np.median(latency[name] / latency[DETERMINISTIC])),
+            "latency_spread": spread(latency[name] / latency[DETERMINISTIC]),
+        }
+        for name in names
+    }
+
+
+def members(name: str) -> int:
+    return METHODS[name].get("members", 1)
+
+
+def spread(ratios: np.ndarray) -> float:
+    """Interquartile range."""
+    low, high = np.quantile(ratios, (0.25, 0.75))
+    return float(high - low)
+
+
+def interleave(calls: dict[str, Any], rounds: int) -> dict[str, np.ndarray]:
+    """Seconds of each call in each round, all of them in turn, so that noise of the machine hits all alike."""
+    seconds: dict[str, list[float]] = {name: [] for name in calls}
+    for call in calls.values():
+        call()
+    for _ in range(rounds):
+        for name, call in calls.items():
+            started = time.perf_counter()
+            call()
+            seconds[name].append(time.perf_counter() - started)
+    return {name: np.array(values) for name, values in seconds.items()}
+
+
+def training_step(recipe_name: str, images: Any) -> Any:
+    """A function that makes ``TIMED_STEPS`` steps of a recipe on a network of its own."""
+    torch.manual_seed(0)
+    recipe = create_recipe(recipe_name)
+    backbone = create_backbone("resnet9", 10).train()
+    backbone.head = fit_head(backbone, recipe, 10)
+    recipe.prepare(backbone)
+    recipe.start(backbone, lambda rows: embed_rows(backbone, images, rows), images.labels, 0)
+    optimizer = torch.optim.SGD(backbone.parameters(), lr=1e-3, momentum=0.9)
+    drawn = training_batches(
+        images, images.labels, batch_size=128, augment="crop,flip", sampler="shuffle", seed=0, epoch=1
+    )
+    batches = [batch for _, batch in zip(range(TIMED_STEPS), drawn)]
+
+    def run() -> None:
+        backbone.train()
+        recipe.begin_epoch(backbone, 1, 1)
+        for x, targets, _ in batches:
+            x = x.clone().requires_grad_(recipe.needs_image_gradients)
+            embeddings, logits = backbone(x)
+            step = Step(x, embeddings, logits, targets, 0.5, backbone)
+            optimizer.zero_grad()
+            weighted_sum(recipe.loss(step)).backward()
+            optimizer.step()
+            with torch.no_grad():
+                recipe.after_step(step.detached())
+
+    return run
+
+
+def embed_rows(backbone: Any, images: Any, rows: np.ndarray) -> np.ndarray:
+    x = to_input(torch.from_numpy(np.stack([images.read(int(row)) for row in rows])))
+    with torch.no_grad():
+        return backbone.eval().embed(x).numpy()
+
+
+# --- table -----------------------------------------------------------------------------------------------------------
+
+
+def format_tables(saved: dict[str, Any]) -> str:
+    """Two Markdown tables: trained methods, and detectors on the deterministic network."""
+    rows, times = saved["rows"], saved.get("times", {})
+    sets = list(OOD)
+    heading = ["method", "accuracy", "ECE", "NLL", *(f"AUROC {s}" for s in sets), *(f"AUPR {s}" for s in sets)]
+    lines = [markdown_row([*heading, "parameters", "training", "latency"]), markdown_row(["---"] * (len(heading) + 3))]
+    for name in dict.fromkeys(row["method"] for row in rows):
+        these = [row for row in rows if row["method"] == name]
+        cells = quality_cells([row["own"] for row in these], sets)
+        parameters = f"{these[0]['parameters'] / 1e6:.2f} M"
+        cost = [f"{times[name][key]:.2f}" if name in times else "–" for key in ("training", "latency")]
+        lines.append(markdown_row([name, *cells, parameters, *cost]))
+    lines += ["", markdown_row(["detector", *heading[4:], "mean AUROC"]), markdown_row(["---"] * (len(heading) - 2))]
+    base = [row for row in rows if row["method"] == DETERMINISTIC]
+    detectors = {name: [row["detectors"][name] for row in base] for name in base[0]["detectors"]} if base else {}
+    detectors |= {"softmax": [row["own"] for row in base]} if base else {}
+    ranked = sorted(detectors.items(), key=lambda item: -mean_auroc(item[1]))
+    for name, found in ranked:
+        lines.append(markdown_row([name, *quality_cells(found, sets)[3:], f"{mean_auroc(found):.3f}"]))
+    return "\n".join(lines)
+
+
+def mean_auroc(found: list[dict[str, Any]]) -> float:
+    return float(np.mean([list(row["auroc"].values()) for row in found]))
+
+
+def quality_cells(found: list[dict[str, Any]], sets: list[str]) -> list[str]:
+    """Mean over seeds, with the deviation where there are several."""
+    values = [[row.get(key) for row in found] for key in ("accuracy", "ece", "nll")]
+    values += [[row[key][s] for row in found] for key in ("auroc", "aupr_out") for s in sets]
+    return [format_cell(value) for value in values]
+
+
+def format_cell(values: list[float | None]) -> str:
+    if any(value is None for value in values):
+        return "–"
+    mean = f"{np.mean(values):.3f}"
+    return f"{mean} ± {np.std(values):.3f}" if len(values) > 1 else mean
+
+
+def markdown_row(cells: list[str]) -> str:
+    return "| " + " | ".join(cells) + " |"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shared", type=Path, help="folder with data/")
+    parser.add_argument("--methods", nargs="*", default=list(METHODS), choices=list(METHODS))
+    parser.add_argument("--seeds", nargs="*", type=int, default=[0])
+    parser.add_argument("--epochs", type=int, default=16)
+    parser.add_argument("--only", choices=("quality", "timing", "table"))
+    parser.add_argument("--runs", type=Path, default=Path("runs/baselines"), help="folder of the run folders")
+    parser.add_argument("--json", type=Path, required=True, help="file of the results, read and written")
+    arguments = parser.parse_args()
+    read = lambda: json.loads(arguments.json.read_text()) if arguments.json.exists() else {"rows": []}  # noqa: E731
+    if arguments.only in (None, "quality"):
+        for seed in arguments.seeds:
+            for name in arguments.methods:
+                key = (name, seed, arguments.epochs)
+                if any((row["method"], row["seed"], row["epochs"]) == key for row in read()["rows"]):
+                    continue
+                row = measure_method(*key, arguments.runs, arguments.shared / "data")
+                saved = read()
+                saved["rows"].append(row)
+                arguments.json.write_text(json.dumps(saved, indent=1) + "\n")
+    if arguments.only == "timing":
+        data_root = arguments.shared / "data"
+        times = measure_times(arguments.methods, arguments.runs, arguments.seeds[0], arguments.epochs, data_root)
+        arguments.json.write_text(json.dumps({**read(), "times": times}, indent=1) + "\n")
+    print(format_tables(read()))
+
+
+if __name__ == "__main__":
+    main()

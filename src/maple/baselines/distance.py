@@ -1,0 +1,396 @@
+"""Detectors that read the embeddings alone: distances to classes, to all images, or to the nearest images.
+
+===============  =========================================================================================
+``md``           squared Mahalanobis distance to the nearest class: the paper's ablation DNN+MD
+``pca-md``       the same in the leading principal components: DNN+PCA+MD
+``pca-ed``       Euclidean in those components: DNN+PCA+ED
+``rmd``          ``md`` less the squared distance to all images as one Gaussian
+``md++``         ``md`` of embeddings on the unit sphere
+``marginal-md``  squared Mahalanobis distance to all images as one Gaussian
+``partial-md``   the same in some of its principal components
+``knn``          distance to the k-th nearest training image on the unit sphere
+===============  =========================================================================================
+
+A class that is split counts as its clusters. Only ``knn`` keeps embeddings; the others learn from moments, in one pass
+and in memory that does not grow with the number of images. Their algebra is that of :mod:`maple.gaussian`.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass, is_dataclass, replace
+from typing import Annotated, Any, ClassVar, Literal, Self
+
+import numpy as np
+from pydantic import Field
+
+from maple.config import Positive, Seed, as_dict, build_options, option
+from maple.detector import Batches, Detector, MapleDetector, State, register_detector
+from maple.errors import DataError, FitError, UsageError
+from maple.gaussian import (
+    BLOCK_ELEMENTS,
+    Background,
+    Moments,
+    as_embeddings,
+    count_broken,
+    fit_background,
+    normalise,
+    row_blocks,
+    squared_distances,
+)
+from maple.types import About, Outputs
+
+PositiveShare = Annotated[float, Field(gt=0, le=1)]
+
+# ---------------------------------------------------------------------------------------- distances to the classes
+
+
+class ClassDistanceDetector(Detector):
+    """A :class:`~maple.detector.MapleDetector` with ``settings`` of its own, behind a name of its own.
+
+    It holds one and asks it, so that the ablations and relatives of MAPLE are the same code.
+    """
+
+    settings: ClassVar[dict[str, Any]]
+    maple_: MapleDetector
+
+    def _fit(self, batches: Batches, validation: Outputs | None) -> None:
+        options: dict[str, Any] = as_dict(self) if is_dataclass(self) else {}
+        self.maple_ = MapleDetector(**self.settings, **options)
+        self.maple_.fit(batches.start, sum_over_ranks=batches.sum_over_ranks)
+
+    def _score(self, outputs: Outputs) -> np.ndarray:
+        return self.maple_.score(outputs)
+
+    def get_state(self) -> State:
+        _, metadata = super().get_state()
+        arrays, metadata["maple"] = self.maple_.get_state()
+        return arrays, metadata
+
+    @classmethod
+    def from_state(cls, arrays: dict[str, np.ndarray], metadata: dict[str, Any]) -> Self:
+        detector = super().from_state(arrays, metadata)
+        detector.maple_ = MapleDetector.from_state(arrays, metadata["maple"])
+        return detector
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PcaOptions:
+    """How many principal components are kept."""
+
+    explained_variance: PositiveShare = option(0.95, "share of variance that PCA keeps")
+
+
+@register_detector("md")
+class MahalanobisDetector(ClassDistanceDetector):
+    """Squared Mahalanobis distance to the nearest class: min_c (e - m_c)' S^-1 (e - m_c) (Lee et al. 2018).
+
+    S is the covariance around the class means, shared by all classes; all directions count. This is the paper's
+    DNN+MD, without its 1e-20 on the diagonal: null directions drop out.
+
+    >>> rng = np.random.default_rng(0)
+    >>> labels = np.arange(300) % 3
+    >>> train = Outputs(rng.normal(size=(300, 4)) + 6 * np.eye(3, 4)[labels], labels=labels)
+    >>> detector = MahalanobisDetector().fit(train)
+    >>> detector.score(Outputs(np.array([[6.0, 0, 0, 0], [6.0, 0, 0, 5.0]]))).round(-1)
+    array([ 0., 30.])
+    """
+
+    about: ClassVar[About] = About(
+        "squared Mahalanobis distance to the nearest class",
+        "Lee et al. 2018",
+        "https://arxiv.org/abs/1807.03888",
+        needs="embeddings",
+        adds="a mean per class, one covariance",
+    )
+    settings: ClassVar[dict[str, Any]] = {"pca": False, "norm_exponent": 0.0, "score_by": "distance"}
+
+
+@register_detector("pca-md")
+class PcaMahalanobisDetector(PcaOptions, ClassDistanceDetector):
+    """``md`` in the principal components that explain ``explained_variance``: the paper's DNN+PCA+MD.
+
+    >>> PcaMahalanobisDetector(explained_variance=0.9).settings
+    {'norm_exponent': 0.0, 'score_by': 'distance'}
+    """
+
+    about: ClassVar[About] = About(
+        "squared Mahalanobis distance to the nearest class, after PCA",
+        "Venkataramanan et al. 2023",
+        needs="embeddings",
+        adds="a mean per class, one covariance",
+    )
+    settings: ClassVar[dict[str, Any]] = {"norm_exponent": 0.0, "score_by": "distance"}
+
+
+@register_detector("pca-ed")
+class PcaEuclideanDetector(PcaOptions, ClassDistanceDetector):
+    """Squared Euclidean distance to the nearest class in those components: the paper's DNN+PCA+ED.
+
+    >>> x = np.array([[0.0, 1.0], [0.0, -1.0], [3.0, 0.0], [-3.0, 0.0]])
+    >>> PcaEuclideanDetector().fit(Outputs(x, labels=np.zeros(4, int))).score(Outputs(x)).round(9)  # standardised
+    array([2., 2., 2., 2.])
+    """
+
+    about: ClassVar[About] = About(
+        "squared Euclidean distance to the nearest class, after PCA",
+        "Venkataramanan et al. 2023",
+        needs="embeddings",
+        adds="a mean per class",
+    )
+    settings: ClassVar[dict[str, Any]] = {"distance": "euclidean", "norm_exponent": 0.0, "score_by": "distance"}
+
+
+@register_detector("rmd")
+class RelativeMahalanobisDetector(ClassDistanceDetector):
+    """``md`` less the squared Mahalanobis distance to all images as one Gaussian (Ren et al. 2021).
+
+    The score ``relative`` of MAPLE, in all directions. Both covariances are divided by the number of images.
+
+    >>> RelativeMahalanobisDetector().settings["score_by"]
+    'relative'
+    """
+
+    about: ClassVar[About] = About(
+        "distance to the nearest class less that to all images as one Gaussian",
+        "Ren et al. 2021",
+        "https://arxiv.org/abs/2106.09022",
+        needs="embeddings",
+        adds="a mean per class, two covariances",
+    )
+    settings: ClassVar[dict[str, Any]] = {"pca": False, "norm_exponent": 0.0, "score_by": "relative"}
+
+
+@register_detector("md++")
+class MahalanobisPlusPlusDetector(ClassDistanceDetector):
+    """``md`` of embeddings divided by their norm: Mahalanobis++ (Müller & Hein 2025).
+
+    >>> x = np.random.default_rng(0).normal(size=(200, 3)) + 3
+    >>> detector = MahalanobisPlusPlusDetector().fit(Outputs(x, labels=np.arange(200) % 2))
+    >>> bool(np.allclose(detector.score(Outputs(x)), detector.score(Outputs(7 * x))))
+    True
+    """
+
+    about: ClassVar[About] = About(
+        "squared Mahalanobis distance to the nearest class, on the unit sphere",
+        "Müller & Hein 2025",
+        "https://arxiv.org/abs/2505.18032",
+        needs="embeddings",
+        adds="a mean per class, one covariance",
+    )
+    settings: ClassVar[dict[str, Any]] = {"pca": False, "norm_exponent": 1.0, "score_by": "normalised"}
+
+
+# ------------------------------------------------------------------------------- distance to all images, class-free
+
+
+def moments_of_all(batches: Batches) -> Moments:
+    """The moments of the embeddings of all training images as one cluster; labels are not looked at."""
+    moments: Moments | None = None
+    for outputs in batches.start():
+        embeddings = as_embeddings(outputs.embeddings)
+        moments = moments or Moments(1, embeddings.shape[1])
+        moments.update(embeddings, np.zeros(len(embeddings), dtype=np.int64))
+    if moments is None:
+        raise FitError("the detector got no outputs to learn from: add images")
+    return moments.merge(batches.sum_over_ranks)
+
+
+class ClassFreeDetector(Detector):
+    """Squared distance to all images as one Gaussian; which of its directions count is left open."""
+
+    moments_: Moments
+    background_: Background
+
+    def _fit(self, batches: Batches, validation: Outputs | None) -> None:
+        self.moments_ = moments_of_all(batches)
+        self.background_ = self._fit_background(self.moments_)
+
+    @abstractmethod
+    def _fit_background(self, moments: Moments) -> Background: ...
+
+    def _score(self, outputs: Outputs) -> np.ndarray:
+        return self.background_.squared_distances(outputs.embeddings)
+
+    def get_state(self) -> State:
+        _, metadata = super().get_state()
+        return self.moments_.to_arrays(), metadata
+
+    @classmethod
+    def from_state(cls, arrays: dict[str, np.ndarray], metadata: dict[str, Any]) -> Self:
+        detector = super().from_state(arrays, metadata)
+        detector.moments_ = Moments.from_arrays(arrays)
+        detector.background_ = detector._fit_background(detector.moments_)
+        return detector
+
+
+@register_detector("marginal-md")
+class MarginalMahalanobisDetector(ClassFreeDetector):
+    """Squared Mahalanobis distance to all images as one Gaussian: Marginal MD (Kamoi & Kobayashi 2020).
+
+    Classes and labels play no part.
+
+    >>> x = np.array([[0.0, 1.0], [0.0, -1.0], [3.0, 0.0], [-3.0, 0.0]])
+    >>> MarginalMahalanobisDetector().fit(Outputs(x)).score(Outputs(2 * x)).round(9)
+    array([8., 8., 8., 8.])
+    """
+
+    about: ClassVar[About] = About(
+        "squared Mahalanobis distance to all images as one Gaussian",
+        "Kamoi & Kobayashi 2020",
+        "https://arxiv.org/abs/2003.00402",
+        needs="embeddings",
+        adds="one mean, one covariance",
+    )
+
+    def _fit_background(self, moments: Moments) -> Background:
+        return fit_background(moments, pca=False)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PartialOptions(PcaOptions):
+    """Where the principal components are cut, and which side counts."""
+
+    components: Literal["trailing", "leading"] = option(
+        "trailing", "'leading': those that explain explained_variance; 'trailing': the others, at least one"
+    )
+
+
+@register_detector("partial-md")
+class PartialMahalanobisDetector(PartialOptions, ClassFreeDetector):
+    """``marginal-md`` in some principal components: Partial MD (Kamoi & Kobayashi 2020).
+
+    With p_k the components of the standardised embedding and v_k their variances, sum of p_k² / v_k over
+
+    - ``trailing`` components, which explain the last 1 - ``explained_variance``: training spreads known classes over
+      the leading ones, and the paper finds that what tells unknown images apart is of no use for classification;
+    - ``leading`` ones: a plain reduction of dimensions by PCA, as the MAPLE paper sums the method up.
+
+    Both together are ``marginal-md``, but for how the variances of few images are shrunk.
+
+    >>> rng = np.random.default_rng(0)
+    >>> x = rng.normal(size=(500, 3)) @ np.array([[1.0, 1.0, 0.0], [0.0, 0.2, 0.0], [0.0, 0.0, 1.0]])
+    >>> trailing = PartialMahalanobisDetector().fit(Outputs(x))
+    >>> trailing.background_.variances.round(2)  # of 3, a correlation of 0.98 leaves 0.02 to the difference
+    array([0.02])
+    """
+
+    about: ClassVar[About] = About(
+        "squared Mahalanobis distance to all images in the trailing principal components",
+        "Kamoi & Kobayashi 2020",
+        "https://arxiv.org/abs/2003.00402",
+        needs="embeddings",
+        adds="one mean, one covariance",
+    )
+
+    def _fit_background(self, moments: Moments) -> Background:
+        build_options(PartialOptions, as_dict(self), where=type(self).__name__)
+        leading = fit_background(moments, explained_variance=self.explained_variance)
+        if self.components == "leading":
+            return leading
+        whole = fit_background(moments, pca=False)
+        cut = min(len(leading.variances), len(whole.variances) - 1)
+        return replace(whole, matrix=whole.matrix[:, cut:], variances=whole.variances[cut:])
+
+
+# -------------------------------------------------------------------------------------------- distance to the images
+
+QUERIES = 256  # images at a time that are compared with the training images
+
+
+def kth_neighbour_distances(queries: np.ndarray, neighbours: np.ndarray, k: int) -> np.ndarray:
+    """Euclidean distance of each of N queries to the k-th nearest of the neighbours (N,), exact, float64.
+
+    Neighbours are gone through in blocks of which the k nearest so far are kept, so that memory does not grow with
+    their number.
+
+    >>> kth_neighbour_distances(np.array([[0.0], [5.0]]), np.array([[1.0], [2.0], [4.0]]), k=2)
+    array([2., 3.])
+    """
+    distances = np.empty(len(queries))
+    for rows in row_blocks(len(queries), 1, elements=QUERIES, min_rows=1):
+        nearest = np.empty((rows.stop - rows.start, 0))
+        for columns in row_blocks(len(neighbours), QUERIES, elements=BLOCK_ELEMENTS):
+            found = _smallest(squared_distances(queries[rows], neighbours[columns]), k)
+            nearest = _smallest(np.concatenate([nearest, found], axis=1), k)
+        distances[rows] = np.sqrt(nearest.max(axis=1))
+    return distances
+
+
+def _smallest(values: np.ndarray, k: int) -> np.ndarray:
+    """The k smallest values of each row, in any order; all where there are fewer."""
+    return values if values.shape[1] <= k else np.partition(values, k - 1, axis=1)[:, :k]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class KnnOptions:
+    """How many neighbours, among how many."""
+
+    k: Positive = option(50, "the distance to which of the nearest training images counts")
+    share: PositiveShare = option(1.0, "share of the training images that are kept, drawn at random")
+    seed: Seed = option(0, "seed of that draw")
+
+
+@register_detector("knn")
+class KnnDetector(KnnOptions, Detector):
+    """Distance to the k-th nearest training image, embeddings divided by their norm (Sun et al. 2022).
+
+    Exact, by matrix products, in float32. Training embeddings are kept, all or a random ``share`` of them.
+
+    >>> rng = np.random.default_rng(0)
+    >>> detector = KnnDetector(k=5).fit(Outputs(rng.normal(size=(100, 3)) + [9.0, 0.0, 0.0]))
+    >>> detector.score(Outputs(np.array([[1.0, 0, 0], [-1.0, 0, 0]]))).round()
+    array([0., 2.])
+    """
+
+    about: ClassVar[About] = About(
+        "distance to the k-th nearest training image, on the unit sphere",
+        "Sun et al. 2022",
+        "https://arxiv.org/abs/2204.06507",
+        needs="embeddings",
+        adds="the embeddings of the training images",
+    )
+    neighbours_: np.ndarray  # (N, D) float32, of norm 1
+
+    def _fit(self, batches: Batches, validation: Outputs | None) -> None:
+        build_options(KnnOptions, as_dict(self), where=type(self).__name__)
+        if batches.sum_over_ranks(np.ones(1))[0] > 1:
+            raise FitError("the 'knn' detector keeps embeddings, which are not gathered: fit it in one process")
+        rng = np.random.default_rng(self.seed)
+        kept = []
+        for outputs in batches.start():
+            embeddings = as_embeddings(outputs.embeddings)
+            drawn = rng.random(len(embeddings)) < self.share  # the same images, however they are cut into batches
+            kept.append(_on_sphere(embeddings[drawn]))
+        n_kept = sum(map(len, kept))
+        if n_kept < self.k:
+            raise FitError(
+                f"k is {self.k}, but there are {n_kept} training images to be near to: add images or lower k"
+            )
+        self.neighbours_ = np.concatenate(kept)
+
+    def _score(self, outputs: Outputs) -> np.ndarray:
+        embeddings = as_embeddings(outputs.embeddings)
+        if embeddings.shape[1] != self.neighbours_.shape[1]:
+            raise UsageError(
+                f"embeddings have {embeddings.shape[1]} columns, but the 'knn' detector was fitted on "
+                f"{self.neighbours_.shape[1]}: use the same backbone"
+            )
+        return kth_neighbour_distances(_on_sphere(embeddings), self.neighbours_, self.k)
+
+    def get_state(self) -> State:
+        _, metadata = super().get_state()
+        return {"neighbours": self.neighbours_}, metadata
+
+    @classmethod
+    def from_state(cls, arrays: dict[str, np.ndarray], metadata: dict[str, Any]) -> Self:
+        detector = super().from_state(arrays, metadata)
+        detector.neighbours_ = np.asarray(arrays["neighbours"], dtype=np.float32)
+        return detector
+
+
+def _on_sphere(embeddings: np.ndarray) -> np.ndarray:
+    """Embeddings of norm 1 (N, D), float32; zero vectors stay zero."""
+    if n_broken := count_broken(embeddings):
+        raise DataError(f"{n_broken} of {len(embeddings)} embeddings hold NaN or infinity: leave those images out")
+    return normalise(embeddings).astype(np.float32, copy=False)

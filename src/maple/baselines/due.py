@@ -1,0 +1,239 @@
+r"""DUE: spectral normalisation, also of batch normalisation, and a sparse variational Gaussian process as head.
+
+van Amersfoort et al. 2021, https://arxiv.org/abs/2102.11409. Each class c has a Gaussian process :math:`f_c` over
+embeddings, with a mean, an amplitude and a length scale of its own, known through its values u at P inducing points
+that all classes share. Their posterior is approximated by :math:`q(u) = N(m, S)`, which makes that of :math:`f(x)` a
+Gaussian with a mean and a variance that grows to the prior's away from the inducing points. All of it is learned
+together with the network, by the evidence lower bound over N training images (Hensman et al. 2015,
+https://arxiv.org/abs/1411.2005),
+
+.. math:: \frac{1}{B} \sum_b E_q \log \mathrm{softmax}_{y_b}\, f(x_b) - \frac{1}{N} \mathrm{KL}(q(u) \Vert p(u)).
+
+Kernels and variational inference are those of GPyTorch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from sklearn.cluster import KMeans
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from maple.backbone import Backbone
+from maple.baselines.sampling import average_logits
+from maple.baselines.spectral import BoundedBatchNorm2d, bound_layers, fold
+from maple.config import DueOptions
+from maple.errors import DataError, TrainError, UsageError
+from maple.loss import LossTerm
+from maple.recipe import EmbedRows, Recipe, Step, register_recipe
+from maple.types import About
+
+KERNELS: dict[str, tuple[str, dict[str, float]]] = {  # GPyTorch's name and settings
+    "rbf": ("RBFKernel", {}),
+    "matern12": ("MaternKernel", {"nu": 0.5}),
+    "matern32": ("MaternKernel", {"nu": 1.5}),
+    "matern52": ("MaternKernel", {"nu": 2.5}),
+}
+TRAINING_SAMPLES = 10  # of the Gaussian process per image and step, as GPyTorch draws by default
+SAMPLES = 64  # per image in evaluation mode
+FIRST_IMAGES = 1000  # that inducing points and length scale are first found from
+
+
+def import_gpytorch() -> ModuleType:
+    """GPyTorch, or a clear error where it is not installed."""
+    try:
+        import gpytorch
+    except ImportError:
+        raise UsageError("recipe 'due' needs GPyTorch: pip install 'maple-uncertainty[due]'") from None
+    return gpytorch
+
+
+# --- the head --------------------------------------------------------------------------------------------------------
+
+
+class Prior(nn.Module):
+    """One Gaussian process per class, independent of each other: a constant mean and a scaled kernel."""
+
+    def __init__(self, n_classes: int, kernel: str) -> None:
+        super().__init__()
+        gpytorch = import_gpytorch()
+        name, settings = KERNELS[kernel]
+        shape = torch.Size([n_classes])
+        base = getattr(gpytorch.kernels, name)(batch_shape=shape, **settings)
+        self.mean = gpytorch.means.ConstantMean(batch_shape=shape)
+        self.kernel = gpytorch.kernels.ScaleKernel(base, batch_shape=shape)
+
+    def forward(self, points: Tensor) -> Any:
+        """The joint distribution of the values at points (C, n, D)."""
+        return import_gpytorch().distributions.MultivariateNormal(self.mean(points), self.kernel(points))
+
+
+class SparseGPHead(nn.Module):
+    r"""From embeddings (N, D) to logits (N, C) through Gaussian processes with P inducing points.
+
+    In training mode the logits are :math:`E_q \log \mathrm{softmax} f`, by ten fresh samples per image: their
+    cross-entropy is the first term of the bound. In evaluation mode their softmax is :math:`E_q \mathrm{softmax} f`, by
+    samples that are the same for all images and in every call. Before :meth:`initialise` all inducing points are 0.
+
+    >>> head = SparseGPHead(embedding_size=8, n_outputs=3, n_inducing=5)
+    >>> head.initialise(np.random.default_rng(0).normal(size=(100, 8)), n_images=100, seed=0)
+    >>> head.eval()(torch.zeros(4, 8)).shape
+    torch.Size([4, 3])
+    """
+
+    unit: Tensor  # (), of length: the mean distance between two embeddings before the training
+    n_images: Tensor  # (), in the training set
+    draws: Tensor  # (S, C) from standard normal distributions
+
+    def __init__(self, embedding_size: int, n_outputs: int, n_inducing: int = 20, kernel: str = "rbf") -> None:
+        super().__init__()
+        variational = import_gpytorch().variational
+        self.out_features = n_outputs
+        self.prior = Prior(n_outputs, kernel)
+        values = variational.CholeskyVariationalDistribution(n_inducing, batch_shape=torch.Size([n_outputs]))
+        points = torch.zeros(n_inducing, embedding_size)
+        self.posterior = variational.VariationalStrategy(self.prior, points, values)
+        self.posterior.variational_params_initialized.fill_(1)  # q(u) = p(u), without noise
+        self.register_buffer("unit", torch.ones(()))
+        self.register_buffer("n_images", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("draws", normal_draws(SAMPLES, n_outputs), persistent=False)
+
+    @torch.no_grad()
+    def initialise(self, embeddings: np.ndarray, n_images: int, seed: int) -> None:
+        """Inducing points and length scale from embeddings (n, D) of some of the ``n_images`` training images.
+
+        The points are the centres of k-means, the length scale is the mean distance between two embeddings. That
+        distance is also the unit in which both are kept: in units of their own, gradients would hardly move them in
+        networks with large embeddings.
+        """
+        points = self.posterior.inducing_points
+        if len(embeddings) < len(points):
+            raise DataError(
+                f"recipe 'due' has {len(points)} inducing points for {len(embeddings)} training images: "
+                "lower --due-inducing-points"
+            )
+        unit = torch.pdist(torch.as_tensor(embeddings)).mean().item()
+        if not 0 < unit < np.inf:
+            raise TrainError("recipe 'due' finds all embeddings in one place: start from other weights")
+        centres = KMeans(len(points), n_init=1, random_state=seed).fit(embeddings).cluster_centers_
+        points.copy_(torch.as_tensor(centres / unit))
+        self.prior.kernel.base_kernel.lengthscale = 1.0
+        self.unit.fill_(unit)
+        self.n_images.fill_(n_images)
+
+    def latent(self, embeddings: Tensor) -> tuple[Tensor, Tensor]:
+        """Posterior mean and variance (N, C) of the Gaussian processes at embeddings (N, D)."""
+        from linear_operator.utils.errors import NanError, NotPSDError
+
+        self.posterior._clear_cache()  # in evaluation mode it would outlive changes of the parameters
+        try:
+            values = self.posterior(embeddings / self.unit)
+        except (NanError, NotPSDError):
+            raise TrainError(f"the Gaussian process of recipe 'due' has diverged: {DueRecipe.remedy}") from None
+        return values.mean.T, values.variance.T
+
+    def kl_divergence(self) -> Tensor:
+        """KL(q(u) || p(u)) (), summed over the classes."""
+        self.posterior._clear_cache()
+        return self.posterior.kl_divergence().sum()
+
+    def forward(self, embeddings: Tensor) -> Tensor:
+        with torch.autocast(embeddings.device.type, enabled=False):
+            mean, variance = self.latent(embeddings.float())
+            if not self.training:
+                return average_logits(mean + variance.sqrt() * self.draws[:, None])
+            samples = mean + variance.sqrt() * torch.randn(TRAINING_SAMPLES, *mean.shape, device=mean.device)
+            return samples.log_softmax(2).mean(0)
+
+
+def normal_draws(n: int, size: int) -> Tensor:
+    """Draws (n, size) from standard normal distributions, always the same, more even than random ones (Sobol).
+
+    >>> draws = normal_draws(64, 10)
+    >>> draws.mean().abs().item() < 0.02, (draws.std() - 1).abs().item() < 0.02
+    (True, True)
+    """
+    uniform = torch.quasirandom.SobolEngine(size, scramble=True, seed=0).draw(n, dtype=torch.float64)
+    return torch.special.ndtri(uniform.clamp(1e-6, 1 - 1e-6)).float()
+
+
+# --- the recipe ------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def batch_statistics(backbone: Backbone) -> Iterator[None]:
+    """While it lasts, batch normalisation uses the statistics of each batch, as in training, in whatever mode it is.
+
+    Running statistics of a network that has not learned yet say nothing about what its embeddings will be.
+    """
+
+    def normalise(layer: nn.BatchNorm2d, inputs: tuple[Tensor], output: Tensor) -> Tensor:
+        weight = layer.bounded_weight() if isinstance(layer, BoundedBatchNorm2d) else layer.weight
+        return F.batch_norm(inputs[0], None, None, weight, layer.bias, training=True, eps=layer.eps)
+
+    layers = [layer for layer in backbone.modules() if isinstance(layer, nn.BatchNorm2d)]
+    handles = [layer.register_forward_hook(normalise) for layer in layers]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+@register_recipe("due")
+@dataclass(frozen=True, kw_only=True)
+class DueRecipe(DueOptions, Recipe):
+    """DUE (van Amersfoort et al. 2021): bounded layers, batch normalisation among them, and a sparse variational GP.
+
+    >>> DueRecipe(due_inducing_points=5).build_head(embedding_size=128, n_outputs=10).eval()(torch.zeros(4, 128)).shape
+    torch.Size([4, 10])
+    """
+
+    about: ClassVar[About] = About(
+        "DUE: bounded layers, sparse variational Gaussian process",
+        "van Amersfoort et al. 2021",
+        "https://arxiv.org/abs/2102.11409",
+        needs="GPyTorch",
+        adds="P inducing points of size D and P + P x P weights per class, P = 20",
+    )
+    section: ClassVar[str] = "due"
+    own_head: ClassVar[bool] = True
+    own_detector: ClassVar[str] = "entropy"  # of the average probabilities
+    remedy: ClassVar[str] = "lower --learning-rate or --due-inducing-points"
+
+    def prepare(self, backbone: Backbone) -> None:
+        bound_layers(backbone, self.due_spectral_bound, self.due_power_iterations, batch_norm=True)
+
+    def build_head(self, embedding_size: int, n_outputs: int) -> SparseGPHead:
+        return SparseGPHead(embedding_size, n_outputs, self.due_inducing_points, self.due_kernel)
+
+    def start(self, backbone: Backbone, embed_rows: EmbedRows, labels: np.ndarray, seed: int) -> None:
+        rows = np.random.default_rng(seed).permutation(len(labels))[:FIRST_IMAGES]
+        with batch_statistics(backbone):
+            embeddings = embed_rows(rows)
+        _head(backbone).initialise(embeddings, len(labels), seed)
+
+    def loss(self, step: Step) -> dict[str, LossTerm]:
+        head = _head(step.backbone)
+        if not head.n_images:
+            raise TrainError("recipe 'due' has not been started, its inducing points are unset: call start first")
+        return {
+            "expected_loss": LossTerm(F.nll_loss(step.logits, step.targets)),
+            "kl_divergence": LossTerm(head.kl_divergence(), weight=1 / head.n_images.item()),
+        }
+
+    def finish(self, backbone: Backbone) -> Backbone:
+        fold(backbone)
+        return backbone
+
+
+def _head(backbone: Backbone) -> SparseGPHead:
+    assert isinstance(backbone.head, SparseGPHead)
+    return backbone.head

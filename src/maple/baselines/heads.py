@@ -1,0 +1,361 @@
+"""Detectors that compute logits anew from shaped embeddings, and so are handed the linear head when they are fitted.
+
+=========  ========================================================================================
+``react``  energy of the logits of embeddings clipped at a quantile of all training activations
+``ash``    energy of the logits of embeddings of which the largest activations are kept and scaled up
+``vim``    energy, plus a virtual logit: the length of the embedding outside its principal space
+=========  ========================================================================================
+
+All need one pass. They were made for embeddings that come out of a ReLU, such as pooled feature maps.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal, Self
+
+import numpy as np
+from pydantic import Field
+
+from maple.baselines.distance import moments_of_all
+from maple.config import Positive, Share, as_dict, build_options, option
+from maple.detector import Batches, Detector, State, register_detector
+from maple.errors import DataError, FitError, UsageError
+from maple.gaussian import Background, Moments, as_embeddings, count_broken, principal_axes, row_blocks
+from maple.scores import energy_score
+from maple.types import About, LinearHead, Outputs
+
+
+class HeadDetector(Detector):
+    """A score of embeddings and the head; it keeps the head, so that a restored detector needs no network."""
+
+    needs_head: ClassVar[bool] = True
+
+    @property
+    def head(self) -> LinearHead:
+        """The head that the detector was fitted with."""
+        assert self.head_ is not None
+        return self.head_
+
+    def _logits(self, embeddings: np.ndarray) -> np.ndarray:
+        """Logits (N, M) of embeddings (N, D)."""
+        return embeddings @ self.head.weight.T + self.head.bias
+
+    def _blocks(self, outputs: Outputs) -> Iterator[tuple[slice, np.ndarray]]:
+        """The embeddings, block by block, in float64: rows, and (B, D)."""
+        embeddings = as_embeddings(outputs.embeddings)
+        self._check_width(embeddings.shape[1])
+        if n_broken := count_broken(embeddings):
+            raise DataError(f"{n_broken} of {len(embeddings)} embeddings hold NaN or infinity: leave those images out")
+        for rows in row_blocks(*embeddings.shape):
+            yield rows, embeddings[rows].astype(np.float64)
+
+    def _check_width(self, n_columns: int) -> None:
+        if n_columns != self.head.weight.shape[1]:
+            raise UsageError(
+                f"embeddings have {n_columns} columns, but the head of the '{self.name}' detector reads "
+                f"{self.head.weight.shape[1]}: use the same backbone"
+            )
+
+    def _score(self, outputs: Outputs) -> np.ndarray:
+        scores = np.empty(len(outputs))
+        for rows, block in self._blocks(outputs):
+            scores[rows] = self._score_block(block)
+        return scores
+
+    @abstractmethod
+    def _score_block(self, embeddings: np.ndarray) -> np.ndarray: ...
+
+    def get_state(self) -> State:
+        arrays, metadata = super().get_state()
+        return arrays | {"head.weight": self.head.weight, "head.bias": self.head.bias}, metadata
+
+    @classmethod
+    def from_state(cls, arrays: dict[str, np.ndarray], metadata: dict[str, Any]) -> Self:
+        detector = super().from_state(arrays, metadata)
+        detector.head_ = LinearHead(arrays["head.weight"], arrays["head.bias"])
+        return detector
+
+
+# ------------------------------------------------------------------------------------------------------------ ReAct
+
+DROPPED_BITS = 12  # of a float32: 11 bits of its fraction remain, steps of 1 in 2,000
+
+
+def count_values(values: np.ndarray) -> np.ndarray:
+    """How many float32 values share their sign, exponent and leading bits, in ascending order: (2^20,) counts.
+
+    Counts add up, over batches and over processes, and their memory does not grow with the number of values.
+
+    >>> int(count_values(np.array([1.0, 1.0001, -2.0], np.float32)).max())
+    2
+    """
+    bits = np.ascontiguousarray(values, dtype=np.float32).ravel().view(np.uint32)
+    ascending = np.where(bits >> 31, ~bits, bits | 0x80000000)  # as floats are ordered
+    return np.bincount(ascending >> DROPPED_BITS, minlength=1 << (32 - DROPPED_BITS))
+
+
+def quantile_of_counts(counts: np.ndarray, quantile: float) -> float:
+    """The quantile of the counted values, linear between the ends of the step that it lies in.
+
+    >>> values = np.random.default_rng(0).exponential(size=10_000).astype(np.float32)
+    >>> bool(abs(quantile_of_counts(count_values(values), 0.9) / np.quantile(values, 0.9) - 1) < 1e-4)
+    True
+    """
+    reached = np.cumsum(counts)
+    rank = quantile * (reached[-1] - 1)
+    step = int(np.searchsorted(reached, rank, side="right"))
+    inside = (rank - (reached[step] - counts[step])) / counts[step]
+    low, high = _step_edge(step), _step_edge(step + 1)
+    return low + inside * (high - low)
+
+
+def _step_edge(step: int) -> float:
+    """The smallest value of a step of :func:`count_values`."""
+    ascending = np.uint32(step << DROPPED_BITS)
+    bits = ascending & np.uint32(0x7FFFFFFF) if ascending >> 31 else ~ascending
+    return float(bits.view(np.float32))
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ReactOptions:
+    """Where activations are clipped."""
+
+    quantile: Share = option(0.9, "activations are clipped at this quantile of those of all training images")
+
+
+@register_detector("react")
+class ReactDetector(ReactOptions, HeadDetector):
+    """Energy of rectified activations, min(e, c) (Sun et al. 2021); c is a quantile of all training activations.
+
+    Unknown images have few, unusually large activations; clipped, these no longer make the logits large. The quantile
+    is taken from counts of the values to 11 bits, in one pass.
+
+    >>> head = LinearHead(np.eye(2, dtype=np.float32), np.zeros(2, np.float32))
+    >>> train = Outputs(np.random.default_rng(0).random((1000, 2), np.float32))
+    >>> detector = ReactDetector().fit(train, head=head)
+    >>> detector.score(Outputs(np.array([[0.0, 2.0], [0.0, 9.0]]))).round(1)  # both are clipped at 0.9
+    array([-1.2, -1.2])
+    """
+
+    about: ClassVar[About] = About(
+        "energy of clipped embeddings",
+        "Sun et al. 2021",
+        "https://arxiv.org/abs/2111.12797",
+        needs="embeddings, a linear head",
+        adds="one threshold",
+    )
+    threshold_: float
+
+    def _fit(self, batches: Batches, validation: Outputs | None) -> None:
+        build_options(ReactOptions, as_dict(self), where=type(self).__name__)
+        counts = sum(count_values(block) for outputs in batches.start() for _, block in self._blocks(outputs))
+        counts = batches.sum_over_ranks(np.asarray(counts))
+        if not counts.any():
+            raise FitError(f"the '{self.name}' detector got no outputs to learn from: add images")
+        self.threshold_ = quantile_of_counts(counts, self.quantile)
+
+    def _score_block(self, embeddings: np.ndarray) -> np.ndarray:
+        return energy_score(self._logits(np.minimum(embeddings, self.threshold_)))
+
+    def get_state(self) -> State:
+        arrays, metadata = super().get_state()
+        return arrays, metadata | {"threshold": self.threshold_}
+
+    @classmethod
+    def from_state(cls, arrays: dict[str, np.ndarray], metadata: dict[str, Any]) -> Self:
+        detector = super().from_state(arrays, metadata)
+        detector.threshold_ = float(metadata["threshold"])
+        return detector
+
+
+# -------------------------------------------------------------------------------------------------------------- ASH
+
+
+def shape_activations(embeddings: np.ndarray, pruned: float) -> np.ndarray:
+    """ASH-S of each row (N, D): its smallest activations become 0, the others are scaled by exp(s / s_kept).
+
+    s and s_kept are the sums of the activations before and after pruning. ``pruned`` is the share that becomes 0.
+    Activations below 0, which a ReLU does not leave, are among the smallest and become 0 as well.
+
+    >>> shape_activations(np.array([[3.0, 1.0, 0.0, 2.0]]), 0.5).round(2)  # exp(6 / 5) is 3.32
+    array([[9.96, 0.  , 0.  , 6.64]])
+    """
+    activations = np.maximum(embeddings, 0.0)
+    n_pruned = round(pruned * activations.shape[1])
+    kept = activations.copy()
+    if n_pruned:
+        smallest = np.argpartition(activations, n_pruned - 1, axis=1)[:, :n_pruned]
+        np.put_along_axis(kept, smallest, 0.0, axis=1)
+    before, after = activations.sum(axis=1), kept.sum(axis=1)
+    ratio = np.divide(before, after, out=np.zeros_like(before), where=after > 0)
+    return kept * np.exp(ratio)[:, None]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class AshOptions:
+    """How much is pruned."""
+
+    pruned: Annotated[float, Field(ge=0, lt=1)] = option(0.65, "share of the activations of an image set to 0")
+
+
+@register_detector("ash")
+class AshDetector(AshOptions, HeadDetector):
+    """Energy of shaped activations: ASH-S (Djurisic et al. 2023); see :func:`shape_activations`.
+
+    The paper shapes the last feature map, before it is pooled; a detector sees embeddings, so that ours shapes the
+    pooled map. Nothing is learned but the head. The share to prune suits some networks and not others: the paper
+    chooses one for each.
+
+    >>> head = LinearHead(np.eye(2, dtype=np.float32), np.zeros(2, np.float32))
+    >>> outputs = Outputs(np.array([[3.0, 1.0], [2.0, 2.0]]))
+    >>> AshDetector(pruned=0.5).fit(outputs, head=head).score(outputs).round(2)
+    array([-11.38, -14.78])
+    """
+
+    about: ClassVar[About] = About(
+        "energy of pruned and scaled embeddings",
+        "Djurisic et al. 2023",
+        "https://arxiv.org/abs/2209.09858",
+        needs="embeddings, a linear head",
+    )
+
+    def _fit(self, batches: Batches, validation: Outputs | None) -> None:
+        build_options(AshOptions, as_dict(self), where=type(self).__name__)
+        first = next(batches.start(), None)
+        if first is None:
+            raise FitError(f"the '{self.name}' detector got no outputs to learn from: add images")
+        next(self._blocks(first), None)  # so that a head of another network fails now
+
+    def _score_block(self, embeddings: np.ndarray) -> np.ndarray:
+        return energy_score(self._logits(shape_activations(embeddings, self.pruned)))
+
+
+# -------------------------------------------------------------------------------------------------------------- ViM
+
+
+def principal_space_size(embedding_size: int) -> int:
+    """How many components ViM takes as principal: 1,000 of 2,048 or more, 512 of 768 or more, else half of them.
+
+    The first two are the authors' choices for ImageNet networks.
+
+    >>> principal_space_size(2048), principal_space_size(768), principal_space_size(128)
+    (1000, 512, 64)
+    """
+    if embedding_size >= 2048:
+        return 1000
+    return 512 if embedding_size >= 768 else embedding_size // 2
+
+
+def head_origin(head: LinearHead) -> np.ndarray:
+    """The shortest embedding (D,) whose logits are nearest to 0: -W^+ b.
+
+    Training leaves the sum of the rows of W near 0. Singular values that float32 cannot tell from 0 count as 0, or this
+    direction would throw the origin far out.
+
+    >>> head_origin(LinearHead(np.array([[2.0, 0.0], [0.0, 1e-9]], np.float32), np.array([4.0, 1.0], np.float32)))
+    array([-2.,  0.])
+    """
+    rounding = max(head.weight.shape) * float(np.finfo(np.float32).eps)
+    return -np.linalg.pinv(head.weight.astype(np.float64), rtol=rounding) @ head.bias
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class VimOptions:
+    """What counts as principal."""
+
+    components: Literal["auto"] | Positive = option(
+        "auto", "size of the principal space; 'auto' is 1000 of 2048 dimensions, 512 of 768, half of fewer"
+    )
+
+
+@register_detector("vim")
+class VimDetector(VimOptions, HeadDetector):
+    """Virtual-logit matching (Wang et al. 2022): alpha r(e) - log sum_c exp(logit_c).
+
+    The origin is u = -W^+ b, where the head W, b gives logits nearest to 0. r(e) is the length of e - u outside the
+    leading eigenvectors of the second moment of the training embeddings around u, and alpha scales it to the logits:
+    the mean largest logit over the mean of r. The score is the log odds that a softmax over the logits and alpha r
+    gives to the virtual class.
+
+    Lengths have no moments, so that ``fit`` goes through the images twice; batches that can be gone through only once
+    are held.
+
+    >>> head = LinearHead(np.eye(2, 4, dtype=np.float32), np.zeros(2, np.float32))
+    >>> train = Outputs(np.random.default_rng(0).random((500, 4)) * [9.0, 9.0, 1.0, 1.0])
+    >>> detector = VimDetector().fit(train, head=head)
+    >>> inside, outside = detector.score(Outputs(np.array([[9.0, 5.0, 0.0, 0.0], [9.0, 5.0, 5.0, 5.0]])))
+    >>> bool(outside > inside)
+    True
+    """
+
+    about: ClassVar[About] = About(
+        "virtual logit, from what lies outside the principal space, against the energy",
+        "Wang et al. 2022",
+        "https://arxiv.org/abs/2203.10807",
+        needs="embeddings, a linear head",
+        adds="the principal space",
+    )
+    space_: Background  # around the origin; its matrix spans the principal space
+    alpha_: float
+
+    def _fit(self, batches: Batches, validation: Outputs | None) -> None:
+        build_options(VimOptions, as_dict(self), where=type(self).__name__)
+        if not batches.repeatable:
+            batches = type(batches)(list(batches.start()), batches.sum_over_ranks)
+        moments = moments_of_all(batches)
+        self._check_width(moments.dim)
+        self.space_ = self._principal_space(moments.moved_to(head_origin(self.head)))
+        self.alpha_ = self._match(batches)
+
+    def _principal_space(self, moments: Moments) -> Background:
+        """The leading eigenvectors of the second moment around the origin, where ``moments`` have their shift."""
+        assert moments.shift is not None
+        variances, axes = principal_axes(moments.second / moments.n_images)  # (R,), (D, R) with R the rank
+        size, rank = self.components, len(variances)
+        if size == "auto":
+            size = principal_space_size(moments.dim)
+            size = size if size < rank else rank // 2
+        if size >= rank:
+            raise FitError(
+                f"the training embeddings span {rank} dimensions, so that none is left outside a principal space of "
+                f"{size}: lower components"
+            )
+        return Background(moments.shift, np.ones(moments.dim), axes[:, :size], variances[:size])
+
+    def _match(self, batches: Batches) -> float:
+        """The factor that makes virtual logits as large as the largest logits, on average."""
+        logits = lengths = 0.0
+        for outputs in batches.start():
+            for _, block in self._blocks(outputs):
+                logits += self._logits(block).max(axis=1).sum()
+                lengths += self._lengths_outside(block).sum()
+        logits, lengths = batches.sum_over_ranks(np.array([logits, lengths]))
+        if logits <= 0:
+            raise FitError(
+                "the largest logits are below 0 on average, so that a virtual logit cannot be matched to them: use "
+                "another detector for this head"
+            )
+        return float(logits / lengths)
+
+    def _lengths_outside(self, embeddings: np.ndarray) -> np.ndarray:
+        """r(e) (N,)."""
+        return np.sqrt(self.space_.residuals(embeddings))
+
+    def _score_block(self, embeddings: np.ndarray) -> np.ndarray:
+        return self.alpha_ * self._lengths_outside(embeddings) + energy_score(self._logits(embeddings))
+
+    def get_state(self) -> State:
+        arrays, metadata = super().get_state()
+        space = {"origin": self.space_.mean, "axes": self.space_.matrix, "variances": self.space_.variances}
+        return arrays | space, metadata | {"alpha": self.alpha_}
+
+    @classmethod
+    def from_state(cls, arrays: dict[str, np.ndarray], metadata: dict[str, Any]) -> Self:
+        detector = super().from_state(arrays, metadata)
+        origin = arrays["origin"]
+        detector.space_ = Background(origin, np.ones(len(origin)), arrays["axes"], arrays["variances"])
+        detector.alpha_ = float(metadata["alpha"])
+        return detector

@@ -1,0 +1,131 @@
+"""Detectors that read the logits alone. All need one pass, and a class sums over its clusters.
+
+With p_c the probability of class c, and F_c the log-sum-exp of the logits of its clusters:
+
+=============  ===========================================================
+``entropy``    - sum_c p_c log p_c
+``max-logit``  - max_c F_c
+``gen``        sum of (p_c (1 - p_c))^gamma over the most probable classes
+=============  ===========================================================
+
+``softmax`` and ``energy`` live beside the contract, in :mod:`maple.detector`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+from scipy.special import logsumexp
+
+from maple.config import AboveZero, Positive, as_dict, build_options, option
+from maple.detector import Batches, LogitDetector, register_detector
+from maple.gaussian import class_logsumexp
+from maple.types import About, Outputs
+
+
+def log_probabilities(log_class: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Log probability of each class, and of all classes but it, (N, C) each, from unnormalised ones (N, C).
+
+    Where one class has nearly all, its probability is taken from those of the others, so that confident images do not
+    tie.
+
+    >>> log_p, log_rest = log_probabilities(np.array([[0.0, -100.0]]))
+    >>> log_p  # p is 1 to the last digit
+    array([[-3.72007598e-44, -1.00000000e+02]])
+    >>> bool((log_rest == log_p[:, ::-1]).all())
+    True
+    """
+    total = logsumexp(log_class, axis=1, keepdims=True)  # (N, 1)
+    top = (np.arange(len(log_class)), log_class.argmax(axis=1))
+    others = log_class - total
+    log_top = others[top]
+    others[top] = -np.inf
+    log_rest = np.log1p(-np.exp(others))  # (N, C): each of the others has at most 1/2
+    log_rest[top] = logsumexp(others, axis=1)
+    rest = np.minimum(np.exp(log_rest[top]), 0.5)
+    log_p = others
+    log_p[top] = np.where(rest < 0.5, np.log1p(-rest), log_top)
+    return log_p, log_rest
+
+
+@register_detector("entropy")
+class EntropyDetector(LogitDetector):
+    """Entropy of the class probabilities: - sum_c p_c log p_c (Lakshminarayanan et al. 2017).
+
+    >>> logits = np.log([[0.5, 0.25, 0.25]])
+    >>> outputs = Outputs(np.zeros((1, 2)), logits, cluster_to_class=np.array([0, 1, 1]))
+    >>> EntropyDetector().fit(outputs).score(outputs).round(3)
+    array([0.693])
+    """
+
+    about: ClassVar[About] = About(
+        "entropy of the class probabilities",
+        "Lakshminarayanan et al. 2017",
+        "https://arxiv.org/abs/1612.01474",
+        needs="logits",
+    )
+
+    def _score_logits(self, logits: np.ndarray) -> np.ndarray:
+        log_p, _ = log_probabilities(class_logsumexp(logits, self.cluster_to_class_))
+        p = np.exp(log_p)
+        return -(p * np.where(p > 0, log_p, 0.0)).sum(axis=1)
+
+
+@register_detector("max-logit")
+class MaxLogitDetector(LogitDetector):
+    """Negative largest logit (Hendrycks et al. 2022); that of a split class is the log-sum-exp over its clusters.
+
+    >>> outputs = Outputs(np.zeros((1, 2)), np.array([[3.0, -1.0]]))
+    >>> MaxLogitDetector().fit(outputs).score(outputs)
+    array([-3.])
+    """
+
+    about: ClassVar[About] = About(
+        "negative largest logit", "Hendrycks et al. 2022", "https://arxiv.org/abs/1911.11132", needs="logits"
+    )
+
+    def _score_logits(self, logits: np.ndarray) -> np.ndarray:
+        return -class_logsumexp(logits, self.cluster_to_class_).max(axis=1)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class GenOptions:
+    """Which probabilities the generalised entropy reads, and how sharply."""
+
+    gamma: AboveZero = option(0.1, "exponent; the smaller, the more small probabilities count")
+    top: Positive = option(100, "how many of the most probable classes count")
+
+
+@register_detector("gen")
+class GenDetector(GenOptions, LogitDetector):
+    """Generalised entropy (Liu et al. 2023): sum of (p_c (1 - p_c))^gamma over the ``top`` most probable classes.
+
+    A small gamma weighs how far the small probabilities are from 0; the many smallest ones of a large problem are noise
+    and left out. Computed in logs, so that probabilities too small for a float still count.
+
+    >>> outputs = Outputs(np.zeros((1, 2)), np.log([[0.5, 0.5]]))
+    >>> GenDetector(gamma=0.5).fit(outputs).score(outputs)
+    array([1.])
+    """
+
+    about: ClassVar[About] = About(
+        "generalised entropy of the class probabilities",
+        "Liu et al. 2023",
+        "https://openaccess.thecvf.com/content/CVPR2023/papers/Liu_GEN_Pushing_the_Limits_of_Softmax-Based_Out-of-"
+        "Distribution_Detection_CVPR_2023_paper.pdf",
+        needs="logits",
+    )
+
+    def _fit(self, batches: Batches, validation: Outputs | None) -> None:
+        build_options(GenOptions, as_dict(self), where=type(self).__name__)
+        super()._fit(batches, validation)
+
+    def _score_logits(self, logits: np.ndarray) -> np.ndarray:
+        log_p, log_rest = log_probabilities(class_logsumexp(logits, self.cluster_to_class_))
+        terms = log_p + log_rest  # (N, C)
+        if self.top < terms.shape[1]:
+            kept = np.argpartition(log_p, -self.top, axis=1)[:, -self.top :]
+            terms = np.take_along_axis(terms, kept, axis=1)
+        return np.exp(self.gamma * terms).sum(axis=1)

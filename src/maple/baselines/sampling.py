@@ -1,0 +1,209 @@
+"""Averages over several networks: MC-Dropout and deep ensembles, each a backbone like any other.
+
+Both average probabilities. So that every detector finds what it reads, the averages are given as logits log p + F,
+where p is the average probability of a class and F the mean log-sum-exp of the parts: the softmax of these logits is
+the average probability, and their log-sum-exp the average of those of the parts.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from maple.backbone import Backbone
+from maple.config import DropoutOptions, EnsembleOptions
+from maple.errors import UsageError
+from maple.loss import LossTerm
+from maple.recipe import Recipe, Step, register_recipe
+from maple.types import About
+
+
+def average_logits(logits: Tensor) -> Tensor:
+    """Logits (N, C) of the average probabilities of S parts, from theirs (S, N, C).
+
+    >>> parts = torch.tensor([[[0.8, 0.2]], [[0.4, 0.6]]]).log()
+    >>> average_logits(parts).softmax(dim=1)
+    tensor([[0.6000, 0.4000]])
+    """
+    log_mean = logits.log_softmax(dim=2).logsumexp(dim=0) - math.log(len(logits))  # (N, C)
+    return log_mean + logits.logsumexp(dim=2).mean(dim=0)[:, None]
+
+
+class CrossEntropy(Recipe):
+    """The loss of a network that is trained like any other."""
+
+    def loss(self, step: Step) -> dict[str, LossTerm]:
+        return {"cross_entropy": LossTerm(F.cross_entropy(step.logits, step.targets))}
+
+
+# --- MC-Dropout ------------------------------------------------------------------------------------------------------
+
+
+class SampledBackbone(Backbone):
+    """A backbone whose logits, in evaluation mode, are averages over ``n_samples`` passes with dropout.
+
+    Only dropout is in training mode then: batch normalisation uses its running statistics. The embedding is that of one
+    more pass without dropout. The masks are the same in every call, so that equal batches give equal answers.
+    """
+
+    n_samples: int
+
+    @classmethod
+    def from_backbone(cls, backbone: Backbone, n_samples: int) -> SampledBackbone:
+        """The same layers, sampled."""
+        sampled = cls(
+            backbone.body,
+            backbone.head,
+            embedding_size=backbone.embedding_size,
+            embedding_layer=backbone.embedding_layer,
+            mean=backbone.mean.tolist(),
+            std=backbone.std.tolist(),
+            name=backbone.name,
+            size=backbone.size,
+            memory_format=backbone.memory_format,
+            shallow=backbone.shallow,
+        )
+        sampled.n_samples, sampled.made_by = n_samples, backbone.made_by
+        return sampled.to(backbone.mean.device).train(backbone.training)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        if self.training:
+            return super().forward(x)
+        with torch.random.fork_rng(devices=[x.device] if x.device.type == "cuda" else []), _dropping(self):
+            torch.manual_seed(0)
+            samples = torch.stack([super(SampledBackbone, self).forward(x)[1] for _ in range(self.n_samples)])
+        return self.embed(x), average_logits(samples)
+
+
+def dropout_layers(module: nn.Module) -> list[nn.Dropout]:
+    """The layers of a module that leave out units."""
+    return [layer for layer in module.modules() if isinstance(layer, nn.Dropout)]
+
+
+@contextmanager
+def _dropping(module: nn.Module) -> Iterator[None]:
+    layers = dropout_layers(module)
+    for layer in layers:
+        layer.train()
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.eval()
+
+
+@register_recipe("mc-dropout")
+@dataclass(frozen=True, kw_only=True)
+class DropoutRecipe(DropoutOptions, CrossEntropy):
+    """MC-Dropout (Gal & Ghahramani 2016): dropout inside the network, also at test time; probabilities are averaged.
+
+    >>> DropoutRecipe(dropout=0.2).dropout_samples
+    10
+    """
+
+    about: ClassVar[About] = About(
+        "MC-Dropout", "Gal & Ghahramani 2016", "https://arxiv.org/abs/1506.02142", passes="10 samples + 1"
+    )
+    section: ClassVar[str] = "mc_dropout"
+
+    def prepare(self, backbone: Backbone) -> None:
+        layers = dropout_layers(backbone.body)
+        if not layers:
+            raise UsageError(
+                f"the backbone '{backbone.name}' has no dropout layers: put nn.Dropout into it, or take resnet9"
+            )
+        for layer in layers:
+            layer.p = self.dropout
+
+    def finish(self, backbone: Backbone) -> Backbone:
+        return SampledBackbone.from_backbone(backbone, self.dropout_samples)
+
+    def rebuild(self, backbone: Backbone) -> Backbone:
+        self.prepare(backbone)
+        return self.finish(backbone)
+
+
+# --- deep ensembles --------------------------------------------------------------------------------------------------
+
+
+class EnsembleBody(nn.Module):
+    """The embeddings of all members, side by side (N, S D)."""
+
+    def __init__(self, members: Sequence[nn.Module]) -> None:
+        super().__init__()
+        self.members = nn.ModuleList(members)
+        self.min_size = max(getattr(member, "min_size", 1) for member in members)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([member(x) for member in self.members], dim=1)
+
+
+class EnsembleHead(nn.Module):
+    """Each member's head on its own part of the embedding; the logits of their average probabilities."""
+
+    def __init__(self, members: Sequence[nn.Module]) -> None:
+        super().__init__()
+        self.members = nn.ModuleList(members)
+
+    def forward(self, embeddings: Tensor) -> Tensor:
+        parts = embeddings.chunk(len(self.members), dim=1)
+        return average_logits(torch.stack([head(part) for head, part in zip(self.members, parts)]))
+
+
+def join_members(members: Sequence[Backbone]) -> Backbone:
+    """One backbone that is the ensemble of its members, which must be alike but for their weights.
+
+    >>> from maple.backbone import create_backbone
+    >>> ensemble = join_members([create_backbone("resnet9", n_classes=10) for _ in range(3)])
+    >>> ensemble.embedding_size
+    384
+    """
+    first = members[0]
+    heads = [member.head for member in members if member.head is not None]
+    if len(heads) < len(members):
+        raise UsageError("a member of the ensemble has no head: train it first")
+    for member in members[1:]:
+        same = (member.mean.allclose(first.mean), member.std.allclose(first.std))
+        if not all(same) or member.embedding_size != first.embedding_size:
+            raise UsageError(
+                "the members of an ensemble differ in size or normalisation: train them on the same images"
+            )
+    return Backbone(
+        EnsembleBody([nn.Sequential(member.body, member.embedding_layer) for member in members]),
+        EnsembleHead(heads),
+        embedding_size=first.embedding_size * len(members),
+        mean=first.mean.tolist(),
+        std=first.std.tolist(),
+        name=first.name,
+        size=first.size,
+        memory_format=first.memory_format,
+        shallow=f"members.0.0.{first.shallow}" if first.shallow else None,
+    ).to(first.mean.device)
+
+
+@register_recipe("ensemble")
+@dataclass(frozen=True, kw_only=True)
+class EnsembleRecipe(EnsembleOptions, CrossEntropy):
+    """Deep ensemble (Lakshminarayanan et al. 2017): the loss of a member, and how members make a whole."""
+
+    about: ClassVar[About] = About(
+        "Deep ensemble",
+        "Lakshminarayanan et al. 2017",
+        "https://arxiv.org/abs/1612.01474",
+        passes="one per member",
+        adds="the weights of every further member",
+    )
+    section: ClassVar[str] = "ensemble"
+
+    def rebuild(self, backbone: Backbone) -> Backbone:
+        joined = join_members([copy.deepcopy(backbone) for _ in range(self.members)])
+        joined.made_by = backbone.made_by
+        return joined

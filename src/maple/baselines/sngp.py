@@ -1,0 +1,208 @@
+r"""SNGP: spectral normalisation, and a Gaussian process of random features in the place of the linear head.
+
+Liu et al. 2020, https://arxiv.org/abs/2006.10108. The head is a Gaussian process with the kernel
+:math:`a^2 \exp(-\lVert x - x' \rVert^2 / 2 \ell^2)`, in the form of a linear model with R random features (Rahimi &
+Recht 2007):
+
+.. math:: \phi(x) = a \sqrt{2 / R}\, \cos(W x + b), \qquad f_c(x) = \beta_c^\top \phi(x),
+
+with W from a normal distribution of deviation :math:`1 / \ell` and b uniform over a turn, both drawn once. The weights
+:math:`\beta` are learned by gradients like those of any head. What they leave open is the Laplace approximation of
+their posterior: over the images of one epoch,
+
+.. math:: \Sigma^{-1} = s I + \sum_n p_n (1 - p_n)\, \phi_n \phi_n^\top, \qquad v(x) = \phi(x)^\top \Sigma\, \phi(x),
+
+where :math:`p_n` is the probability of the most probable class and s the prior precision. The variance v grows away
+from the training images, up to :math:`a^2 / s`, and takes confidence from the logits (mean-field approximation):
+
+.. math:: \bar f_c(x) = f_c(x) / \sqrt{1 + \lambda\, v(x)}.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from maple.backbone import Backbone
+from maple.baselines.sampling import CrossEntropy
+from maple.baselines.spectral import bound_layers, fold
+from maple.config import SngpOptions
+from maple.errors import TrainError
+from maple.recipe import Step, register_recipe
+from maple.types import About
+
+
+class RandomFeatureHead(nn.Module):
+    r"""From embeddings (N, D) to logits (N, C): the mean in training mode, the mean-field logits in evaluation mode.
+
+    The precision matrix is a buffer that :meth:`accumulate` adds to and :meth:`reset` starts anew; its factor, which
+    gives variances, is computed from it when it is first asked for.
+
+    ``space`` 'normalised' brings each embedding to mean 0 and length 1 (layer normalisation without parameters) before
+    the kernel sees it. As the embeddings change their scale by orders of magnitude while a network learns, a fixed
+    length scale would else soon see all images as equal, or none as alike; on the unit sphere, where distances are at
+    most 2, a length scale of about 1 suits any network. The price is that the kernel cannot see lengths.
+
+    >>> head = RandomFeatureHead(embedding_size=8, n_outputs=3, n_features=64)
+    >>> embeddings = torch.randn(5, 8)
+    >>> head.accumulate(embeddings, head(embeddings))
+    >>> head.eval()(embeddings).shape, head.variance(embeddings).shape
+    (torch.Size([5, 3]), torch.Size([5]))
+    """
+
+    frequencies: Tensor  # (R, D)
+    phases: Tensor  # (R,)
+    precision: Tensor  # (R, R) float64, without the ridge: small beside a sum over many images
+    n_images: Tensor  # (), how many the precision has seen
+    factor: Tensor | None  # (R, R) lower triangular L, with L' L = inverse of the precision and its ridge
+
+    def __init__(
+        self,
+        embedding_size: int,
+        n_outputs: int,
+        *,
+        n_features: int = 1024,
+        space: Literal["normalised", "raw"] = "normalised",
+        kernel_scale: float = 1.0,
+        amplitude: float = 1.0,
+        ridge: float = 1.0,
+        mean_field: float = math.pi / 8,
+    ) -> None:
+        super().__init__()
+        self.out_features = n_outputs
+        self.space, self.amplitude, self.ridge, self.mean_field = space, amplitude, ridge, mean_field
+        self.output = nn.Linear(n_features, n_outputs, bias=False)
+        self.register_buffer("frequencies", torch.randn(n_features, embedding_size) / kernel_scale)
+        self.register_buffer("phases", 2 * math.pi * torch.rand(n_features))
+        self.register_buffer("precision", torch.zeros(n_features, n_features, dtype=torch.float64))
+        self.register_buffer("n_images", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("factor", None, persistent=False)
+
+    def features(self, embeddings: Tensor) -> Tensor:
+        """Random features (N, R) of embeddings (N, D)."""
+        if self.space == "normalised":
+            size = embeddings.shape[1:]
+            embeddings = F.layer_norm(embeddings, size) / math.sqrt(size.numel())
+        turns = F.linear(embeddings, self.frequencies, self.phases)
+        return self.amplitude * math.sqrt(2 / len(self.phases)) * turns.cos()
+
+    def forward(self, embeddings: Tensor) -> Tensor:
+        with torch.autocast(embeddings.device.type, enabled=False):
+            features = self.features(embeddings.float())
+            logits = self.output(features)
+            return logits if self.training else mean_field_logits(logits, self._variance(features), self.mean_field)
+
+    def variance(self, embeddings: Tensor) -> Tensor:
+        """Posterior variance (N,) of the logits of embeddings (N, D); the same for all classes."""
+        return self._variance(self.features(embeddings))
+
+    def _variance(self, features: Tensor) -> Tensor:
+        if self.factor is None:
+            self.factor = self._invert()
+        return F.linear(features, self.factor).square().sum(1)
+
+    def _invert(self) -> Tensor:
+        """The inverse of the Cholesky factor of the precision matrix (R, R)."""
+        if not self.n_images:
+            raise TrainError(
+                "the precision matrix of recipe 'sngp' has seen no image, so that no variance is known: "
+                "train for at least one epoch before the network is asked for probabilities"
+            )
+        identity = torch.eye(len(self.precision)).to(self.precision)
+        lower, failed = torch.linalg.cholesky_ex(self.precision + self.ridge * identity)
+        if failed or not lower.isfinite().all():
+            raise TrainError(
+                "the precision matrix of recipe 'sngp' is not positive definite, the training has diverged: "
+                f"{SngpRecipe.remedy}"
+            )
+        return torch.linalg.solve_triangular(lower, identity, upper=False).to(self.phases)
+
+    def reset(self) -> None:
+        """Forget all images: the precision is that of the prior."""
+        self.precision.zero_()
+        self.n_images.zero_()
+        self.factor = None
+
+    @torch.no_grad()
+    def accumulate(self, embeddings: Tensor, logits: Tensor) -> None:
+        """Add images to the precision matrix: embeddings (N, D) and their logits (N, C) in training mode."""
+        top = logits.softmax(1).amax(1)  # (N,)
+        features = (top * (1 - top)).sqrt()[:, None] * self.features(embeddings)
+        self.precision += features.T @ features
+        self.n_images += len(features)
+        self.factor = None
+
+    def _load_from_state_dict(self, *args: object, **keywords: object) -> None:
+        self.factor = None  # it belongs to the precision of before
+        super()._load_from_state_dict(*args, **keywords)
+
+
+def mean_field_logits(logits: Tensor, variance: Tensor, factor: float) -> Tensor:
+    r"""Logits (N, C) divided by :math:`\sqrt{1 + \lambda v}`, from their variances (N,).
+
+    Their softmax approximates the mean of the softmax over the posterior (Lu et al. 2020,
+    https://arxiv.org/abs/2006.07584); :math:`\lambda = \pi / 8` comes from the probit approximation of the logistic.
+
+    >>> mean_field_logits(torch.tensor([[2.0, 4.0]]), torch.tensor([3.0]), factor=1.0)
+    tensor([[1., 2.]])
+    """
+    return logits / (1 + factor * variance).sqrt()[:, None]
+
+
+@register_recipe("sngp")
+@dataclass(frozen=True, kw_only=True)
+class SngpRecipe(SngpOptions, CrossEntropy):
+    """SNGP (Liu et al. 2020): cross-entropy, bounded layers, and a Gaussian process of random features as head.
+
+    The precision matrix is that of the last epoch: it starts anew with each, and grows with every step.
+
+    >>> SngpRecipe(sngp_features=256).build_head(embedding_size=128, n_outputs=10)(torch.randn(4, 128)).shape
+    torch.Size([4, 10])
+    """
+
+    about: ClassVar[About] = About(
+        "SNGP: bounded layers, random-feature Gaussian process",
+        "Liu et al. 2020",
+        "https://arxiv.org/abs/2006.10108",
+        adds="R (D + C) weights and an R x R matrix, R = 1024",
+    )
+    section: ClassVar[str] = "sngp"
+    own_head: ClassVar[bool] = True
+    one_process: ClassVar[bool] = True  # each process would know the precision of its own images only
+    own_detector: ClassVar[str] = "energy"  # ranks as the Dempster-Shafer score C / (C + sum exp f) of the authors does
+    remedy: ClassVar[str] = "lower --learning-rate, or raise --sngp-ridge"
+
+    def prepare(self, backbone: Backbone) -> None:
+        bound_layers(backbone, self.sngp_spectral_bound, self.sngp_power_iterations)
+
+    def build_head(self, embedding_size: int, n_outputs: int) -> RandomFeatureHead:
+        return RandomFeatureHead(
+            embedding_size,
+            n_outputs,
+            n_features=self.sngp_features,
+            space=self.sngp_space,
+            kernel_scale=self.sngp_kernel_scale,
+            amplitude=self.sngp_amplitude,
+            ridge=self.sngp_ridge,
+            mean_field=self.sngp_mean_field,
+        )
+
+    def begin_epoch(self, backbone: Backbone, epoch: int, epochs: int) -> None:
+        _head(backbone).reset()
+
+    def after_step(self, step: Step) -> None:
+        _head(step.backbone).accumulate(step.embeddings, step.logits)
+
+    def finish(self, backbone: Backbone) -> Backbone:
+        fold(backbone)
+        return backbone
+
+
+def _head(backbone: Backbone) -> RandomFeatureHead:
+    assert isinstance(backbone.head, RandomFeatureHead)
+    return backbone.head

@@ -1,0 +1,111 @@
+"""Every method by its name: listed, trained, fitted, evaluated, saved and loaded by the same commands."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from commands import flat, run
+from maple.config import RECIPE_SECTIONS, read_toml
+from maple.detector import list_detectors
+from maple.predictor import load_predictor
+from maple.recipe import find_recipe, list_recipes
+from maple.workflow import list_methods
+
+BASELINES = ["due", "duq", "ensemble", "mc-dropout", "sngp", "vmdls"]
+FEWER = {"ensemble": ["--members", 2], "mc-dropout": ["--dropout-samples", 3], "sngp": ["--sngp-features", 64]}
+
+
+def train(folder, recipe, *more):
+    return run("train", "digits", "--recipe", recipe, "--epochs", 1, "--batch-size", 64, "--out", folder, *more)
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory):
+    """A deterministic network on digits."""
+    folder = tmp_path_factory.mktemp("runs") / "plain"
+    assert train(folder, "cross-entropy") == 0
+    return folder
+
+
+def test_the_list_is_that_of_the_registries(capsys):
+    assert run("methods", "--json") == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert {row["name"] for row in rows if row["kind"] == "recipe"} == set(list_recipes()) >= set(BASELINES)
+    assert {row["name"] for row in rows if row["kind"] == "detector"} == set(list_detectors())
+    assert all(row["title"] and row["paper"] and row["passes"] for row in rows)
+    assert rows == list_methods()
+
+
+def test_the_list_as_people_read_it(capsys):
+    assert run("methods") == 0
+    shown = flat(capsys.readouterr().out)
+    for name in (*list_recipes(), *list_detectors()):
+        assert name in shown
+
+
+def test_the_section_of_a_recipe_has_its_name():
+    for name in list_recipes():
+        assert find_recipe(name).section in (name.replace("-", "_"), "recipe")
+        assert find_recipe(name).section in RECIPE_SECTIONS
+
+
+@pytest.mark.parametrize("recipe", BASELINES)
+def test_a_recipe_from_training_to_prediction(recipe, tmp_path, capsys):
+    if recipe == "due":
+        pytest.importorskip("gpytorch")
+    folder = tmp_path / recipe
+    assert train(folder, recipe, "--ood", "far=simulated-diatoms/far?n=50", *FEWER.get(recipe, [])) == 0
+    sections = read_toml(folder / "config.toml")
+    assert recipe.replace("-", "_") in sections and "recipe" not in sections
+    results = json.loads((folder / "results.json").read_text())
+    own = results["methods"][recipe]
+    assert 0 <= own["classification"]["accuracy"] <= 1 and np.isfinite(own["classification"]["nll"])
+    assert 0 <= own["detection"]["far"]["auroc"] <= 1
+    capsys.readouterr()
+    assert run("evaluate", folder, "--json") == 0
+    again = json.loads(capsys.readouterr().out)
+    assert again["methods"][recipe]["classification"]["nll"] == pytest.approx(own["classification"]["nll"], rel=1e-6)
+    assert load_predictor(folder).backbone.made_by["recipe"] == recipe
+    assert run("predict", folder, "digits", "--out", tmp_path / "p.csv") == 0
+    assert (folder / "report.html").is_file()
+
+
+def test_all_detectors_in_one_evaluation(plain, capsys):
+    names = [name for name in list_detectors() if name != "lee-md-ood"]
+    assert (
+        run("evaluate", plain, "--detector", ",".join(names), "--ood", "far=simulated-diatoms/far?n=60", "--json") == 0
+    )
+    methods = json.loads(capsys.readouterr().out)["methods"]
+    assert set(names) <= set(methods)
+    assert all(np.isfinite(methods[name]["detection"]["far"]["auroc"]) for name in names)
+    assert "lee-md-ood" not in methods
+    scores = json.loads((plain / "results.json").read_text())["scores"]
+    assert methods["pca-md"]["detection"]["far"]["auroc"] == pytest.approx(scores["distance"]["far"], abs=1e-6)
+
+
+def test_unknown_images_tune_only_where_they_are_given(plain, capsys):
+    assert run("evaluate", plain, "--detector", "lee-md-ood") == 2
+    assert "--ood-validation" in flat(capsys.readouterr().err)
+    tuning = ("--ood-validation", "simulated-diatoms/near?n=60")
+    assert run("evaluate", plain, "--detector", "lee-md-ood", *tuning, "--ood", "far=simulated-diatoms/far?n=60") == 0
+    assert "lee-md-ood" in capsys.readouterr().out
+
+
+def test_wrong_names_and_foreign_options(plain, tmp_path, capsys):
+    assert run("evaluate", plain, "--detector", "rdm") == 2
+    assert "did you mean 'rmd'" in flat(capsys.readouterr().err)
+    assert train(tmp_path / "r", "sngpp") == 2
+    assert "did you mean 'sngp'" in flat(capsys.readouterr().err)
+    assert train(tmp_path / "r", "sngp", "--duq-length-scale", 0.2) == 2
+    assert "--duq-length-scale belongs to --recipe duq" in flat(capsys.readouterr().err)
+    assert not (tmp_path / "r").exists()
+
+
+def test_detectors_of_a_linear_head_say_so(tmp_path, capsys):
+    assert train(tmp_path / "duq", "duq", "--duq-gradient-penalty", 0) == 0
+    capsys.readouterr()
+    assert run("evaluate", tmp_path / "duq", "--detector", "react") == 2
+    assert "need a linear one" in flat(capsys.readouterr().err)
