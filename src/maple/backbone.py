@@ -401,6 +401,7 @@ def embed(
     progress: Progress | None = None,
     workers: int = 0,
     indices: np.ndarray | None = None,
+    logits: bool = True,
 ) -> Outputs:
     """Embeddings, logits and labels of all images, in order: evaluation mode, no gradients, no augmentation, float32.
 
@@ -409,7 +410,8 @@ def embed(
     sets their order. ``batch_size`` changes results by rounding at most; much larger ones are slower on a CPU, by
     page faults, unless ``use_fast_allocator`` was called. ``cluster_ids`` (N,) has one id per image of ``images``.
     ``progress`` is called after each batch with the numbers of images done and in all (0 where a loader does not say).
-    The backbone's mode and statistics are as before afterwards.
+    The backbone's mode and statistics are as before afterwards. ``logits=False`` leaves out the head, and with it all
+    passes but one of a backbone that samples.
 
     >>> outputs = embed(create_backbone("resnet9", n_classes=10), np.zeros((3, 32, 32, 3), np.uint8))
     >>> outputs.embeddings.shape, outputs.embeddings.dtype, outputs.logits.shape
@@ -424,6 +426,7 @@ def embed(
         progress=progress,
         workers=workers,
         indices=indices,
+        logits=logits,
     )
     parts = list(batches)
     return Outputs.concatenate(parts) if parts else _no_outputs(backbone, cluster_to_class)
@@ -439,6 +442,7 @@ def embed_batches(
     progress: Progress | None = None,
     workers: int = 0,
     indices: np.ndarray | None = None,
+    logits: bool = True,
 ) -> Iterator[Outputs]:
     """As ``embed``, one batch at a time: memory does not grow with the number of images.
 
@@ -449,7 +453,7 @@ def embed_batches(
     done, n = 0, count_images(images, indices)
     for x, index, labels in read_batches(images, batch_size, workers, indices, ordered=cluster_ids is not None):
         yield Outputs(
-            **_run_batch(backbone, x),
+            **_run_batch(backbone, x, logits),
             labels=labels,
             cluster_ids=None if cluster_ids is None else _rows(cluster_ids, index),
             cluster_to_class=cluster_to_class,
@@ -459,12 +463,12 @@ def embed_batches(
             progress(done, n)
 
 
-def _run_batch(backbone: Backbone, x: Tensor) -> dict[str, np.ndarray]:
+def _run_batch(backbone: Backbone, x: Tensor, logits: bool) -> dict[str, np.ndarray]:
     """Embeddings, and what else the backbone gives: logits, and the responses of its shallow layer."""
     device = backbone.mean.device
     found: dict[str, Tensor] = {}
     with evaluating(backbone), torch.autocast(device.type, enabled=False), _listening(backbone, found):
-        if backbone.head is None:
+        if backbone.head is None or not logits:
             found["embeddings"] = backbone.embed(x.to(device))
         else:
             found["embeddings"], found["logits"] = backbone(x.to(device))

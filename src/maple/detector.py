@@ -70,6 +70,7 @@ class Detector(ABC):
 
     name: ClassVar[str] = ""
     about: ClassVar[About]
+    needs_training_images: ClassVar[bool] = True  # whether it learns more of them than what the columns mean
     needs_head: ClassVar[bool] = False  # whether it recomputes logits, and has to be handed the linear head
     fitted_: bool = False
     head_: LinearHead | None = None
@@ -725,6 +726,7 @@ def _with_prefix(arrays: dict[str, np.ndarray], prefix: str) -> dict[str, np.nda
 class LogitDetector(Detector):
     """A score of the logits alone; learned is only which class each of their columns belongs to."""
 
+    needs_training_images: ClassVar[bool] = False
     cluster_to_class_: np.ndarray  # (M,) int64
 
     def _fit(self, batches: Batches, validation: Outputs | None) -> None:

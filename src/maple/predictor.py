@@ -290,6 +290,7 @@ def fit_predictor(
         cluster_ids=relabelling.cluster_ids,
         cluster_to_class=relabelling.cluster_to_class,
         workers=workers,
+        logits=False,
     )
     unseen = embed(backbone, validation, workers=workers)
     if world_size == 1:

@@ -470,13 +470,16 @@ def fit_detectors(
     backbone, cluster_to_class = predictor.backbone, predictor.cluster_to_class
     on_outputs = [detector for detector in found if not isinstance(detector, ImageDetector)]
     if on_outputs:
-        with counting("embedding") as progress:
-            known = embed(backbone, splits.train, cluster_to_class=cluster_to_class, progress=progress, workers=workers)
-        unseen = embed(backbone, splits.validation, cluster_to_class=cluster_to_class, workers=workers)
-        known = dataclasses.replace(known, cluster_ids=_own_clusters(predictor, known))
+        unseen = known = embed(backbone, splits.validation, cluster_to_class=cluster_to_class, workers=workers)
+        if any(detector.needs_training_images for detector in on_outputs):
+            with counting("embedding") as progress:
+                known = embed(
+                    backbone, splits.train, cluster_to_class=cluster_to_class, progress=progress, workers=workers
+                )
+            known = dataclasses.replace(known, cluster_ids=_own_clusters(predictor, known))
         head = linear_head(backbone) if any(detector.needs_head for detector in on_outputs) else None
         for detector in on_outputs:
-            detector.fit(known, unseen, head=head)
+            detector.fit(known if detector.needs_training_images else unseen, unseen, head=head)
     for detector in found:
         if isinstance(detector, ImageDetector):
             with counting(f"fitting {detector.name}") as progress:

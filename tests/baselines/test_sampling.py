@@ -125,3 +125,15 @@ def test_saved_and_loaded_alike(name, images, tmp_path):
 def test_detectors_of_a_linear_head_refuse_an_ensemble():
     with pytest.raises(UsageError, match="need a linear one"):
         linear_head(join_members([make_backbone(), make_backbone(1)]))
+
+
+def test_embeddings_alone_take_one_pass(images):
+    recipe = DropoutRecipe(dropout=0.3)
+    backbone = make_backbone()
+    recipe.prepare(backbone)
+    sampled = recipe.finish(backbone)
+    calls = []
+    sampled.body.register_forward_hook(lambda *_: calls.append(1))
+    outputs = embed(sampled, images, logits=False)
+    assert outputs.logits is None and len(calls) == 1
+    assert np.array_equal(outputs.embeddings, embed(sampled, images).embeddings)
