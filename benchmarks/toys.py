@@ -6,7 +6,8 @@ A point of the plane is an image of one pixel, with x and y, in 256 levels, as i
 the same points, in the one training loop, with the same residual network of linear layers and the same schedule; each
 has the options of its recipe but for those named in ``PANELS``. Each panel shows an uncertainty in [0, 1] over the
 plane, and how well it tells far points (uniform over the picture, none nearer than ``FAR`` to a training point) from
-test points. The JSON file has these AUROC, and the means over far and over test points.
+test points. The JSON file has these AUROC, and the means over far and over test points; the table of docs/toys.md, which
+is printed at the end, has them too.
 """
 
 from __future__ import annotations
@@ -204,7 +205,6 @@ class Panel:
 # The kernel of SNGP sees embeddings as they are, as in its authors' pictures. By default it sees their directions only,
 # which suits networks with normalisation layers; of points in the plane the distance from the origin is half the story.
 RAW_SNGP = {"sngp_space": "raw", "sngp_kernel_scale": 2.0}
-NARROW_VMDLS = {"vmdls_latent_size": 128, "vmdls_prior_scale": 0.2}  # class means seven standard deviations apart
 PAPER = {"norm_exponent": 0.0, "score_by": "distance"}  # Mahalanobis distances as in the paper
 
 PANELS = [
@@ -215,7 +215,7 @@ PANELS = [
     Panel("duq", "DUQ", "1 − largest K", "duq", "max-logit", as_kernel),
     Panel("sngp", "SNGP", "entropy", "sngp", "entropy", as_entropy, RAW_SNGP),
     Panel("due", "DUE", "entropy", "due", "entropy", as_entropy),
-    Panel("vmdls", "VMDLS", "1 − p", "vmdls", "max-logit", as_tail, NARROW_VMDLS),
+    Panel("vmdls", "VMDLS", "1 − p", "vmdls", "max-logit", as_tail),
     Panel("knn", "Deterministic, kNN", "1 − p", "cross-entropy", "knn", as_tail),
     Panel("md", "Deterministic, MD", "1 − p", "cross-entropy", "md", as_tail),
     Panel("maple-fused", "MAPLE, fused score", "1 − p", "maple", "maple", as_tail),
@@ -266,6 +266,19 @@ def study(toy: str, panels: list[Panel], sets: dict[str, ImageSet], seed: int = 
         drawings.append(measure(toy, panel, outputs[key]))
         print("{toy:10} {panel:14} accuracy {accuracy:.3f}  AUROC {auroc:.3f}".format(**drawings[-1].row), flush=True)
     return drawings
+
+
+def format_table(rows: list[dict[str, Any]]) -> str:
+    """The figures of docs/toys.md in Markdown: one line per panel, three columns per toy."""
+    keys = {"auroc": "AUROC", "mean_far": "far", "mean_test": "test"}
+    toys = dict.fromkeys(row["toy"] for row in rows)
+    heading = ["panel", "drawn", *(f"{toy}: {name}" for toy in toys for name in keys.values())]
+    lines = [heading, ["---"] * len(heading)]
+    for panel in PANELS:
+        figures = [f"{row[key]:.2f}" for row in rows if row["panel"] == panel.name for key in keys]
+        if figures:
+            lines.append([panel.title, panel.drawn, *figures])
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 # --- pictures --------------------------------------------------------------------------------------------------------
@@ -346,6 +359,7 @@ def main() -> None:
     if arguments.json is not None:
         versions = {"torch": torch.__version__, "numpy": np.__version__}
         save_json(arguments.json, {**versions, "seed": arguments.seed, "training": TRAINING, "rows": rows})
+    print(format_table(rows))
 
 
 if __name__ == "__main__":

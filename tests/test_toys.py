@@ -143,10 +143,6 @@ def test_committed_figures_show_what_they_must(committed, toy):
 
 def test_page_has_the_committed_figures(toys, committed):
     page = (ROOT / "docs" / "toys.md").read_text(encoding="utf-8")
-    rows = re.findall(r"^\| ([^|]+) \|.*\| (\S+) \| (\S+) \| (\S+) \| (\S+) \|$", page, flags=re.MULTILINE)
-    table = {title: tuple(figures) for title, *figures in rows}
-    for panel in toys.PANELS:
-        figures = [committed[toy, panel.name][key] for toy in toys.TOYS for key in ("auroc", "mean_far")]
-        assert table[panel.title] == tuple(f"{value:.2f}" for value in figures), panel.title
+    assert toys.format_table(list(committed.values())) in page
     for picture in re.findall(r"\(images/([^)]+)\)", page):
         assert (ROOT / "docs" / "images" / picture).exists()

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+import maple.baselines  # noqa: F401
 from maple.backbone import create_backbone
 from maple.batches import count_batches
 from maple.checkpoint import load_arrays
@@ -125,7 +126,13 @@ def test_new_head_belongs_to_the_optimiser(splits):
         create_recipe(
             "maple", relabel_every=1, hard_class_error=0.0, head_growth="fresh", cluster_scope="class", class_rule="max"
         ),
+        create_recipe("mc-dropout"),
+        create_recipe("sngp", sngp_features=64),
+        create_recipe("duq"),
+        create_recipe("vmdls"),
+        create_recipe("due"),
     ],
+    ids=lambda recipe: recipe.name,
 )
 def test_resumed_run_reaches_the_same_weights(splits, tmp_path, recipe):
     half = dataclasses.replace(splits, train=splits.train.subset(np.arange(640)))

@@ -177,9 +177,9 @@ class DueOptions:
 class VmdlsOptions:
     """VMDLS: a latent space with one isotropic Gaussian per class."""
 
-    vmdls_latent_size: Positive = option(64, "size of the latent space")
+    vmdls_latent_size: Positive = option(128, "size of the latent space")
     vmdls_kl_weight: NonNegative = option(0.1, "weight of the Kullback-Leibler divergence")
-    vmdls_prior_scale: AboveZero = option(1.0, "standard deviation of the Gaussian of a class")
+    vmdls_prior_scale: AboveZero = option(0.2, "standard deviation of the Gaussian of a class")
 
 
 @dataclass(frozen=True, kw_only=True)

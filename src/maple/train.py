@@ -220,11 +220,13 @@ def describe_maker(recipe: Recipe, n_outputs: int) -> dict[str, Any] | None:
 
 
 def count_outputs(head: nn.Module, embedding_size: int) -> int:
-    """How many logits a head gives, found by asking it.
+    """How many logits a head gives, by its own account or found by asking it.
 
     >>> count_outputs(nn.Sequential(nn.Linear(8, 4), nn.ReLU(), nn.Linear(4, 3)), embedding_size=8)
     3
     """
+    if isinstance(n_outputs := getattr(head, "out_features", None), int):
+        return n_outputs
     like = next(head.parameters(), torch.empty(0))
     mode = head.training
     with torch.no_grad():
@@ -290,6 +292,7 @@ class _Loop:
         self.fabric, self.recipe, self.options, self.folder = fabric, recipe, options, folder
         self.train_images, self.validation_images = train, validation
         self.backbone = backbone
+        self.backbone.size = backbone.size or train.size
         self.backbone.head = fit_head(backbone, recipe, len(train.class_names))
         self.backbone.made_by = describe_maker(recipe, len(train.class_names))
         recipe.prepare(backbone)

@@ -274,7 +274,7 @@ def test_trains_in_the_loop():
     few = dataclasses.replace(splits, train=splits.train.subset(np.arange(256)))
     torch.manual_seed(0)
     recipe = create_recipe("duq", duq_centroid_size=16)
-    settings = {"epochs": 2, "batch_size": 64, "learning_rate": 0.02, "show_progress": False}
+    settings = {"epochs": 2, "batch_size": 64, "learning_rate": 0.02, "precision": "32-true", "show_progress": False}
     run = train_backbone(create_backbone("resnet9", 10), recipe, few.train, few.validation, **settings)
     first, last = run.history
     assert last["binary_cross_entropy"] < first["binary_cross_entropy"]

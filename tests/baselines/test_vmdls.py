@@ -1,4 +1,4 @@
-"""VMDLS against torch.distributions; samples in training, means in evaluation; far means near the origin."""
+"""VMDLS against torch.distributions; samples in training, means in evaluation; what lies between the classes is far."""
 
 from __future__ import annotations
 
@@ -209,10 +209,10 @@ def test_trains_in_the_loop():
     splits = load_splits("digits", DataOptions())
     few = dataclasses.replace(splits, train=splits.train.subset(np.arange(512)))
     torch.manual_seed(0)
-    settings = {"epochs": 3, "batch_size": 64, "show_progress": False}
-    recipe = create_recipe("vmdls", vmdls_prior_scale=0.2)
+    settings = {"epochs": 6, "batch_size": 64, "precision": "32-true", "show_progress": False}
+    recipe = create_recipe("vmdls")
     run = train_backbone(create_backbone("resnet9", 10), recipe, few.train, few.validation, **settings)
     first, *_, last = run.history
     assert last["cross_entropy"] < first["cross_entropy"]
     assert last["kl_divergence"] < first["kl_divergence"]
-    assert last["validation_accuracy"] > 0.5
+    assert last["validation_accuracy"] > 0.7

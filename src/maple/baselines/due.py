@@ -25,6 +25,7 @@ import torch
 from sklearn.cluster import KMeans
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.utils import parametrize
 
 from maple.backbone import Backbone
 from maple.baselines.sampling import average_logits
@@ -43,6 +44,7 @@ KERNELS: dict[str, tuple[str, dict[str, float]]] = {  # GPyTorch's name and sett
 }
 TRAINING_SAMPLES = 10  # of the Gaussian process per image and step, as GPyTorch draws by default
 SAMPLES = 64  # per image in evaluation mode
+MEAN_UNIT = 10.0  # in which the mean of q(u) is kept, see :class:`Scaled`
 FIRST_IMAGES = 1000  # that inducing points and length scale are first found from
 
 
@@ -75,6 +77,29 @@ class Prior(nn.Module):
         return import_gpytorch().distributions.MultivariateNormal(self.mean(points), self.kernel(points))
 
 
+class Scaled(nn.Module):
+    r"""Parametrisation of a tensor as a multiple of what is learned.
+
+    It changes how fast gradients move the tensor, by the square of ``factor``, and nothing else. The mean of q(u)
+    counts in deviations of the prior and has to grow to about ten of them until classes are told apart, but at the
+    learning rate of a network it moves by hundredths. The authors train for 200 epochs; where there are few, this
+    decides whether the network learns at all.
+
+    >>> Scaled(10.0)(torch.tensor([0.5]))
+    tensor([5.])
+    """
+
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        self.factor = factor
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.factor * x
+
+    def right_inverse(self, x: Tensor) -> Tensor:
+        return x / self.factor
+
+
 class SparseGPHead(nn.Module):
     r"""From embeddings (N, D) to logits (N, C) through Gaussian processes with P inducing points.
 
@@ -101,6 +126,7 @@ class SparseGPHead(nn.Module):
         points = torch.zeros(n_inducing, embedding_size)
         self.posterior = variational.VariationalStrategy(self.prior, points, values)
         self.posterior.variational_params_initialized.fill_(1)  # q(u) = p(u), without noise
+        parametrize.register_parametrization(values, "variational_mean", Scaled(MEAN_UNIT))
         self.register_buffer("unit", torch.ones(()))
         self.register_buffer("n_images", torch.zeros((), dtype=torch.int64))
         self.register_buffer("draws", normal_draws(SAMPLES, n_outputs), persistent=False)
