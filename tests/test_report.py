@@ -499,6 +499,17 @@ def test_without_unknown_images_and_without_threshold(copied: Path) -> None:
 
 
 @pytest.mark.usefixtures("no_plots")
+def test_a_network_of_another_recipe_is_compared_with_its_own_method(copied: Path) -> None:
+    results = Results.from_json((copied / "results.json").read_bytes())
+    methods = {"sngp" if name == "softmax" else name: method for name, method in results.methods.items()}
+    (copied / "results.json").write_text(replace(results, methods=methods).to_json())
+    page = Page(write_report(copied))
+    check_page(page)
+    assert "Results next to sngp" in page.text
+    assert "better than sngp" in page.text and "better than softmax" not in page.text
+
+
+@pytest.mark.usefixtures("no_plots")
 def test_a_single_epoch_without_triplet_loss(copied: Path) -> None:
     (copied / "history.csv").write_text("epoch,cross_entropy,validation_accuracy\n1,0.5,0.9\n")
     page = Page(write_report(copied))

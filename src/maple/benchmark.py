@@ -151,6 +151,12 @@ class Results:
         return list(self.n_ood)
 
     @property
+    def baseline(self) -> str | None:
+        """What ``maple`` is compared with: the softmax of the network, or the method of the recipe that made it."""
+        judged = [name for name, method in self.methods.items() if method.classification and "maple" not in name]
+        return "softmax" if "softmax" in judged else next(iter(judged), None)
+
+    @property
     def md_accuracy(self) -> float:
         """Accuracy of the nearest cluster's class, the paper's rule."""
         paper = self.methods["maple-paper"].classification

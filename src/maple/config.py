@@ -179,7 +179,7 @@ class VmdlsOptions:
 
     vmdls_latent_size: Positive = option(128, "size of the latent space")
     vmdls_kl_weight: NonNegative = option(0.1, "weight of the Kullback-Leibler divergence")
-    vmdls_prior_scale: AboveZero = option(0.2, "standard deviation of the Gaussian of a class")
+    vmdls_prior_scale: AboveZero = option(0.2, "standard deviation of a class, whose mean has length 1")
 
 
 @dataclass(frozen=True, kw_only=True)

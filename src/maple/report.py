@@ -65,7 +65,7 @@ UNFOLDED_EXAMPLES = 12
 CRISP = 16  # images of so few pixels a side are shown as pixels, not blurred
 MAX_THUMBNAILS = 1_500  # of clusters, in all
 DEFAULT_FALSE_ALARM = 0.05  # compares methods where nothing was calibrated
-OURS, BASELINE = "maple", "softmax"
+OURS = "maple"
 
 _LINES = {
     "maple": Line("MAPLE", BLUE, "-"),
@@ -262,7 +262,7 @@ def _context(record: RunRecord, predictions: Predictions | None) -> dict[str, An
     contents = [
         ("summary", "In short"),
         *([("predictions", "Predictions")] if predictions else []),
-        ("results", "Results next to softmax"),
+        ("results", _results_heading(results)),
         ("unknown", "Telling unknown images apart"),
         ("calibration", "Are the probabilities honest?"),
         ("confusion", "Which classes are confused?"),
@@ -281,6 +281,8 @@ def _context(record: RunRecord, predictions: Predictions | None) -> dict[str, An
         "title": f"MAPLE report: {record.name}",
         "subtitle": _subtitle(record),
         "contents": contents,
+        "heading": _results_heading(results),
+        "baseline": method_name(results.baseline) if results and results.baseline else "softmax",
         "summary": summary_sentences(record),
         "tiles": _tiles(record),
         "first": _look_first(record, predictions),
@@ -359,7 +361,7 @@ def summary_sentences(record: RunRecord) -> list[str]:
     if results is None:
         return [*sentences, "How good it is has not been measured yet."]
     ours = _ours(results)
-    baseline = results.methods.get(BASELINE)
+    baseline = results.baseline
     if ours.classification:
         right, tested = percent(ours.classification.accuracy), plural(results.n_ind, "test image")
         sentences.append(f"It names the right class for {right} of {tested} that it had not seen before.")
@@ -368,8 +370,9 @@ def summary_sentences(record: RunRecord) -> list[str]:
         caught = [f"{percent(_caught(results, OURS, name))} of {name}" for name in results.n_ood]
         sentence = f"With {percent(rate)} of the known images flagged by mistake, it catches {listed(caught)}"
         if baseline:
-            others = [percent(_caught(results, BASELINE, name)) for name in results.n_ood]
-            sentence += f"; softmax of the same network, at the same rate of false alarms, {listed(others)}"
+            others = [percent(_caught(results, baseline, name)) for name in results.n_ood]
+            name = method_name(baseline)
+            sentence += f"; {name} of the same network, at the same rate of false alarms, {listed(others)}"
         sentences.append(sentence + ".")
     return [*sentences, *_never_flagged(results)]
 
@@ -416,24 +419,24 @@ def _tiles(record: RunRecord) -> list[Tile]:
     if results is None:
         return []
     tiles = []
-    ours, baseline = _ours(results).classification, results.methods.get(BASELINE)
-    theirs = baseline.classification if baseline else None
+    ours, baseline = _ours(results).classification, results.baseline
+    theirs = results.methods[baseline].classification if baseline else None
+
+    def note_of(value: str | None) -> str:
+        return f"{method_name(baseline)} {value}" if baseline and value else ""
+
     if ours:
         accuracy, ece = (percent(theirs.accuracy), number(theirs.ece)) if theirs else (None, None)
-        tiles.append(Tile(percent(ours.accuracy), "accuracy", _softmax_note(accuracy)))
-        tiles.append(Tile(number(ours.ece), "calibration error", _softmax_note(ece)))
+        tiles.append(Tile(percent(ours.accuracy), "accuracy", note_of(accuracy)))
+        tiles.append(Tile(number(ours.ece), "calibration error", note_of(ece)))
     for name in list(results.n_ood)[:4]:
-        other = percent(_caught(results, BASELINE, name)) if baseline else None
-        tiles.append(Tile(percent(_caught(results, OURS, name)), f"of {name} caught", _softmax_note(other)))
+        other = percent(_caught(results, baseline, name)) if baseline else None
+        tiles.append(Tile(percent(_caught(results, OURS, name)), f"of {name} caught", note_of(other)))
     if results.n_ood:
         calibrated = not math.isnan(results.false_alarm)
         note = "of the known test images flagged" if calibrated else "assumed: the run has no threshold"
         tiles.append(Tile(percent(_false_alarm(results)), "false alarms", note))
     return tiles
-
-
-def _softmax_note(value: str | None) -> str:
-    return f"softmax {value}" if value else ""
 
 
 @dataclass(frozen=True)
@@ -501,8 +504,12 @@ def _ours(results: Results) -> Method:
 
 
 def _ordered(results: Results) -> list[str]:
-    """MAPLE first, softmax next, then the others as they came."""
-    return sorted(results.methods, key=lambda name: (name != OURS, name != BASELINE))
+    """MAPLE first, what it is compared with next, then the others as they came."""
+    return sorted(results.methods, key=lambda name: (name != OURS, name != results.baseline))
+
+
+def _results_heading(results: Results | None) -> str:
+    return f"Results next to {method_name(results.baseline) if results and results.baseline else 'softmax'}"
 
 
 def _false_alarm(results: Results) -> float:
@@ -539,22 +546,24 @@ def caught_at(roc_ind: Sequence[float], roc_ood: Sequence[float], false_alarm: f
 
 
 def _is_worse(results: Results, ood_name: str) -> bool:
-    if BASELINE not in results.methods:
+    if results.baseline is None:
         return False
-    ours, theirs = (results.methods[name].detection[ood_name].auroc for name in (OURS, BASELINE))
+    ours, theirs = (results.methods[name].detection[ood_name].auroc for name in (OURS, results.baseline))
     return round(ours, 3) < round(theirs, 3)
 
 
 @dataclass(frozen=True)
 class Cell:
-    """A number in a table: its text, whether it is the best of its kind, and how it compares with softmax."""
+    """A number in a table: its text, whether it is the best of its kind, and how it compares with the baseline."""
 
     text: str
     best: bool = False
     verdict: str = ""  # "better", "worse" or "same", for MAPLE only
 
 
-def compare(values: Mapping[str, float], higher: bool, write: Callable[..., str] = number) -> dict[str, Cell]:
+def compare(
+    values: Mapping[str, float], higher: bool, write: Callable[..., str] = number, baseline: str | None = "softmax"
+) -> dict[str, Cell]:
     """The values of all methods as cells. What looks equal on the page counts as equal.
 
     >>> cells = compare({"maple": 0.91, "softmax": 0.89}, higher=True)
@@ -564,8 +573,8 @@ def compare(values: Mapping[str, float], higher: bool, write: Callable[..., str]
     seen = {name: round(value, 3) * (1 if higher else -1) for name, value in values.items() if not math.isnan(value)}
     best = max(seen.values(), default=math.nan)
     cells = {name: Cell(write(value), seen.get(name) == best) for name, value in values.items()}
-    if OURS in seen and BASELINE in seen:
-        gain = seen[OURS] - seen[BASELINE] if seen[OURS] != seen[BASELINE] else 0.0
+    if OURS in seen and baseline in seen:
+        gain = seen[OURS] - seen[baseline] if seen[OURS] != seen[baseline] else 0.0
         verdict = "better" if gain > 0 else "worse" if gain < 0 else "same"
         cells[OURS] = Cell(cells[OURS].text, cells[OURS].best, verdict)
     return cells
@@ -576,12 +585,12 @@ def _quality_table(results: Results) -> dict[str, Any]:
     rows = []
     for key, name, direction, meaning in _QUALITY:
         values = {method: getattr(judged[method], key) for method in judged}
-        cells = compare(values, direction == "higher", percent if key == "accuracy" else number)
+        cells = compare(values, direction == "higher", percent if key == "accuracy" else number, results.baseline)
         rows.append({"name": name, "direction": direction, "meaning": meaning, "cells": list(cells.values())})
     for level in judged[OURS].accuracy_above if OURS in judged else ():
         values = {method: judged[method].accuracy_above[level] for method in judged}
         kept = {method: judged[method].share_above[level] for method in judged}
-        cells = compare(values, True, percent)
+        cells = compare(values, True, percent, results.baseline)
         rows.append(
             {
                 "name": f"accuracy above {level}",
@@ -609,7 +618,8 @@ def _detection_table(results: Results) -> dict[str, Any]:
     for key, title, direction, meaning in _DETECTION:
         values = {name: {m: getattr(results.methods[m].detection[name], key) for m in methods} for name in names}
         groups.append((title, direction, meaning, values, number))
-    return {"columns": _ood_columns(results), "groups": [_detection_group(*group, methods) for group in groups]}
+    written = [_detection_group(*group, methods, results.baseline) for group in groups]
+    return {"columns": _ood_columns(results), "groups": written}
 
 
 def _score_table(results: Results) -> dict[str, Any]:
@@ -642,11 +652,12 @@ def _detection_group(
     values: Mapping[str, Mapping[str, float]],  # by OOD set, then by method
     write: Callable[..., str],
     methods: Sequence[str],
+    baseline: str | None = None,
 ) -> dict[str, Any]:
     columns = list(values.values())
     if len(columns) > 1:
         columns.append({method: float(np.mean([column[method] for column in columns])) for method in methods})
-    compared = [compare(column, direction == "higher", write) for column in columns]
+    compared = [compare(column, direction == "higher", write, baseline) for column in columns]
     rows = [
         {"name": method_name(method), "ours": method == OURS, "cells": [cells[method] for cells in compared]}
         for method in methods
