@@ -6,8 +6,8 @@ A point of the plane is an image of one pixel, with x and y, in 256 levels, as i
 the same points, in the one training loop, with the same residual network of linear layers and the same schedule; each
 has the options of its recipe but for those named in ``PANELS``. Each panel shows an uncertainty in [0, 1] over the
 plane, and how well it tells far points (uniform over the picture, none nearer than ``FAR`` to a training point) from
-test points. The JSON file has these AUROC, and the means over far and over test points; the table of docs/toys.md, which
-is printed at the end, has them too.
+test points. The JSON file has these AUROC, and the means over far and over test points. The table of docs/toys.md is
+printed at the end.
 """
 
 from __future__ import annotations
@@ -202,8 +202,8 @@ class Panel:
     detector_options: dict[str, Any] = field(default_factory=dict)
 
 
-# The kernel of SNGP sees embeddings as they are, as in its authors' pictures. By default it sees their directions only,
-# which suits networks with normalisation layers; of points in the plane the distance from the origin is half the story.
+# The kernel of SNGP sees embeddings as they are, as in its authors' tutorial on two moons. By default it sees their
+# directions only, which holds the training of deep networks stable; in the plane the distance from the origin counts.
 RAW_SNGP = {"sngp_space": "raw", "sngp_kernel_scale": 2.0}
 PAPER = {"norm_exponent": 0.0, "score_by": "distance"}  # Mahalanobis distances as in the paper
 
