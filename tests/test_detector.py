@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
-import threading
 import tracemalloc
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import FrozenInstanceError
 
 import numpy as np
@@ -29,6 +27,7 @@ from maple.detector import (
 from maple.errors import ConfigError, FitError, NotFittedError, UsageError
 from maple.gaussian import Moments, fit_gaussians, normalise
 from maple.types import Outputs
+from ranks import in_two_ranks
 
 CENTRES = np.array([[6, 0, 0, 0], [-6, 0, 0, 0], [0, 8, 0, 0], [0, 0, 7, 0], [0, 0, -7, 5]], dtype=float)
 CLUSTER_TO_CLASS = np.array([0, 0, 1, 2, 2])  # classes 0 and 2 have two clusters each
@@ -213,24 +212,14 @@ def test_a_broken_batch_leaves_the_detector_as_it_was(plain):
 
 @pytest.mark.parametrize("covariance", ["tied", "full"])
 def test_fit_in_two_processes_is_the_fit_in_one(split, covariance):
-    """Two threads stand for the processes: each has every second image, and sums are taken over both."""
     whole = MapleDetector(covariance=covariance).fit(split, split)
-    gate, slots = threading.Barrier(2, timeout=20), [None, None]
 
-    def fit_share(rank: int) -> MapleDetector:
-        def sum_over_ranks(array: np.ndarray) -> np.ndarray:
-            slots[rank] = array
-            gate.wait()
-            total = slots[0] + slots[1]
-            gate.wait()
-            return total
-
+    def fit_share(rank, sum_over_ranks):
         return MapleDetector(covariance=covariance).fit(split[rank::2], split, sum_over_ranks)
 
-    with ThreadPoolExecutor(2) as threads:
-        for detector in threads.map(fit_share, range(2)):
-            np.testing.assert_allclose(detector.score(split), whole.score(split), rtol=1e-5)
-            assert detector.posterior(split).shape == (400, 3)
+    for detector in in_two_ranks(fit_share):
+        np.testing.assert_allclose(detector.score(split), whole.score(split), rtol=1e-5)
+        assert detector.posterior(split).shape == (400, 3)
 
 
 def test_memory_of_a_generator_fit_does_not_grow(rng):

@@ -129,14 +129,16 @@ class DropoutOptions:
     """MC-Dropout: averages over networks with units left out at random."""
 
     dropout: Annotated[float, Field(gt=0, lt=1)] = option(0.1, "share of the units left out")
-    dropout_samples: Positive = option(10, "passes per image at test time")
+    dropout_samples: Annotated[int, Field(ge=1, le=1000)] = option(10, "passes per image at test time")
 
 
 @dataclass(frozen=True, kw_only=True)
 class EnsembleOptions:
     """Deep ensemble: averages over networks trained from different seeds."""
 
-    members: Positive = option(5, "networks in the ensemble (the paper has 10, 3 for ImageNet)")
+    members: Annotated[int, Field(ge=1, le=100)] = option(
+        5, "networks in the ensemble (the paper has 10, 3 for ImageNet)"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,7 +157,7 @@ class SngpOptions:
 
     sngp_spectral_bound: AboveZero = option(0.95, "largest factor by which a layer may stretch its input")
     sngp_power_iterations: Positive = option(1, "power iterations per step")
-    sngp_features: Positive = option(1024, "random features of the Gaussian process")
+    sngp_features: Annotated[int, Field(ge=1, le=2**15)] = option(1024, "random features of the Gaussian process")
     sngp_space: Literal["normalised", "raw"] = option("normalised", "embeddings that its kernel compares")
     sngp_kernel_scale: AboveZero = option(1.0, "length scale of its kernel")
     sngp_amplitude: AboveZero = option(20.0, "amplitude of its kernel: how large logits are expected to be")

@@ -723,11 +723,33 @@ def _with_prefix(arrays: dict[str, np.ndarray], prefix: str) -> dict[str, np.nda
 # --------------------------------------------------------------------------------------------------------- logits
 
 
-class LogitDetector(Detector):
+class ColumnDetector(Detector):
+    """A detector that reads logits, and knows which class each of their columns belongs to."""
+
+    cluster_to_class_: np.ndarray  # (M,) int64
+
+    def _check_columns(self, n_columns: int) -> None:
+        if n_columns != len(self.cluster_to_class_):
+            raise UsageError(
+                f"logits have {n_columns} columns, but the '{self.name}' detector was fitted on "
+                f"{len(self.cluster_to_class_)}: use the same backbone"
+            )
+
+    def get_state(self) -> State:
+        arrays, metadata = super().get_state()
+        return arrays | {"cluster_to_class": self.cluster_to_class_}, metadata
+
+    @classmethod
+    def from_state(cls, arrays: dict[str, np.ndarray], metadata: dict[str, Any]) -> Self:
+        detector = super().from_state(arrays, metadata)
+        detector.cluster_to_class_ = np.asarray(arrays["cluster_to_class"], dtype=np.int64)
+        return detector
+
+
+class LogitDetector(ColumnDetector):
     """A score of the logits alone; learned is only which class each of their columns belongs to."""
 
     needs_training_images: ClassVar[bool] = False
-    cluster_to_class_: np.ndarray  # (M,) int64
 
     def _fit(self, batches: Batches, validation: Outputs | None) -> None:
         first = next(batches.start(), None)
@@ -745,25 +767,11 @@ class LogitDetector(Detector):
 
     def _score(self, outputs: Outputs) -> np.ndarray:
         logits = self._read(outputs)
-        if logits.shape[1] != len(self.cluster_to_class_):
-            raise UsageError(
-                f"logits have {logits.shape[1]} columns, but the '{self.name}' detector was fitted on "
-                f"{len(self.cluster_to_class_)}: use the same backbone"
-            )
+        self._check_columns(logits.shape[1])
         return self._score_logits(logits)
 
     @abstractmethod
     def _score_logits(self, logits: np.ndarray) -> np.ndarray: ...
-
-    def get_state(self) -> State:
-        arrays, metadata = super().get_state()
-        return arrays | {"cluster_to_class": self.cluster_to_class_}, metadata
-
-    @classmethod
-    def from_state(cls, arrays: dict[str, np.ndarray], metadata: dict[str, Any]) -> Self:
-        detector = super().from_state(arrays, metadata)
-        detector.cluster_to_class_ = np.asarray(arrays["cluster_to_class"], dtype=np.int64)
-        return detector
 
 
 @register_detector("softmax")

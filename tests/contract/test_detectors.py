@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import threading
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -14,6 +12,7 @@ from maple.baselines.gradient import ImageDetector
 from maple.detector import Detector, create_detector, list_detectors, restore_detector
 from maple.errors import FitError, MapleError, NotFittedError, UsageError
 from maple.types import About, LinearHead, Outputs
+from ranks import in_two_ranks
 
 NAMES = [name for name in list_detectors() if not isinstance(create_detector(name), ImageDetector)]
 DIRECTIONS = np.eye(3, 8) * 8  # class means; the head reads them off
@@ -151,24 +150,13 @@ def test_wrong_width_is_an_error_of_ours(name, train):
 
 
 def test_fit_in_two_processes_is_the_fit_in_one(name, train, test):
-    """Two threads stand for the processes: each has every second image, and sums are taken over both."""
-    gate, slots = threading.Barrier(2, timeout=20), [None, None]
-
-    def fit_share(rank: int) -> Detector:
-        def sum_over_ranks(array: np.ndarray) -> np.ndarray:
-            slots[rank] = array
-            gate.wait()
-            total = slots[0] + slots[1]
-            gate.wait()
-            return total
-
+    def fit_share(rank, sum_over_ranks):
         return create_detector(name).fit(train[rank::2], sum_over_ranks=sum_over_ranks, head=HEAD)
 
-    with ThreadPoolExecutor(2) as threads:
-        if name == "knn":  # it keeps images, and sums do not gather them
-            with pytest.raises(FitError, match="one process"):
-                list(threads.map(fit_share, range(2)))
-            return
-        expected = fit(name, train).score(test)
-        for detector in threads.map(fit_share, range(2)):
-            np.testing.assert_allclose(detector.score(test), expected, rtol=1e-5, atol=1e-5)
+    if name == "knn":  # it keeps images, and sums do not gather them
+        with pytest.raises(FitError, match="one process"):
+            in_two_ranks(fit_share)
+        return
+    expected = fit(name, train).score(test)
+    for detector in in_two_ranks(fit_share):
+        np.testing.assert_allclose(detector.score(test), expected, rtol=1e-5, atol=1e-5)

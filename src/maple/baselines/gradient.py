@@ -40,7 +40,7 @@ from torch.utils.hooks import RemovableHandle
 
 from maple.backbone import Backbone, Images, count_images, evaluating, read_batches, same_values
 from maple.config import AboveZero, NonNegative, as_dict, build_options, option
-from maple.detector import Detector, State, probability_of_others, register_detector
+from maple.detector import ColumnDetector, State, probability_of_others, register_detector
 from maple.errors import DataError, FitError, NotFittedError, UsageError, suggest
 from maple.gaussian import Gaussians, Moments, class_logsumexp, fit_gaussians, squared_distances
 from maple.images import ImageSet, Progress
@@ -150,7 +150,7 @@ class _Reader:
 # ------------------------------------------------------------------------------------------------------- contract
 
 
-class ImageDetector(Detector):
+class ImageDetector(ColumnDetector):
     """A detector that is handed the backbone and the images: ``fit_images`` learns, ``score_images`` ranks.
 
     To add one, fill in ``_fit_images``, ``_score_batch`` (within :func:`image_gradients`) and the state. The backbone
@@ -158,7 +158,6 @@ class ImageDetector(Detector):
     """
 
     learns_from_ood: ClassVar[bool] = False
-    cluster_to_class_: np.ndarray  # (M,) int64: the class of each logit
 
     def fit_images(
         self,
@@ -263,27 +262,11 @@ class ImageDetector(Detector):
 
     def _read_logits(self, logits: Tensor) -> np.ndarray:
         """Logits (B, M) in float64."""
-        if logits.shape[1] != len(self.cluster_to_class_):
-            raise UsageError(
-                f"logits have {logits.shape[1]} columns, but the '{self.name}' detector was fitted on "
-                f"{len(self.cluster_to_class_)}: use the same backbone"
-            )
+        self._check_columns(logits.shape[1])
         array = _numpy(logits).astype(np.float64)
         if n_broken := int((~np.isfinite(array)).any(axis=1).sum()):
             raise DataError(f"the logits of {n_broken} of {len(array)} images hold NaN or infinity: leave them out")
         return array
-
-    # -- state
-
-    def get_state(self) -> State:
-        arrays, metadata = super().get_state()
-        return arrays | {"cluster_to_class": self.cluster_to_class_}, metadata
-
-    @classmethod
-    def from_state(cls, arrays: dict[str, np.ndarray], metadata: dict[str, Any]) -> Self:
-        detector = super().from_state(arrays, metadata)
-        detector.cluster_to_class_ = np.asarray(arrays["cluster_to_class"], dtype=np.int64)
-        return detector
 
 
 # ----------------------------------------------------------------------------------------------------------- ODIN
