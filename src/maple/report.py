@@ -475,8 +475,10 @@ def _point_at_results(results: Results | None) -> Iterator[Pointer]:
         text = f"The hardest class is {name}: {percent(hardest[0].right)} of its images are recognised{most}."
         yield Pointer(text, "confusion", "Which classes are confused?")
     worse = [name for name in results.n_ood if _is_worse(results, name)]
-    if worse:
-        yield Pointer(f"Softmax ranks the images of {listed(worse)} better than MAPLE does.", "unknown", "Compare")
+    if worse and results.baseline:
+        other = method_name(results.baseline)
+        text = f"{other[0].upper()}{other[1:]} ranks the images of {listed(worse)} better than MAPLE does."
+        yield Pointer(text, "unknown", "Compare")
 
 
 def _point_at_gallery(gallery: Gallery) -> Iterator[Pointer]:
