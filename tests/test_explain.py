@@ -161,17 +161,18 @@ def with_logits(outputs: Outputs, rng: np.random.Generator, shallow: bool = True
 
 @pytest.mark.parametrize("shallow", [True, False])
 def test_parts_sum_to_the_fused_score(outputs: Outputs, rng: np.random.Generator, shallow: bool) -> None:
-    """Oracle: weight times surprise, one image and one part at a time."""
+    """Oracle: weight times surprise beyond its level, one image and one part at a time."""
     outputs = with_logits(outputs, rng, shallow)
     detector = MapleDetector(norm_exponent=0.0).fit(outputs, outputs[::2])
     described = detector.describe(outputs)
-    weights = {"energy": 1.0, "spread": 1.0} | ({"shallow": 0.5} if shallow else {})
+    weights = {"energy": 1.0, "spread": 1.0} | ({"shallow": 0.5} if shallow else {}) | {"distance": 1.0}
     for i, found in enumerate(explain_outputs(detector, outputs)):
         assert found.score_by == "fused" and list(found.parts) == list(weights)
         assert sum(found.parts.values()) == pytest.approx(found.score, rel=1e-9, abs=1e-9)
         assert found.score == pytest.approx(described.score[i], rel=1e-9, abs=1e-9)
         for name, weight in weights.items():
             surprise = detector.surprises_[name](described.score_named(name)[i : i + 1])[0]
+            surprise = max(surprise - 7, 0) if name == "distance" else surprise
             assert found.parts[name] == pytest.approx(weight * surprise, rel=1e-9, abs=1e-9)
 
 

@@ -115,7 +115,7 @@ def test_json_and_other_levels(run: Path, images: Path, capsys: pytest.CaptureFi
         total = sum(part["contribution"] for part in case["components"])
         assert total == pytest.approx(case["nearest"]["squared_distance"], rel=1e-9)
         assert case["is_ood"] == (case["p_value"] <= 0.9)
-        assert case["score_by"] == "fused" and set(case["parts"]) == {"energy", "spread", "shallow"}
+        assert case["score_by"] == "fused" and set(case["parts"]) == {"energy", "spread", "shallow", "distance"}
         assert sum(case["parts"].values()) == pytest.approx(case["score"], rel=1e-9)
 
 

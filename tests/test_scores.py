@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -167,8 +168,22 @@ def test_fused_adds_surprises(train, new):
     detector = MapleDetector().fit(train, validation)
     assert detector.score_ == "fused"
     known, found = detector.describe(validation), detector.describe(new)
-    parts = [weight * fit_surprise(known.score_named(name))(found.score_named(name)) for name, weight in FUSED.items()]
-    np.testing.assert_allclose(detector.score(new), np.sum(parts, axis=0))
+    surprise = {name: fit_surprise(known.score_named(name))(found.score_named(name)) for name in FUSED}
+    far_out = np.array([max(each - 7, 0) for each in surprise["distance"]])
+    expected = surprise["energy"] + surprise["spread"] + surprise["shallow"] / 2 + far_out
+    assert 0 < (far_out > 0).sum() < len(far_out)  # both kinds are there
+    np.testing.assert_allclose(detector.score(new), expected)
+
+
+def test_fused_is_not_at_ease_far_away(train):
+    """Images ten times as far out in the direction of a class: logits and directions are those of that class."""
+    validation, known = draw(1000, 1), draw(500, 3)
+    far = replace(known, embeddings=10 * known.embeddings, logits=10 * known.logits, shallow=None)
+    detector = MapleDetector().fit(replace(train, shallow=None), replace(validation, shallow=None))
+    found = detector.describe(replace(known, shallow=None)), detector.describe(far)
+    assert auroc(found[0].energy, found[1].energy) < 0.1
+    assert auroc(found[0].spread, found[1].spread) < 0.6
+    assert auroc(found[0].fused, found[1].fused) > 0.99
 
 
 @pytest.mark.parametrize("name", SCORES)

@@ -13,7 +13,7 @@ import platform
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
@@ -101,6 +101,8 @@ class Method:
     classification: Classification | None  # None for methods that only score
     detection: dict[str, Detection]  # by OOD set
     histogram: Histogram
+    n_components: Number = math.nan  # of the space in which distances are measured; NaN for other methods
+    gaussian_error: Number = math.nan  # Gaussian test on the squared distances to the nearest cluster, IND
 
 
 class Own(NamedTuple):
@@ -196,6 +198,7 @@ def _row(name: str, method: Method) -> dict[str, Any]:
         for level in values["accuracy_above"]:
             row[f"accuracy_above/{level}"] = values["accuracy_above"][level]
             row[f"share_above/{level}"] = values["share_above"][level]
+    row |= {"n_components": method.n_components, "gaussian_error": method.gaussian_error}
     for ood_name, detection in method.detection.items():
         row |= {f"{key}/{ood_name}": value for key, value in asdict(detection).items() if not key.startswith("roc_")}
     return row
@@ -258,7 +261,8 @@ def evaluate(
     if "softmax" in methods or own is not None:
         methods["softmax-scaled"] = _scaled_softmax(predictor.softmax_temperature, ind, ood, labels, n_classes)
     methods["maple"] = _maple(predictor, found, labels, said, said_ood)
-    methods["maple-paper"] = _maple_paper(found, labels, said, said_ood)
+    ood_distances = {name: unknown.squared_distance for name, unknown in found_ood.items()}
+    methods["maple-paper"] = _method(_paper_reading(found, labels), found.squared_distance, ood_distances, found=found)
 
     degrees = found.degrees_of_freedom
     theoretical, observed = metrics.qq_points(said.squared_distance, degrees, MAX_CURVE_POINTS)
@@ -309,17 +313,19 @@ def _own_method(
 def _baselines(
     detectors: Sequence[str | Detector], ind: Outputs, ood: dict[str, Outputs], labels: np.ndarray, n_classes: int
 ) -> dict[str, Method]:
-    """One method per detector; ``softmax`` has class probabilities too."""
+    """One method per detector; ``softmax`` has class probabilities, and so have Gaussians, as the paper reads them."""
     methods = {}
     for given in detectors:
         detector = create_detector(given)
         if isinstance(given, str) and isinstance(detector, LogitDetector):
             detector.fit(ind)  # learns only which columns belong to which class
-        classification = None
-        if detector.name == "softmax":
+        found, classification = detector.describe(ind), None
+        if found is not None:
+            classification = _paper_reading(found, labels)
+        elif detector.name == "softmax":
             classification = _judge_probabilities(_class_log_softmax(ind, n_classes), labels)
         ood_scores = {name: detector.score(outputs) for name, outputs in ood.items()}
-        methods[detector.name] = _method(classification, detector.score(ind), ood_scores)
+        methods[detector.name] = _method(classification, detector.score(ind), ood_scores, found=found)
     return methods
 
 
@@ -373,20 +379,16 @@ def _score_table(found: Description, found_ood: Mapping[str, Description]) -> di
     }
 
 
-def _maple_paper(found: Description, labels: np.ndarray, said: Prediction, said_ood: dict[str, Prediction]) -> Method:
-    """The paper's reading: P_MD is the probability, unnormalised, so that it has no Brier score.
+def _paper_reading(found: Description, labels: np.ndarray) -> Classification:
+    """Gaussians as the paper reads them: P_MD is the probability, unnormalised, so that it has no Brier score.
 
-    OOD images are ranked by squared distance, as uncertainty would if it did not round to 1 for every far image.
+    Images are ranked by squared distance, as uncertainty would if it did not round to 1 for every far image.
     """
-    return _method(
-        _judge(
-            said.typicality,
-            said.md_class_id == labels,
-            ranking=-said.squared_distance,
-            nll=metrics.negative_log_likelihood(found.log_typicality_per_class, labels, log=True),
-        ),
-        said.squared_distance,
-        {name: prediction.squared_distance for name, prediction in said_ood.items()},
+    return _judge(
+        np.exp(found.log_typicality),
+        found.md_class_id == labels,
+        ranking=-found.squared_distance,
+        nll=metrics.negative_log_likelihood(found.log_typicality_per_class, labels, log=True),
     )
 
 
@@ -429,11 +431,17 @@ def _method(
     ind_scores: np.ndarray,
     ood_scores: dict[str, np.ndarray],
     flagged: dict[str, float] | None = None,
+    found: Description | None = None,
 ) -> Method:
-    """A row from its parts: detection on every OOD set, and the histogram over all of them."""
+    """A row from its parts: detection on every OOD set, the histogram over all of them, and how Gaussian IND is."""
     shares = flagged or {}
     detection = {name: _detect(ind_scores, scores, shares.get(name, math.nan)) for name, scores in ood_scores.items()}
-    return Method(classification, detection, _histogram(ind_scores, ood_scores))
+    row = Method(classification, detection, _histogram(ind_scores, ood_scores))
+    if found is None:
+        return row
+    degrees = found.degrees_of_freedom
+    error = metrics.gaussian_test(found.squared_distance, degrees)
+    return replace(row, n_components=float(degrees), gaussian_error=error)
 
 
 def _detect(ind_scores: np.ndarray, ood_scores: np.ndarray, flagged: float) -> Detection:

@@ -107,6 +107,10 @@ class Detector(ABC):
     @abstractmethod
     def _score(self, outputs: Outputs) -> np.ndarray: ...
 
+    def describe(self, outputs: Outputs) -> Description | None:
+        """What Gaussians of classes say about images; None for detectors that have none."""
+        return None
+
     def _fit(self, batches: Batches, validation: Outputs | None) -> None:  # noqa: B027
         """Learn; many scores need nothing."""
 
@@ -388,15 +392,19 @@ class Description:
 
     @cached_property
     def fused(self) -> np.ndarray:
-        """Weighted sum of the surprises of ``energy``, ``spread`` and, where there is one, ``shallow`` (N,).
+        """Weighted sum of the surprises of ``energy``, ``spread``, ``shallow``, and ``distance`` far out (N,).
 
         With equal weights this would be Fisher's combination of independent p-values; they are not independent, so that
         it is a score like any other.
         """
+        return np.sum(list(self.fused_parts().values()), axis=0)
+
+    def fused_parts(self) -> dict[Score, np.ndarray]:
+        """What each score adds to the fused one (N,)."""
         if not self.detector.surprises_:
             raise NotFittedError("the fused score is learned from validation images: call fit(outputs, validation)")
-        parts = self.detector.surprises_.items()
-        return np.sum([FUSED[name] * surprise(self.score_named(name)) for name, surprise in parts], axis=0)
+        surprises = self.detector.surprises_.items()
+        return {name: FUSED[name].add(surprise(self.score_named(name))) for name, surprise in surprises}
 
 
 @register_detector("maple")
@@ -477,7 +485,7 @@ class MapleDetector(DetectorOptions, Detector):
         """The exponents of the norm to go by: those to choose from, and 0 where a score needs it."""
         if self.norm_exponent == "auto":
             return EXPONENTS
-        plain = self.score_by == "auto" or self.score_by in NEEDS_PLAIN
+        plain = self.score_by in ("auto", "fused", *NEEDS_PLAIN)
         return tuple(sorted({float(self.norm_exponent), 0.0} if plain else {float(self.norm_exponent)}))
 
     def _check_one_pass(self) -> None:

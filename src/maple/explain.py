@@ -48,6 +48,7 @@ PART_MEANINGS: dict[Score, str] = {  # what an image is like where a part of the
     "energy": "little evidence for any class",
     "spread": "lies between the classes",
     "shallow": "looks different from all training images, whatever it shows",
+    "distance": "lies far outside of all classes",
 }
 
 
@@ -196,7 +197,7 @@ class Explanation:
     @property
     def most_unusual_part(self) -> Score | None:
         """The part of the score with the highest surprise; None where all are usual, as for most known images."""
-        surprises = {name: part / FUSED[name] for name, part in self.parts.items()}
+        surprises = {name: FUSED[name].surprise_of(part) for name, part in self.parts.items()}
         highest = max(surprises, key=surprises.__getitem__, default=None)
         return highest if highest and surprises[highest] > -math.log(1 - USUAL_SHARE) else None
 
@@ -329,7 +330,8 @@ class Explanation:
             return ""
         if not self.parts:
             return f"Its score, {self.score_by}, is {self.score:,.{3 if abs(self.score) < 1 else 1}f}."
-        *others, last = (f"{name} {_number(part)}" for name, part in self.parts.items())
+        adding = {name: part for name, part in self.parts.items() if part > 0} or self.parts
+        *others, last = (f"{name} {_number(part)}" for name, part in adding.items())
         made_of = f"{', '.join(others)} and {last}" if others else last
         highest = self.most_unusual_part
         verdict = (
@@ -437,7 +439,8 @@ def explain_outputs(
 def score_parts(found: Description) -> dict[Score, np.ndarray]:
     """What each part adds to the fused score of described images (N,), in all the score; empty for other scores.
 
-    A part is its weight times its surprise, -log of the share of known images that are as unusual in it.
+    A part is its weight times its surprise, -log of the share of known images that are as unusual in it; ``distance``
+    adds only what is beyond the surprise of nearly all of them.
 
     >>> rng = np.random.default_rng(0)
     >>> labels = np.arange(300) % 3
@@ -445,13 +448,11 @@ def score_parts(found: Description) -> dict[Score, np.ndarray]:
     >>> found = MapleDetector().fit(outputs, outputs).describe(outputs)
     >>> parts = score_parts(found)
     >>> list(parts), bool(np.allclose(sum(parts.values()), found.score))
-    (['energy', 'spread'], True)
+    (['energy', 'spread', 'distance'], True)
     """
     if found.detector.score_ != "fused":
         return {}
-    return {
-        name: FUSED[name] * surprise(found.score_named(name)) for name, surprise in found.detector.surprises_.items()
-    }
+    return found.fused_parts()
 
 
 def name_clusters(cluster_to_class: np.ndarray, class_names: Sequence[str]) -> tuple[str, ...]:

@@ -91,7 +91,7 @@ _SCORE_MEANINGS = {
     "spread": "nearest over mean squared distance",
     "energy": "negative log-sum-exp of the logits",
     "shallow": "distance of a shallow layer's responses to those of all images",
-    "fused": "surprise of energy, of spread and half that of shallow",
+    "fused": "surprise of energy, of spread and half that of shallow; far out, of distance",
 }
 _DETECTION = (
     ("auroc", "AUROC", "higher", "chance that an unknown image scores above a known one; 0.5 is guessing"),

@@ -8,7 +8,7 @@
 ``spread``      nearest over mean squared distance, normalised: is any cluster nearer than the rest?
 ``energy``      negative log-sum-exp of the logits (Liu et al. 2020)
 ``shallow``     squared distance of the responses of a shallow layer to those of all images as one Gaussian
-``fused``       surprise of ``energy`` plus that of ``spread`` plus half that of ``shallow``
+``fused``       surprise of ``energy`` plus that of ``spread`` plus half that of ``shallow``; far out, of ``distance``
 ==============  ====================================================================================
 
 All are higher for images more out-of-distribution. None needs an out-of-distribution image to be fitted.
@@ -28,10 +28,6 @@ from maple.gaussian import as_array
 Score = Literal["distance", "relative", "normalised", "residual", "spread", "energy", "shallow", "fused"]
 SCORES: tuple[Score, ...] = get_args(Score)
 NEEDS_PLAIN: tuple[Score, ...] = ("distance", "relative")  # distances of embeddings as they are
-# What the surprises of the parts weigh. What an image shows, read in two ways, counts twice as much as how it looks:
-# many images look unusual and are not.
-FUSED: dict[Score, float] = {"energy": 1.0, "spread": 1.0, "shallow": 0.5}
-
 TAIL = 0.1  # share of the images in the exponential tail of a surprise
 QUANTILES = 512  # points that hold the rest
 
@@ -53,6 +49,37 @@ def energy_score(logits: np.ndarray) -> np.ndarray:
     array([-0.693])
     """
     return -logsumexp(as_array(logits).astype(np.float64), axis=1)
+
+
+@dataclass(frozen=True)
+class Part:
+    """What a score adds to ``fused``: its surprise beyond a level, times a weight.
+
+    >>> Part(0.5, beyond=7.0).add(np.array([1.0, 6.0, 9.0]))
+    array([0., 0., 1.])
+    """
+
+    weight: float
+    beyond: float = 0.0
+
+    def add(self, surprises: np.ndarray) -> np.ndarray:
+        """What surprises (N,) add."""
+        return self.weight * np.maximum(surprises - self.beyond, 0.0)
+
+    def surprise_of(self, added: float) -> float:
+        """The inverse of :meth:`add`; 0 where nothing was added."""
+        return added / self.weight + self.beyond if added > 0 else 0.0
+
+
+# What an image shows, read in two ways, counts twice as much as how it looks: many images look unusual and are not.
+# Logits and directions alone can be at ease with images far from all that was seen; the paper's distance is not. It
+# speaks only where fewer than one known image in a thousand lies, since among the others it ranks worse.
+FUSED: dict[Score, Part] = {
+    "energy": Part(1.0),
+    "spread": Part(1.0),
+    "shallow": Part(0.5),
+    "distance": Part(1.0, beyond=7.0),
+}
 
 
 @dataclass(frozen=True, eq=False)

@@ -25,7 +25,7 @@ import numpy as np
 from pydantic import Field
 
 from maple.config import Positive, Seed, as_dict, build_options, option
-from maple.detector import Batches, Detector, MapleDetector, State, register_detector
+from maple.detector import Batches, Description, Detector, MapleDetector, State, register_detector
 from maple.errors import DataError, FitError, UsageError
 from maple.gaussian import (
     BLOCK_ELEMENTS,
@@ -61,6 +61,10 @@ class ClassDistanceDetector(Detector):
 
     def _score(self, outputs: Outputs) -> np.ndarray:
         return self.maple_.score(outputs)
+
+    def describe(self, outputs: Outputs) -> Description:
+        self._check_fitted()
+        return self.maple_.describe(outputs)
 
     def get_state(self) -> State:
         _, metadata = super().get_state()
