@@ -2,7 +2,7 @@
 
     python benchmarks/baselines.py --shared ../shared --json results/baselines.json
     python benchmarks/baselines.py --shared ../shared --json results/baselines.json --only timing
-    python benchmarks/baselines.py --json results/baselines.json --only table > docs/baselines-table.md
+    python benchmarks/baselines.py --json results/baselines.json --only table    # prints what docs/baselines.md holds
 
 The first command trains each method (``--methods``, ``--seeds``; a finished training is not repeated, an interrupted
 one goes on) and evaluates it with its own probabilities and score; on the deterministic network all post-hoc detectors
@@ -24,11 +24,12 @@ import torch
 from maple.backbone import create_backbone
 from maple.batches import to_input, training_batches
 from maple.benchmark import Method
+from maple.config import recipe_section
 from maple.data import open_images
 from maple.detector import list_detectors
 from maple.loss import weighted_sum
 from maple.predictor import load_predictor
-from maple.recipe import Step, create_recipe
+from maple.recipe import Step, create_recipe, describe_recipe
 from maple.train import fit_head
 from maple.workflow import evaluate_run
 from recipes import OOD, read_history, train_once
@@ -59,15 +60,25 @@ def measure_method(name: str, seed: int, epochs: int, runs: Path, data_root: Pat
     results = evaluate_run(folder, ood=OOD, data_root=data_root, detectors=posthoc)
     own = {DETERMINISTIC: "softmax"}.get(name, name)
     backbone = load_predictor(folder).backbone
+    config = results.provenance["config"]
     return {
         "method": name,
         "seed": seed,
         "epochs": epochs,
         "parameters": sum(parameter.numel() for parameter in backbone.parameters()),
+        "stored": sum(tensor.numel() for tensor in backbone.state_dict().values()),  # with buffers
+        "passes": passes(name),
+        "options": config[recipe_section(config["model"]["recipe"])],
+        "versions": results.provenance["versions"],
         "own": summarise(results.methods[own]),
         "detectors": {other: summarise(method) for other, method in results.methods.items() if other != own},
         **read_history(folder),
     }
+
+
+def passes(name: str) -> str:
+    """Forward passes per image."""
+    return str(members(name)) if name == "ensemble" else describe_recipe(METHODS[name]["recipe"]).passes
 
 
 def summarise(method: Method) -> dict[str, Any]:
@@ -85,6 +96,7 @@ def summarise(method: Method) -> dict[str, Any]:
 
 def measure_times(names: list[str], runs: Path, seed: int, epochs: int, data_root: Path) -> dict[str, dict[str, float]]:
     """Seconds per training step and per prediction, relative to the deterministic network, interleaved in one run."""
+    names = list(dict.fromkeys([DETERMINISTIC, *names]))
     images = open_images("cifar10/test", data_root=data_root)
     steps = {name: training_step(METHODS[name]["recipe"], images) for name in names}
     batch = to_input(torch.from_numpy(np.stack([images.read(i) for i in range(LATENCY_BATCH)])))
@@ -169,13 +181,14 @@ def format_tables(saved: dict[str, Any]) -> str:
     rows, times = saved["rows"], saved.get("times", {})
     sets = list(OOD)
     heading = ["method", "accuracy", "ECE", "NLL", *(f"AUROC {s}" for s in sets), *(f"AUPR {s}" for s in sets)]
-    lines = [markdown_row([*heading, "parameters", "training", "latency"]), markdown_row(["---"] * (len(heading) + 3))]
+    costs = ["passes", "parameters", "numbers stored", "training", "latency"]
+    lines = [markdown_row([*heading, *costs]), markdown_row(["---"] * (len(heading) + len(costs)))]
     for name in dict.fromkeys(row["method"] for row in rows):
         these = [row for row in rows if row["method"] == name]
         cells = quality_cells([row["own"] for row in these], sets)
-        parameters = f"{these[0]['parameters'] / 1e6:.2f} M"
+        sizes = [f"{these[0][key] / 1e6:.2f} M" for key in ("parameters", "stored")]
         cost = [f"{times[name][key]:.2f}" if name in times else "–" for key in ("training", "latency")]
-        lines.append(markdown_row([name, *cells, parameters, *cost]))
+        lines.append(markdown_row([name, *cells, these[0]["passes"], *sizes, *cost]))
     lines += ["", markdown_row(["detector", *heading[4:], "mean AUROC"]), markdown_row(["---"] * (len(heading) - 2))]
     base = [row for row in rows if row["method"] == DETERMINISTIC]
     detectors = {name: [row["detectors"][name] for row in base] for name in base[0]["detectors"]} if base else {}

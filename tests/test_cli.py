@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -92,6 +93,22 @@ def test_results_hold_provenance(finished):
     assert results["provenance"]["score"] == "fused"
 
 
+def test_left_out_classes_are_the_unknown_ones(image_folder, tmp_path, capsys):
+    (tmp_path / "names.txt").write_text("# held back\n9\n\n8\n")
+    out = tmp_path / "run"
+    assert tiny("digits", "--out", out, "--leave-out", f"@{tmp_path / 'names.txt'}", "--ood", "unknown=left-out") == 0
+    classes, results = load_json(out / "classes.json"), json.loads((out / "results.json").read_text())
+    assert classes["classes"] == [str(i) for i in range(8)] and classes["left_out"] == ["8", "9"]
+    assert results["n_ood"] == {"unknown": 354}  # all images of both
+    capsys.readouterr()
+    assert run("evaluate", out, "--ood", "again=left-out", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["n_ood"] == {"again": 354}
+    assert tiny("digits", "--out", tmp_path / "all", "--ood", "unknown=left-out") == 2
+    assert "--leave-out" in flat(capsys.readouterr().err) and not (tmp_path / "all").exists()
+    assert tiny("digits", "--out", tmp_path / "all", "--leave-out", "@nowhere.txt") == 2
+    assert "cannot read the names in 'nowhere.txt'" in flat(capsys.readouterr().err)
+
+
 def test_clusters_in_files_agree(finished):
     classes = load_json(finished / "classes.json")
     assert len(classes["cluster_to_class"]) == len(classes["cluster_sizes"]) > 10
@@ -131,7 +148,8 @@ def test_ctrl_c_says_how_to_go_on(tmp_path):
 
 def start_training(folder: Path, *options: str) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "maple", "train", "digits", "--out", str(folder), *options]
-    return subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
+    listen = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # tests in the background may have been told not to
+    return subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, preexec_fn=listen)
 
 
 def read_until(process: subprocess.Popen[str], start: str) -> None:

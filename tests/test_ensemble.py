@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 
 from maple.backbone import create_backbone, embed
-from maple.config import TrainOptions
+from maple.config import MAX_MEMBERS, TrainOptions, build_options, resolve_config
 from maple.data import open_images
-from maple.ensemble import MEMBERS, train_ensemble
+from maple.ensemble import MEMBERS, member_seeds, train_ensemble
+from maple.errors import RunError, UsageError
 from maple.recipe import create_recipe
 from maple.train import train_backbone
 
@@ -27,9 +30,9 @@ def make_backbone(seed):
     return create_backbone("resnet9", 10)
 
 
-def train(digits, folder=None, resume=False, make=make_backbone):
+def train(digits, folder=None, resume=False, make=make_backbone, options=OPTIONS):
     recipe = create_recipe("ensemble", members=2)
-    how = {"options": OPTIONS, "folder": folder, "resume": resume, "show_progress": False}
+    how = {"options": options, "folder": folder, "resume": resume, "show_progress": False}
     return train_ensemble(make, recipe, *digits, **how)
 
 
@@ -37,7 +40,7 @@ def test_members_are_independent_trainings_with_their_own_seeds(digits):
     run = train(digits)
     outputs = embed(run.backbone, digits[1])
     probabilities = 0
-    for seed in (3, 4):
+    for seed in (300, 301):
         options = {"epochs": 1, "batch_size": 32, "seed": seed, "precision": "32-true", "show_progress": False}
         alone = train_backbone(make_backbone(seed), create_recipe("cross-entropy"), *digits, **options)
         probabilities += torch.from_numpy(embed(alone.backbone, digits[1]).logits).softmax(dim=1).numpy() / 2
@@ -51,7 +54,7 @@ def test_a_killed_ensemble_goes_on(digits, tmp_path):
     """The first member is finished; only the second is trained when the ensemble goes on."""
 
     def make_one(seed):
-        if seed > 3:
+        if seed > 300:
             raise KeyboardInterrupt
         return make_backbone(seed)
 
@@ -64,3 +67,34 @@ def test_a_killed_ensemble_goes_on(digits, tmp_path):
     np.testing.assert_array_equal(embed(whole.backbone, digits[1]).logits, embed(resumed.backbone, digits[1]).logits)
     assert (tmp_path / "killed" / "history.csv").is_file()
     assert resumed.history[0]["validation_accuracy"] == pytest.approx(whole.history[0]["validation_accuracy"])
+
+
+def test_no_two_ensembles_share_a_member():
+    assert member_seeds(0, 5) == [0, 1, 2, 3, 4]
+    seeds = [seed for ensemble in range(5) for seed in member_seeds(ensemble, MAX_MEMBERS)]
+    assert len(set(seeds)) == 5 * MAX_MEMBERS
+
+
+def test_member_seeds_are_seeds(digits):
+    largest = member_seeds(2**32 // 100 - 1, MAX_MEMBERS)
+    assert [build_options(TrainOptions, {"seed": seed}).seed for seed in largest] == largest
+    with pytest.raises(UsageError, match=r"seed 42949672 is too large for an ensemble.*below 42949672"):
+        train(digits, options=TrainOptions(epochs=1, seed=2**32 // 100))
+
+
+def test_an_ensemble_of_another_seed_is_not_gone_on_with(digits, tmp_path):
+    def stop(seed):
+        if seed > 300:
+            raise KeyboardInterrupt
+        return make_backbone(seed)
+
+    with pytest.raises(KeyboardInterrupt):
+        train(digits, tmp_path, make=stop)
+    with pytest.raises(RunError, match="started with --seed 300, not 400"):
+        train(digits, tmp_path, resume=True, options=replace(OPTIONS, seed=4))
+
+
+def test_presets_have_the_ensembles_of_the_paper():
+    members = {preset: resolve_config(preset=preset).ensemble.members for preset in ("paper", "paper-imagenet")}
+    assert members == {"paper": 10, "paper-imagenet": 3}
+    assert resolve_config().ensemble.members == 5

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from maple.loss import LossTerm, pairwise_distances, relative_spread, triplet_loss, weighted_sum
+from maple.loss import LossTerm, contrastive_loss, pairwise_distances, relative_spread, triplet_loss, weighted_sum
 
 
 def triplet_by_loops(embeddings: np.ndarray, targets: np.ndarray, margin: float) -> float:
@@ -47,6 +47,22 @@ def test_soft_mining_equals_explicit_loops(rng, softness):
         terms.append(max(positive - negative + 0.7, 0.0))
     loss = triplet_loss(torch.from_numpy(embeddings), torch.from_numpy(targets), 0.7, softness)
     assert float(loss) == pytest.approx(np.mean(terms), rel=1e-9)
+
+
+@pytest.mark.parametrize("targets", [[0, 0, 1, 2, 1, 0], [0, 1, 2, 3, 4, 5], [0] * 6])
+def test_contrastive_loss_equals_explicit_loops(rng, targets):
+    embeddings = rng.normal(size=(6, 3))
+    near, far = [], []
+    for i in range(6):
+        for j in range(6):
+            distance = np.linalg.norm(embeddings[i] - embeddings[j])
+            if i != j and targets[i] == targets[j]:
+                near.append(distance**2)
+            elif i != j:
+                far.append(max(2.0 - distance, 0.0) ** 2)
+    expected = sum(np.mean(terms) for terms in (near, far) if terms)
+    loss = contrastive_loss(torch.from_numpy(embeddings), torch.tensor(targets), margin=2.0)
+    assert float(loss) == pytest.approx(expected, rel=1e-9)
 
 
 def test_little_softness_is_batch_hard(rng):

@@ -21,7 +21,7 @@ from maple.networks import (
     use_fast_allocator,
 )
 
-SMALL = ["resnet9", "resnet18", "resnet20", "resnet56", "wrn-16-4"]
+SMALL = ["resnet9", "resnet18", "resnet20", "resnet56", "wrn-16-4", "efficientnet-b0"]
 
 
 def count(module: nn.Module) -> int:
@@ -49,6 +49,12 @@ def test_parameters_match_the_publications(name: str, embedding_size: int, milli
         head = nn.Linear(network.embedding_size, 10)
     assert network.embedding_size == embedding_size
     assert round((count(network) + count(head)) / 1e6, digits) == millions
+
+
+def test_efficientnet_has_the_parameters_of_others() -> None:
+    """torchvision's ``efficientnet_b0().features`` has 4,007,548."""
+    with torch.device("meta"):
+        assert count(create_network("efficientnet-b0")) == 4_007_548
 
 
 @pytest.mark.parametrize("name", SMALL)

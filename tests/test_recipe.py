@@ -10,6 +10,7 @@ from torch import nn
 from maple.backbone import Backbone
 from maple.config import PRESETS, RecipeOptions
 from maple.errors import ConfigError, UsageError
+from maple.loss import contrastive_loss
 from maple.recipe import RECIPES, MapleRecipe, Step, create_recipe, grow_linear
 from maple.relabel import class_probabilities
 from maple.types import Outputs, Relabelling
@@ -81,6 +82,13 @@ def test_triplet_weight_warms_up():
     terms = [recipe.loss(make_step(progress=progress))["triplet"] for progress in (0.0, 0.25, 0.5, 1.0)]
     assert [term.weight for term in terms] == [0.0, 1.0, 2.0, 2.0]
     assert len({float(term.value) for term in terms}) == 1
+
+
+def test_contrastive_loss_takes_the_place_of_the_triplet_loss():
+    step = make_step(progress=1.0)
+    terms = create_recipe("triplet", metric_loss="contrastive", triplet_space="raw", margin=1.5).loss(step)
+    assert float(terms["triplet"].value) == pytest.approx(float(contrastive_loss(step.embeddings, step.targets, 1.5)))
+    assert terms["triplet"].weight == 1.0
 
 
 def history(*triplets, spread=0.5):

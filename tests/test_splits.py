@@ -229,6 +229,28 @@ def test_too_few_classes_or_images() -> None:
     assert load_splits(absent, DataOptions(min_images=1)).left_out == ("c",)
 
 
+def test_classes_are_left_out_by_name_and_kept_as_unknown() -> None:
+    pixels = np.random.default_rng(5).integers(0, 256, (60, 8, 8, 3), dtype=np.uint8)
+    names = ["a", "b", "c", "d"]
+    images = ImageSet.from_arrays(pixels[:40], [names[i % 4] for i in range(40)])
+    splits = load_splits(images, DataOptions(leave_out=("d", "b")))
+    assert splits.class_names == ("a", "c") and splits.left_out == ("b", "d")
+    unknown = splits.left_out_images
+    assert unknown is not None and unknown.class_names == ("b", "d")
+    np.testing.assert_array_equal(unknown.pixels, pixels[:40][np.arange(40) % 2 == 1])
+    np.testing.assert_array_equal(unknown.labels, np.arange(20) % 2)
+    kept = np.concatenate([splits.train.keys, splits.validation.keys, splits.calibration.keys, splits.test.keys])
+    assert not np.isin(kept, unknown.keys).any() and len(kept) == 20
+    test = ImageSet.from_arrays(pixels[40:], [names[i % 4] for i in range(20)])  # where there is a test file, of that
+    unknown = load_splits(images, DataOptions(leave_out=("b",)), test=test).left_out_images
+    assert unknown is not None and len(unknown) == 5 and np.isin(unknown.keys, test.keys).all()
+    assert load_splits(images).left_out_images is None
+    with pytest.raises(UsageError, match="no class 'bb': did you mean 'b'"):
+        load_splits(images, DataOptions(leave_out=("bb",)))
+    with pytest.raises(DataError, match="leave out fewer classes"):
+        load_splits(images, DataOptions(leave_out=("a", "b", "c")))
+
+
 def test_skipped_files_of_all_sources_are_reported(tmp_path: Path, rng: np.random.Generator) -> None:
     folder = write_folder(tmp_path / "set", {"a": 10, "b": 10}, rng)
     other = write_folder(tmp_path / "other", {"a": 3, "b": 3}, rng)

@@ -39,6 +39,8 @@ _EXPORTS = {
     "write_report": "maple.report",
     "load_splits": "maple.splits",
     "train_backbone": "maple.train",
+    "TuneRequest": "maple.tune",
+    "tune_recipe": "maple.tune",
     "Outputs": "maple.types",
     "Prediction": "maple.types",
     "Relabelling": "maple.types",

@@ -11,8 +11,9 @@ import copy
 import pickle
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -33,6 +34,7 @@ SMALLEST_RESPONSE = 1e-3  # of a channel: below this a channel is silent, and th
 EXAMPLE_SIZES = (32, 64, 224)  # tried in turn where nobody says how large a module's images are
 
 Images = ImageSet | Tensor | np.ndarray | Iterable[Any]
+Key = TypeVar("Key")
 
 
 class Backbone(nn.Module):
@@ -319,20 +321,13 @@ def _run_example(
 def _trace(module: nn.Module, layers: dict[str, nn.Module], x: Tensor) -> tuple[dict[str, _Call], Any]:
     calls: dict[str, _Call] = {}
 
-    def record(name: str) -> Callable[..., None]:
-        def hook(layer: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
-            if len(inputs) == 1 and isinstance(inputs[0], Tensor) and isinstance(output, Tensor):
-                calls.pop(name, None)
-                calls[name] = _Call(inputs[0].clone(), output.clone())  # against in-place operations behind it
+    def record(name: str, layer: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
+        if len(inputs) == 1 and isinstance(inputs[0], Tensor) and isinstance(output, Tensor):
+            calls.pop(name, None)
+            calls[name] = _Call(inputs[0].clone(), output.clone())  # against in-place operations behind it
 
-        return hook
-
-    handles = [layer.register_forward_hook(record(name)) for name, layer in layers.items()]
-    try:
+    with listening(layers, record):
         return calls, module(x)
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def _leaves(output: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Tensor]]:
@@ -376,6 +371,29 @@ def same_values(a: Tensor, b: Tensor) -> bool:
 
 
 # From images to outputs
+
+
+@contextmanager
+def listening(
+    layers: Mapping[Key, nn.Module], hear: Callable[[Key, nn.Module, tuple[Any, ...], Any], Tensor | None]
+) -> Iterator[None]:
+    """While it lasts, ``hear`` gets the key, the layer, its inputs and its output whenever a layer has finished.
+
+    What it returns, unless that is None, takes the place of the output.
+
+    >>> layer = nn.Identity()
+    >>> with listening({"doubled": layer}, lambda key, layer, inputs, output: 2 * output):
+    ...     layer(torch.ones(2))
+    tensor([2., 2.])
+    >>> layer(torch.ones(2))
+    tensor([1., 1.])
+    """
+    handles = [layer.register_forward_hook(partial(hear, key)) for key, layer in layers.items()]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 @contextmanager
@@ -467,29 +485,17 @@ def _run_batch(backbone: Backbone, x: Tensor, logits: bool) -> dict[str, np.ndar
     """Embeddings, and what else the backbone gives: logits, and the responses of its shallow layer."""
     device = backbone.mean.device
     found: dict[str, Tensor] = {}
-    with evaluating(backbone), torch.autocast(device.type, enabled=False), _listening(backbone, found):
+
+    def hear(name: str, layer: nn.Module, inputs: Any, output: Tensor) -> None:
+        found[name] = channel_responses(output)
+
+    shallow = {} if backbone.shallow is None else {"shallow": backbone.body.get_submodule(backbone.shallow)}
+    with evaluating(backbone), torch.autocast(device.type, enabled=False), listening(shallow, hear):
         if backbone.head is None or not logits:
             found["embeddings"] = backbone.embed(x.to(device))
         else:
             found["embeddings"], found["logits"] = backbone(x.to(device))
     return {name: tensor.float().cpu().numpy() for name, tensor in found.items()}
-
-
-@contextmanager
-def _listening(backbone: Backbone, found: dict[str, Tensor]) -> Iterator[None]:
-    """While it lasts, the responses of the shallow layer are put into ``found``."""
-    if backbone.shallow is None:
-        yield
-        return
-
-    def listen(module: nn.Module, inputs: Any, output: Tensor) -> None:
-        found["shallow"] = channel_responses(output)
-
-    handle = backbone.body.get_submodule(backbone.shallow).register_forward_hook(listen)
-    try:
-        yield
-    finally:
-        handle.remove()
 
 
 def channel_responses(activations: Tensor) -> Tensor:

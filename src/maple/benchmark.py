@@ -155,8 +155,12 @@ class Results:
     @property
     def baseline(self) -> str | None:
         """What ``maple`` is compared with: the softmax of the network, or the method of the recipe that made it."""
-        judged = [name for name, method in self.methods.items() if method.classification and "maple" not in name]
-        return "softmax" if "softmax" in judged else next(iter(judged), None)
+        own = [
+            name
+            for name, method in self.methods.items()
+            if method.classification and math.isnan(method.n_components) and not name.startswith("maple")
+        ]
+        return "softmax" if "softmax" in own else next(iter(own), None)
 
     @property
     def md_accuracy(self) -> float:
@@ -304,7 +308,9 @@ def _own_method(
     own: Own, ind: Outputs, ood: dict[str, Outputs], labels: np.ndarray, n_classes: int
 ) -> dict[str, Method]:
     """The row of the recipe that made the network: its probabilities, and the score that its authors propose."""
-    detector = create_detector(own.detector).fit(ind)
+    detector = create_detector(own.detector)
+    assert isinstance(detector, LogitDetector)  # which learns only which columns belong to which class
+    detector.fit(ind)
     scores = {name: detector.score(outputs) for name, outputs in ood.items()}
     judged = _judge_probabilities(_class_log_softmax(ind, n_classes), labels)
     return {own.recipe: _method(judged, detector.score(ind), scores)}
@@ -320,12 +326,13 @@ def _baselines(
         if isinstance(given, str) and isinstance(detector, LogitDetector):
             detector.fit(ind)  # learns only which columns belong to which class
         found, classification = detector.describe(ind), None
-        if found is not None:
+        if found is not None and found.score_is_distance:
             classification = _paper_reading(found, labels)
         elif detector.name == "softmax":
             classification = _judge_probabilities(_class_log_softmax(ind, n_classes), labels)
         ood_scores = {name: detector.score(outputs) for name, outputs in ood.items()}
-        methods[detector.name] = _method(classification, detector.score(ind), ood_scores, found=found)
+        gaussians = found if classification is not None else None
+        methods[detector.name] = _method(classification, detector.score(ind), ood_scores, found=gaussians)
     return methods
 
 

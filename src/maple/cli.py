@@ -16,7 +16,7 @@ import typer
 from rich.console import Console
 
 from maple import __version__
-from maple.config import GROUPS, PRESETS, RECIPE_SECTIONS, read_toml
+from maple.config import GROUPS, PRESETS, RECIPE_SECTIONS, read_names, read_toml
 from maple.errors import MapleError, UsageError
 from maple.progress import is_first_process
 
@@ -66,7 +66,7 @@ def _values(annotation: Any) -> str | None:
     if get_origin(annotation) is Literal:
         return "|".join(get_args(annotation))
     if get_origin(annotation) is tuple:
-        return "NUMBER,..."
+        return "NAME,..." if str in get_args(annotation) else "NUMBER,..."
     return "|".join(filter(None, map(_values, get_args(annotation)))) or None
 
 
@@ -91,7 +91,7 @@ def with_options(*sections: str, default: str | None = None) -> Callable[[Callab
                     continue
                 names.append(f.name)
                 shown = ",".join(map(str, f.default)) if isinstance(f.default, tuple) else f.default
-                shown = shown if default is None else default
+                shown = (shown if shown != "" else None) if default is None else default
                 text = f.metadata["help"] + ("" if shown is None else f" [dim]\\[default: {shown}][/]")
                 flag = typer.Option(
                     help=text, rich_help_panel=PANELS[section], metavar=_values(hints[f.name]), show_default=False
@@ -108,6 +108,8 @@ def with_options(*sections: str, default: str | None = None) -> Callable[[Callab
             set_flags = {name: value for name, value in flags.items() if value is not None}
             if "splits" in set_flags:
                 set_flags["splits"] = set_flags["splits"].split(",")
+            if "leave_out" in set_flags:
+                set_flags["leave_out"] = read_names(set_flags["leave_out"])
             return command(**given, flags=set_flags)
 
         wrapper.__name__, wrapper.__doc__ = command.__name__, command.__doc__
@@ -185,6 +187,89 @@ def train(
     results = train_run(request)
     if results is not None:
         _finish(results, as_json)
+
+
+@app.command()
+@with_options("model", "train", *RECIPE_SECTIONS, "detector", "decision", "data")
+def tune(
+    data: Annotated[str, typer.Argument(help="image folder, .parquet, .npz, or the name of a data set")],
+    flags: dict[str, Any],
+    out: Annotated[
+        Path | None, typer.Option(help="folder of the study [dim]\\[default: runs/<name of DATA>-tune][/]")
+    ] = None,
+    search: Annotated[str, typer.Option(help="bayes (Optuna's TPE) or grid", metavar="bayes|grid")] = "bayes",
+    trials: Annotated[
+        int | None, typer.Option(help="trials of a Bayesian search, over all processes [dim]\\[default: 20][/]")
+    ] = None,
+    parameters: Annotated[
+        str | None,
+        typer.Option(
+            help="options to search, such as max_clusters,margin [dim]\\[default: hard_class_error,relabel_every,"
+            "max_clusters; bayes: also learning rate, margin and weights][/]"
+        ),
+    ] = None,
+    values: Annotated[
+        list[str] | None, typer.Option(help="NAME=VALUE,... to search instead of the usual range; may be repeated")
+    ] = None,
+    criterion: Annotated[
+        str,
+        typer.Option(help="what is minimised, on in-distribution validation images", metavar="nll|gaussian|errors"),
+    ] = "nll",
+    prune: Annotated[bool, typer.Option(help="stop trials early whose validation loss falls behind")] = True,
+    storage: Annotated[
+        str | None, typer.Option(help="Optuna URL of the study [dim]\\[default: an SQLite file in OUT][/]")
+    ] = None,
+    study: Annotated[
+        str | None, typer.Option(help="name of the study in its storage [dim]\\[default: the name of OUT][/]")
+    ] = None,
+    data_root: DataRoot = None,
+    config: Annotated[Path | None, typer.Option(help="TOML file with options; flags go before it")] = None,
+    preset: Annotated[str | None, typer.Option(help=f"settings by name: {', '.join(PRESETS)}")] = None,
+    validation: Annotated[str | None, typer.Option(help="validation images, instead of a share of DATA")] = None,
+    calibration: Annotated[str | None, typer.Option(help="calibration images, which are kept aside")] = None,
+    test: Annotated[str | None, typer.Option(help="test images, which are kept aside")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="print the plan and do nothing")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Search for better settings of a recipe on in-distribution images alone; the same command goes on with a study."""
+    from maple.tune import TuneRequest, make_plan, tune_recipe
+    from maple.workflow import default_out
+
+    default = default_out(data)
+    request = TuneRequest(
+        source=data,
+        out=out or default.with_name(f"{default.name}-tune"),
+        search=search,  # type: ignore[arg-type]  # make_plan checks it
+        trials=trials,
+        criterion=criterion,
+        parameters=None if parameters is None else read_names(parameters),
+        values=_named_values(values or []),
+        prune=prune,
+        storage=storage,
+        study=study,
+        data_root=data_root,
+        validation=validation,
+        calibration=calibration,
+        test=test,
+        flags=flags,
+        file=read_toml(config) if config else {},
+        preset=preset,
+    )
+    found = make_plan(request) if dry_run else tune_recipe(request)
+    if as_json:
+        print(json.dumps(found.to_dict(), indent=1))
+    else:
+        output.print(found.describe(), markup=False, highlight=False, soft_wrap=True)
+
+
+def _named_values(pairs: list[str]) -> dict[str, list[str]]:
+    values: dict[str, list[str]] = {}
+    for pair in pairs:
+        name, separator, listed = pair.partition("=")
+        if not separator or not read_names(listed):
+            raise UsageError(f"--values takes NAME=VALUE,..., such as max_clusters=3,5; got '{pair}'")
+        values[name.strip()] = read_names(listed)
+    return values
 
 
 @app.command()
@@ -295,6 +380,66 @@ def evaluate(
 
 
 @app.command()
+@with_options("train", default="the profile's")
+def benchmark(
+    flags: dict[str, Any],
+    names: Annotated[list[str] | None, typer.Argument(help="suites; 'all' for all of them")] = None,
+    show_list: Annotated[bool, typer.Option("--list", help="what suites there are")] = False,
+    profile: Annotated[str, typer.Option(help="how networks are trained: paper, cpu or tiny")] = "cpu",
+    seeds: Annotated[str | None, typer.Option(help="seeds, such as 0,1,2 [dim]\\[default: the profile's][/]")] = None,
+    out: Annotated[Path, typer.Option(help="folder for trainings and tables")] = Path("runs/benchmark"),
+    data_root: DataRoot = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="print the plan, with an estimate of the time")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """A table or figure of the paper, next to the paper's figures; what was done before is not done again."""
+    from maple.progress import say
+    from maple.run_suites import BenchmarkRequest, list_suites, plan_suites, run_suites
+    from maple.tables import to_dict, to_rows
+
+    if show_list or not names:
+        _print_rows(list_suites(), as_json)
+        return
+    request = BenchmarkRequest(
+        tuple(names), profile, _seeds(seeds), out, data_root, changes=flags, command=_command_line()
+    )
+    if dry_run:
+        _print_rows(plan_suites(request), as_json)
+        return
+    done = []
+    for page, found in run_suites(request):
+        done.append(to_dict(found))
+        if not as_json:
+            _print_rows(to_rows(found), as_json)
+            say(f"report: {page}")
+    if as_json:
+        print(json.dumps(done, indent=1))
+
+
+def _seeds(text: str | None) -> tuple[int, ...] | None:
+    if text is None:
+        return None
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise UsageError(f"--seeds takes numbers such as 0,1,2; got '{text}'") from None
+
+
+def _print_rows(rows: list[dict[str, Any]], as_json: bool) -> None:
+    """Rows of the same keys as a table."""
+    if as_json:
+        print(json.dumps(rows, indent=1))
+        return
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table(*(rows[0] if rows else ()))
+    for row in rows:
+        table.add_row(*("–" if value is None else escape(str(value)) for value in row.values()))
+    output.print(table)
+
+
+@app.command()
 def methods(as_json: AsJson = False) -> None:
     """All recipes (how a network learns) and detectors (what ranks images), with their papers and what they cost."""
     from maple.workflow import list_methods
@@ -313,7 +458,8 @@ def methods(as_json: AsJson = False) -> None:
             if row["kind"] == kind:
                 facts = [f"{key} {row[key]}" for key in ("needs", "adds") if row[key]]
                 cost = "; ".join([f"{row['passes']} pass" if row["passes"] == "1" else row["passes"], *facts])
-                table.add_row(row["name"], escape(f"{row['title']} ({row['paper']})") + f"\n[dim]{escape(cost)}[/]")
+                paper = f" ({row['paper']})" if row["paper"] else ""
+                table.add_row(row["name"], escape(row["title"] + paper) + f"\n[dim]{escape(cost)}[/]")
         output.print(f"\n{heading}", highlight=False)
         output.print(table)
 
@@ -382,26 +528,48 @@ def monitor(
 @app.command()
 def data(
     source: Annotated[str | None, typer.Argument(help="data set to describe; without it, what there is")] = None,
+    get: Annotated[bool, typer.Option("--get", help="fetch the original files and convert them, if missing")] = False,
     data_root: DataRoot = None,
     as_json: AsJson = False,
 ) -> None:
-    """What data sets there are and where they are looked for; what is in one of them."""
+    """What data sets there are, where they are looked for, what is in one of them, and how to get it."""
     from maple.workflow import describe_source, list_sources
 
-    rows = [describe_source(source, data_root)] if source else list_sources(data_root)
-    if as_json:
-        print(json.dumps(rows if source is None else rows[0], indent=1))
-        return
-    from rich.markup import escape
-    from rich.table import Table
+    if get:
+        from maple.catalogue import get_data_set
 
-    table = Table(*rows[0])
-    for row in rows:
-        table.add_row(*(escape(str(value)) for value in row.values()))
-    output.print(table)
-    if source is None:
+        if source is None:
+            raise UsageError("--get needs the name of a data set: maple data cifar10 --get")
+        get_data_set(source, data_root)
+    found = list_sources(data_root) if source is None else describe_source(source, data_root)
+    if as_json:
+        print(json.dumps(found, indent=1))
+    elif isinstance(found, dict):
+        _print_facts(found)
+    else:
+        from rich.markup import escape
+        from rich.table import Table
+
+        table = Table("source", "splits", "where")
+        for row in found:
+            table.add_row(
+                *(escape(row[key]) for key in ("source", "splits", "where")), style=None if row["found"] else "dim"
+            )
+        output.print(table)
         root = data_root or os.environ.get("MAPLE_DATA") or "none: set MAPLE_DATA or give --data-root"
         output.print(f"data root: {root}", markup=False, highlight=False, soft_wrap=True)
+
+
+def _print_facts(facts: dict[str, Any]) -> None:
+    """One fact per line, several lines where it is a list; nothing is broken, so that addresses can be copied."""
+    width = max(map(len, facts)) + 2
+    for name, value in facts.items():
+        lines = (
+            value if isinstance(value, list) else ["yes" if value is True else "no" if value is False else str(value)]
+        )
+        for i, line in enumerate(lines):
+            label = (name if i == 0 else "").ljust(width)
+            output.print(label + line, markup=False, highlight=False, soft_wrap=True)
 
 
 def _named_sources(pairs: list[str]) -> dict[str, str]:
@@ -455,7 +623,7 @@ def main() -> None:
 
 def _say_interrupted(errors: Console) -> None:
     errors.print(
-        "\ninterrupted: what was saved is intact; a training goes on with the same command and --resume",
+        "\ninterrupted: what was saved is intact; the same command goes on (maple train: with --resume)",
         highlight=False,
         soft_wrap=True,
     )

@@ -7,23 +7,25 @@ flag, file, preset, default.
 
 from __future__ import annotations
 
-import math
 import tomllib
 from dataclasses import asdict, dataclass, field, fields
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
 import tomli_w
 from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError
 
-from maple.errors import ConfigError, suggest
+from maple.errors import ConfigError, UsageError, suggest
 
 Options = TypeVar("Options")
 Positive = Annotated[int, Field(ge=1)]
 Share = Annotated[float, Field(ge=0, le=1)]
 NonNegative = Annotated[float, Field(ge=0)]
 AboveZero = Annotated[float, Field(gt=0)]
-Seed = Annotated[int, Field(ge=0, lt=2**32)]
+N_SEEDS = 2**32
+Seed = Annotated[int, Field(ge=0, lt=N_SEEDS)]
+MAX_MEMBERS = 100  # of an ensemble: the seed of a member is that of the ensemble times this, plus its number
 ScoreBy = Literal["auto", "distance", "relative", "normalised", "residual", "spread", "energy", "shallow", "fused"]
 
 
@@ -47,6 +49,7 @@ class DataOptions:
         (0.7, 0.1, 0.1, 0.1), "shares of train, validation, calibration and test; test is 0 where a test file exists"
     )
     min_images: Annotated[int, Field(ge=0)] = option(0, "leave out classes with fewer images than this")
+    leave_out: tuple[str, ...] = option((), "classes to leave out, or @FILE with one per line; see --ood NAME=left-out")
     split_seed: Seed = option(0, "seed of the split")
 
 
@@ -54,7 +57,9 @@ class DataOptions:
 class ModelOptions:
     """What is trained."""
 
-    backbone: str = option("resnet9", "network: resnet9, resnet18, resnet20/32/44/56, wrn-D-W such as wrn-28-10")
+    backbone: str = option(
+        "resnet9", "network: resnet9, resnet18, resnet20/32/44/56, wrn-D-W such as wrn-28-10, efficientnet-b0"
+    )
     embedding_size: Positive | None = option(None, "size of a linear embedding in front of the head (default: none)")
     recipe: str = option("maple", "how it learns: maple, cross-entropy or another that maple methods lists")
 
@@ -93,6 +98,9 @@ class RecipeOptions:
 
     triplet: bool = option(True, "add the triplet loss", flag=False)
     clustering: bool = option(True, "split hard classes into clusters", flag=False)
+    metric_loss: Literal["triplet", "contrastive"] = option(
+        "triplet", "which loss of pairs of embeddings goes by the name of triplet loss here"
+    )
     margin: NonNegative = option(0.5, "margin of the triplet loss")
     triplet_weight: NonNegative = option(1.0, "weight of the triplet loss")
     triplet_warmup: Share = option(0.25, "share of the training over which that weight grows from 0")
@@ -136,7 +144,7 @@ class DropoutOptions:
 class EnsembleOptions:
     """Deep ensemble: averages over networks trained from different seeds."""
 
-    members: Annotated[int, Field(ge=1, le=100)] = option(
+    members: Annotated[int, Field(ge=1, le=MAX_MEMBERS)] = option(
         5, "networks in the ensemble (the paper has 10, 3 for ImageNet)"
     )
 
@@ -155,14 +163,19 @@ class DuqOptions:
 class SngpOptions:
     """SNGP: spectral normalisation and a Gaussian process of random features as head."""
 
-    sngp_spectral_bound: AboveZero = option(0.95, "largest factor by which a layer may stretch its input")
+    sngp_spectral_bound: AboveZero = option(6.0, "largest factor by which a layer may stretch its input")
     sngp_power_iterations: Positive = option(1, "power iterations per step")
     sngp_features: Annotated[int, Field(ge=1, le=2**15)] = option(1024, "random features of the Gaussian process")
     sngp_space: Literal["normalised", "raw"] = option("normalised", "embeddings that its kernel compares")
     sngp_kernel_scale: AboveZero = option(1.0, "length scale of its kernel")
     sngp_amplitude: AboveZero = option(20.0, "amplitude of its kernel: how large logits are expected to be")
+    sngp_likelihood: Literal["gaussian", "multinomial"] = option(
+        "gaussian", "how images count in its variance: all alike (the authors' code), or by p (1 - p) (their paper)"
+    )
     sngp_ridge: AboveZero = option(1.0, "prior precision of its weights")
-    sngp_mean_field: NonNegative = option(math.pi / 8, "factor of the variance in the mean-field logits")
+    sngp_mean_field: NonNegative = option(
+        25.0, "factor of the variance in the mean-field logits; 25 suits some 50,000 images, few images want less"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,7 +184,9 @@ class DueOptions:
 
     due_spectral_bound: AboveZero = option(3.0, "largest factor by which a layer may stretch its input")
     due_power_iterations: Positive = option(1, "power iterations per step")
-    due_inducing_points: Positive = option(20, "inducing points of the Gaussian process")
+    due_inducing_points: Literal["auto"] | Annotated[int, Field(ge=1, le=1000)] = option(
+        "auto", "inducing points of the Gaussian process, at most 1000; 'auto' takes one per class, but at least 20"
+    )
     due_kernel: Literal["rbf", "matern12", "matern32", "matern52"] = option("rbf", "its kernel")
 
 
@@ -255,6 +270,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "sampler": "shuffle",
         **_PAPER_RECIPE,
         **_PAPER_DETECTOR,
+        "members": 10,
     },
     "paper-diatoms": {
         "backbone": "wrn-28-10",
@@ -283,6 +299,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "relabel_every": 20,
         "hard_class_error": 0.2,
         **_PAPER_DETECTOR,
+        "members": 3,
     },
 }
 
@@ -394,13 +411,18 @@ def build_options(group: type[Options], values: dict[str, Any], where: str | Non
         if key not in helps:
             raise ConfigError(f"unknown key '{key}' in {where}: {suggest(key, helps)}")
     try:
-        return TypeAdapter(group).validate_python(values)
+        return _validator(group).validate_python(values)  # type: ignore[arg-type]
     except ValidationError as error:
         first = error.errors()[0]
         key, *inside = (str(part) for part in first["loc"])
         # A message about one branch of a union or one item of a tuple says less than the help of the option.
         reason = f"expected {helps[key]}" if inside else f"{first['msg'].lower()} ({helps[key]})"
         raise ConfigError(f"{_said(key, values[key], where)}: {reason}") from None
+
+
+@cache
+def _validator(group: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(group)
 
 
 def flag_name(key: str) -> str:
@@ -434,6 +456,23 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise ConfigError(f"cannot read the configuration '{path}': {error.strerror or error}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"'{path}' is not valid TOML: {error}") from None
+
+
+def read_names(text: str) -> list[str]:
+    """Names separated by commas, or those in the file after an ``@``, one per line; lines with ``#`` are remarks.
+
+    >>> read_names("detritus, fibre")
+    ['detritus', 'fibre']
+    """
+    if not text.startswith("@"):
+        return [name.strip() for name in text.split(",") if name.strip()]
+    try:
+        lines = Path(text[1:]).expanduser().read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(
+            f"cannot read the names in '{text[1:]}': {getattr(error, 'strerror', None) or error}"
+        ) from None
+    return [line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#")]
 
 
 def to_toml(values: dict[str, Any]) -> str:

@@ -1,8 +1,9 @@
 """Sources of images: what a name, a file or a folder stands for, and the images in it.
 
 A *source* is an image folder with one subfolder per class, a ``.parquet`` or ``.npz`` file, a built-in set (``digits``,
-``simulated-diatoms``) or the name of a data set under the data root. :func:`open_images` turns it into an
-:class:`~maple.images.ImageSet`, in an order that does not depend on how a machine lists a directory.
+``simulated-diatoms``), the name of a data set under the data root, or any of these corrupted (``corrupted:...``).
+:func:`open_images` turns it into an :class:`~maple.images.ImageSet`, in an order that does not depend on how a machine
+lists a directory.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, cast
-from urllib.parse import parse_qsl
+from urllib.parse import parse_qsl, urlencode
 
 import numpy as np
 import pyarrow as pa
@@ -41,6 +42,7 @@ IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".ti
 _KINDS = "/".join(IMAGE_SUFFIXES[:8])
 _TABLES = (".parquet", ".npz")
 _BUILT_IN = ("digits", "simulated-diatoms", "simulated-diatoms/near", "simulated-diatoms/far")
+_CORRUPTED = "corrupted:"
 SPLIT_NAMES = {  # what a file or folder of each split may be called
     "train": ("train", "training"),
     "validation": ("validation", "val", "valid"),
@@ -71,6 +73,8 @@ def open_images(
     - ``digits``, or ``simulated-diatoms`` with ``/near`` and ``/far``; ``simulated-diatoms?n=5000&seed=3&size=64``,
     - a data set under the data root (``data_root`` or the environment variable MAPLE_DATA): ``cifar10/test`` is
       ``<root>/cifar10/test.parquet``; ``cifar10`` alone takes ``split``, else test, validation or train,
+    - ``corrupted:cifar10/test?family=fog&severity=3&seed=0``: another source, corrupted by :mod:`maple.corrupt` once it
+      is decoded; ``family=all`` and ``severity=all`` (the defaults) draw one for each image,
     - with ``labelled=False`` also an image file, a folder of images, a glob, or a list of these; labels are then -1.
 
     ``size`` is the side of the square that images are decoded to, see :func:`~maple.decode.auto_size`. Images stay in
@@ -89,6 +93,21 @@ def open_images(
         source = source[0]
     if not isinstance(source, (str, Path)):
         raise UsageError(f"cannot open {source!r}: give the name of a data set, a file or a folder")
+    if is_corrupted(source):
+        from maple.corrupt import corrupt_set
+
+        clean, how = _parse_corrupted(str(source))
+        images = open_images(
+            clean,
+            size=size,
+            fit=fit,
+            data_root=data_root,
+            split=split,
+            labelled=labelled,
+            memory_limit=memory_limit,
+            progress=progress,
+        )
+        return corrupt_set(images, memory_limit=memory_limit, **how)
     if is_built_in(source):
         images = _open_built_in(str(source), size, fit, memory_limit)
         return images if labelled else _without_labels(images)
@@ -361,7 +380,12 @@ def _text(names: np.ndarray, path: Path) -> list[str]:
 
 
 def is_built_in(source: Any) -> bool:
-    """Whether a source names a built-in set. ``digits`` always does; a folder of that name is ``./digits``."""
+    """Whether images are made, not read from where the source says: a built-in set, or a corrupted one.
+
+    ``digits`` is always the built-in set; a folder of that name is ``./digits``.
+    """
+    if is_corrupted(source):
+        return True
     name = source.partition("?")[0] if isinstance(source, str) else ""
     return name in _BUILT_IN or (name.partition("/")[0] in _BUILT_IN and not Path(source).exists())
 
@@ -379,6 +403,47 @@ def _open_built_in(source: str, size: Size, fit: Fit, memory_limit: int) -> Imag
         images = np.rint(digits.images * (255 / 16)).astype(np.uint8)  # stored as 0 to 16
         return ImageSet.from_arrays(images, digits.target, name=name, size=size, fit=fit)
     return _open_simulated(source, name, query, size, fit, memory_limit)
+
+
+def is_corrupted(source: Any) -> bool:
+    """Whether a source is another one, corrupted."""
+    return isinstance(source, str) and source.startswith(_CORRUPTED)
+
+
+def clean_source(source: str) -> str:
+    """The source that a corrupted one is made of; any other source itself.
+
+    >>> clean_source("corrupted:slides/test?family=fog"), clean_source("digits")
+    ('slides/test', 'digits')
+    """
+    return _parse_corrupted(source)[0] if is_corrupted(source) else source
+
+
+def _parse_corrupted(source: str) -> tuple[str, dict[str, Any]]:
+    """The clean source, and how to corrupt it: what follows the last ``?``, since the clean source may have its own.
+
+    >>> _parse_corrupted("corrupted:simulated-diatoms?n=9?family=fog&severity=3")
+    ('simulated-diatoms?n=9', {'family': 'fog', 'severity': 3, 'seed': 0})
+    """
+    from maple.corrupt import check_family
+
+    rest = source.removeprefix(_CORRUPTED)
+    clean, mark, query = rest.rpartition("?")
+    clean = clean if mark else rest
+    given = dict(parse_qsl(query if mark else "", keep_blank_values=True))
+    for name in given.keys() - {"family", "severity", "seed"}:
+        raise UsageError(f"unknown parameter '{name}' in '{source}': {suggest(name, ('family', 'severity', 'seed'))}")
+    if not clean or is_corrupted(clean):
+        raise UsageError(f"'{source}' names no clean images: write corrupted:SOURCE?family=fog&severity=3")
+    family = given.pop("family", "all")
+    if given.get("severity") == "all":
+        del given["severity"]
+    numbers = _parse_query(source, urlencode(given), {"severity": (1, 5), "seed": (0, 2**32 - 1)})
+    return clean, {
+        "family": family if family == "all" else check_family(family),
+        "severity": "all",
+        "seed": 0,
+    } | numbers
 
 
 def _open_simulated(source: str, name: str, query: str, size: Size, fit: Fit, memory_limit: int) -> ImageSet:
@@ -418,7 +483,7 @@ def _parse_query(source: str, query: str, limits: dict[str, tuple[int, int]]) ->
 
 def list_data_sets(data_root: str | Path | None = None) -> tuple[str, ...]:
     """Names that :func:`open_images` knows: the built-in ones, and those under the data root with their splits."""
-    root = _data_root(data_root)
+    root = find_data_root(data_root)
     names = list(_BUILT_IN)
     if root is not None and root.is_dir():
         for entry in _visible(root):
@@ -429,7 +494,8 @@ def list_data_sets(data_root: str | Path | None = None) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _data_root(data_root: str | Path | None) -> Path | None:
+def find_data_root(data_root: str | Path | None) -> Path | None:
+    """The folder of named data sets: the given one, else the environment's; ``None`` where neither is."""
     root = data_root or os.environ.get("MAPLE_DATA")
     return Path(root).expanduser() if root else None
 
@@ -438,7 +504,7 @@ def _name_of(path: Path, data_root: str | Path | None) -> str:
     """``cifar10/test`` for a split of a data set or what lies under the data root, else the name of file or folder."""
     path = path.expanduser().resolve()
     bare = path.with_suffix("") if path.suffix.lower() in _TABLES else path
-    root = _data_root(data_root)
+    root = find_data_root(data_root)
     if root is not None and root.resolve() in bare.parents:
         return bare.relative_to(root.resolve()).as_posix()
     return f"{bare.parent.name}/{bare.name}" if bare.name in _ALL_SPLIT_NAMES else bare.name
@@ -484,16 +550,26 @@ def find_source(source: str | Path, data_root: str | Path | None) -> Path:
     path = Path(source).expanduser()
     if path.exists():
         return path
-    root = _data_root(data_root)
+    root = find_data_root(data_root)
     if root is not None and not path.is_absolute():
         for candidate in (root / path, *(root / f"{path}{suffix}" for suffix in (".parquet", ".npz"))):
             if candidate.exists():
                 return candidate
     where = f"the data root '{root}'" if root is not None else "no data root: set MAPLE_DATA or give --data-root"
     raise UsageError(
-        f"no data set, file or folder '{source}': {suggest(str(source), list_data_sets(data_root))} "
+        f"no data set, file or folder '{source}': {_hint(str(source), data_root)} "
         f"(looked among the built-in sets, in the current folder and in {where})"
     )
+
+
+def _hint(source: str, data_root: str | Path | None) -> str:
+    """What to do about a name that is not there: get the data set, if it is a known one, or spell it otherwise."""
+    from maple.catalogue import find_data_set
+
+    data_set = find_data_set(source)
+    if data_set is not None:
+        return f"'maple data {data_set.name}' says how to get it"
+    return suggest(source, list_data_sets(data_root))
 
 
 def _locate(source: str | Path, data_root: str | Path | None, split: str | None) -> tuple[Path, str]:

@@ -330,6 +330,11 @@ class Description:
         return self.score_named(self.detector.score_)
 
     @property
+    def score_is_distance(self) -> bool:
+        """Whether images are ranked by the squared distance that the chi-square tail is of."""
+        return self.detector.score_ in ("distance", "normalised")
+
+    @property
     def available_scores(self) -> list[Score]:
         """The scores that these outputs and the fit of the detector allow."""
         missing: set[str] = set()

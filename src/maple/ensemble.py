@@ -14,7 +14,8 @@ from torch import nn
 from maple.backbone import Backbone
 from maple.baselines.sampling import EnsembleRecipe, join_members
 from maple.checkpoint import write_atomic
-from maple.config import TrainOptions
+from maple.config import MAX_MEMBERS, N_SEEDS, TrainOptions
+from maple.errors import UsageError
 from maple.images import ImageSet
 from maple.progress import say
 from maple.train import CHECKPOINT, Run, describe_maker, history_csv, train_backbone
@@ -34,30 +35,44 @@ def train_ensemble(
     fabric: Fabric | None = None,
     show_progress: bool = True,
 ) -> Run:
-    """Train ``recipe.members`` networks, ``make_backbone(seed)`` each, with seeds ``options.seed``, + 1, + 2, ...
+    """Train ``recipe.members`` networks, ``make_backbone(seed)`` each, with the seeds of :func:`member_seeds`.
 
     With a ``folder`` each member has its own inside; ``resume=True`` goes on with the member, and the epoch, at which
     the training stopped.
     """
     runs = []
-    for member in range(recipe.members):
+    for member, seed in enumerate(member_seeds(options.seed, recipe.members)):
         own = None if folder is None else Path(folder) / MEMBERS / str(member)
         if show_progress:
             say(f"member {member + 1} of {recipe.members}")
         runs.append(
             train_backbone(
-                make_backbone(options.seed + member),
+                make_backbone(seed),
                 recipe,
                 train,
                 validation,
                 folder=own,
                 resume=resume,
-                options=replace(options, seed=options.seed + member),
+                options=replace(options, seed=seed),
                 fabric=fabric,
                 show_progress=show_progress,
             )
         )
     return join_runs(runs, recipe, None if folder is None else Path(folder))
+
+
+def member_seeds(seed: int, n_members: int) -> list[int]:
+    """A seed per member, ``seed`` * 100 + 0, 1, 2, ...: ensembles of different seeds share no member.
+
+    >>> member_seeds(0, 3), member_seeds(1, 3)
+    ([0, 1, 2], [100, 101, 102])
+    """
+    if seed >= (limit := N_SEEDS // MAX_MEMBERS):
+        raise UsageError(
+            f"the seed {seed} is too large for an ensemble, whose members have seeds {MAX_MEMBERS} times as large: "
+            f"give one below {limit}"
+        )
+    return [seed * MAX_MEMBERS + member for member in range(n_members)]
 
 
 def join_runs(runs: list[Run], recipe: EnsembleRecipe, folder: Path | None = None) -> Run:

@@ -75,6 +75,25 @@ def triplet_loss(embeddings: Tensor, targets: Tensor, margin: float, softness: f
     return F.relu(farthest - nearest + margin).mean()
 
 
+def contrastive_loss(embeddings: Tensor, targets: Tensor, margin: float) -> Tensor:
+    r"""Contrastive loss of all pairs in the batch (Hadsell et al. 2006): mean over each kind of pair, added.
+
+    .. math:: \frac{1}{|P|} \sum_{ij \in P} d_{ij}^2 + \frac{1}{|N|} \sum_{ij \in N} \max\{\alpha - d_{ij},\; 0\}^2
+
+    P are the pairs of one target, N those of two. A kind that the batch does not hold adds nothing.
+
+    >>> points = torch.tensor([[0.0], [1.0], [3.0]])
+    >>> contrastive_loss(points, torch.tensor([0, 0, 1]), margin=2.5)  # 1 + (0 + 0.25) / 2
+    tensor(1.1250)
+    """
+    distances = pairwise_distances(embeddings)  # (B, B)
+    same = targets[:, None] == targets[None, :]  # (B, B)
+    positive = same & ~torch.eye(len(targets), dtype=torch.bool, device=targets.device)
+    near = distances.square()[positive].sum() / positive.sum().clamp_min(1)
+    far = F.relu(margin - distances).square()[~same].sum() / (~same).sum().clamp_min(1)
+    return near + far
+
+
 def _soft_mean(distances: Tensor, mask: Tensor, sharpness: float) -> Tensor:
     """Mean of each row over ``mask``, weighted by exp(sharpness d); the weights are constants of the gradient."""
     weights = (sharpness * distances.detach()).masked_fill(~mask, -torch.inf).softmax(1)

@@ -209,6 +209,76 @@ class WideResNet(Network):
         return F.relu(self.bn(x), inplace=True).mean(dim=(2, 3))  # (N, D)
 
 
+class SqueezeExcitation(nn.Module):
+    """Each channel times a gate in (0, 1) that sees the means of all channels (Hu et al. 2018)."""
+
+    def __init__(self, n_channels: int, n_hidden: int) -> None:
+        super().__init__()
+        self.squeeze = nn.Conv2d(n_channels, n_hidden, 1)
+        self.excite = nn.Conv2d(n_hidden, n_channels, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        gate = self.excite(F.silu(self.squeeze(x.mean(dim=(2, 3), keepdim=True))))
+        return x * gate.sigmoid()
+
+
+class InvertedResidual(nn.Module):
+    """Widen, filter each channel by itself, weigh the channels, narrow; added to the input where shapes agree."""
+
+    def __init__(self, n_in: int, n_out: int, expansion: int, kernel: int, stride: int) -> None:
+        super().__init__()
+        n_wide = expansion * n_in
+        layers: list[nn.Module] = []
+        if expansion > 1:
+            layers += [conv1x1(n_in, n_wide), nn.BatchNorm2d(n_wide), nn.SiLU(inplace=True)]
+        each = nn.Conv2d(n_wide, n_wide, kernel, stride=stride, padding=kernel // 2, groups=n_wide, bias=False)
+        layers += [each, nn.BatchNorm2d(n_wide), nn.SiLU(inplace=True)]
+        layers += [SqueezeExcitation(n_wide, n_in // 4), conv1x1(n_wide, n_out), nn.BatchNorm2d(n_out), nn.Dropout(0.0)]
+        self.layers = nn.Sequential(*layers)
+        self.adds = stride == 1 and n_in == n_out
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.layers(x) if self.adds else self.layers(x)
+
+
+class EfficientNetB0(Network):
+    """EfficientNet-B0 (Tan & Le 2019, https://arxiv.org/abs/1905.11946) with a stem that does not halve small images.
+
+    4.0 M parameters, an embedding of 1280. The paper's stochastic depth is left out.
+    """
+
+    # expansion, kernel, stride of the first block, channels, blocks
+    stages = (
+        (1, 3, 1, 16, 1),
+        (6, 3, 2, 24, 2),
+        (6, 5, 2, 40, 2),
+        (6, 3, 2, 80, 3),
+        (6, 5, 1, 112, 3),
+        (6, 5, 2, 192, 4),
+        (6, 3, 1, 320, 1),
+    )
+    embedding_size = 1280
+    shallow = "blocks.4"  # the last of 40 channels
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(conv3x3(3, 32), nn.BatchNorm2d(32), nn.SiLU(inplace=True))
+        blocks: list[nn.Module] = []
+        n_in = 32
+        for expansion, kernel, stride, n_out, n_blocks in self.stages:
+            for i in range(n_blocks):
+                blocks.append(InvertedResidual(n_in, n_out, expansion, kernel, stride if i == 0 else 1))
+                n_in = n_out
+        self.blocks = nn.Sequential(*blocks)
+        self.top = nn.Sequential(
+            conv1x1(n_in, self.embedding_size), nn.BatchNorm2d(self.embedding_size), nn.SiLU(inplace=True)
+        )
+        self._initialise()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.top(self.blocks(self.stem(x))).mean(dim=(2, 3))  # (N, D)
+
+
 def cifar_resnet(depth: int) -> ResNet:
     """ResNet-20, -32, -44, -56 of He et al. 2016, section 4.2: three stages of (depth - 2) / 6 blocks, embedding 64."""
     return ResNet((depth - 2) // 6, widths=(16, 32, 64), option="A")
@@ -222,6 +292,7 @@ def resnet18() -> ResNet:
 NETWORKS: dict[str, Callable[[], Network]] = {
     "resnet9": ResNet9,
     "resnet18": resnet18,
+    "efficientnet-b0": EfficientNetB0,
     **{f"resnet{depth}": partial(cifar_resnet, depth) for depth in (20, 32, 44, 56)},
     **{f"wrn-{depth}-{width}": partial(WideResNet, depth, width) for depth, width in ((16, 4), (28, 10), (40, 2))},
 }

@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import wraps
-from typing import Any, ParamSpec
+from typing import Any, NamedTuple, ParamSpec
 
 import numpy as np
 from markupsafe import Markup
@@ -158,7 +158,7 @@ class Plot:
 Arguments = ParamSpec("Arguments")
 
 
-def _plot(draw: Callable[Arguments, tuple[Figure, str]]) -> Callable[Arguments, Plot]:
+def as_plot(draw: Callable[Arguments, tuple[Figure, str]]) -> Callable[Arguments, Plot]:
     """Turn a function that returns a figure and its description into one that returns a :class:`Plot`."""
 
     @wraps(draw)
@@ -244,7 +244,7 @@ class Line:
         return {"color": self.colour, "linestyle": self.dashes}
 
 
-@_plot
+@as_plot
 def plot_reliability(curves: Sequence[tuple[Line, Reliability]]) -> tuple[Figure, str]:
     """Accuracy against confidence, and below how many images have which confidence."""
     figure = Figure(figsize=(4.6, 5.3), layout="constrained")
@@ -279,7 +279,7 @@ def plot_reliability(curves: Sequence[tuple[Line, Reliability]]) -> tuple[Figure
     return figure, f"Reliability diagram of {names}: the nearer to the diagonal, the better calibrated"
 
 
-@_plot
+@as_plot
 def plot_roc(
     name: str, curves: Sequence[tuple[Line, Sequence[float], Sequence[float]]], false_alarm: float
 ) -> tuple[Figure, str]:
@@ -297,7 +297,7 @@ def plot_roc(
     return figure, f"ROC curve for {name}: {'; '.join(line.label for line, *_ in curves)}"
 
 
-@_plot
+@as_plot
 def plot_scores(
     name: str, edges: Sequence[float], ind: Sequence[int], ood: Sequence[int], threshold: float | None
 ) -> tuple[Figure, str]:
@@ -327,7 +327,7 @@ def _end_of_bulk(edges: Sequence[float], counts: Sequence[int], share: float = 0
     return edges[1 + int(np.searchsorted(below, min(share, below[-1])))]
 
 
-@_plot
+@as_plot
 def plot_quantiles(theoretical: Sequence[float], observed: Sequence[float], degrees: int) -> tuple[Figure, str]:
     """Squared distances against what they would be if the clusters were Gaussian."""
     figure, axes = _axes(4.4, 3.9)
@@ -344,7 +344,7 @@ def plot_quantiles(theoretical: Sequence[float], observed: Sequence[float], degr
 # Latent space
 
 
-@_plot
+@as_plot
 def plot_projection(
     title: str,
     points: np.ndarray,  # (n, 2)
@@ -410,7 +410,7 @@ def _spread(places: np.ndarray, axes: Axes, rounds: int = 60) -> np.ndarray:
 # Explanations
 
 
-@_plot
+@as_plot
 def plot_contributions(
     parts: Sequence[str], usual: Sequence[float], clusters: Sequence[tuple[str, Sequence[float]]]
 ) -> tuple[Figure, str]:
@@ -439,7 +439,7 @@ def plot_contributions(
 # Training
 
 
-@_plot
+@as_plot
 def plot_losses(history: Mapping[str, np.ndarray], events: Sequence[int]) -> tuple[Figure, str]:
     """Training and validation loss per epoch."""
     figure, axes = _axes(3.7, 3.0)
@@ -458,7 +458,7 @@ def plot_losses(history: Mapping[str, np.ndarray], events: Sequence[int]) -> tup
     return figure, "Losses per epoch"
 
 
-@_plot
+@as_plot
 def plot_accuracy(history: Mapping[str, np.ndarray], events: Sequence[int]) -> tuple[Figure, str]:
     """Validation accuracy per epoch."""
     figure, axes = _axes(3.7, 3.0)
@@ -469,7 +469,7 @@ def plot_accuracy(history: Mapping[str, np.ndarray], events: Sequence[int]) -> t
     return figure, "Validation accuracy per epoch"
 
 
-@_plot
+@as_plot
 def plot_clusters(history: Mapping[str, np.ndarray], events: Sequence[int]) -> tuple[Figure, str]:
     """Number of clusters per epoch."""
     figure, axes = _axes(3.7, 3.0)
@@ -499,7 +499,7 @@ MAX_VERTICES = 600  # of a line
 _SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
-@_plot
+@as_plot
 def plot_drift(
     calibration_scores: np.ndarray,  # (n,)
     scores: np.ndarray,  # (N,)
@@ -569,6 +569,36 @@ def _draw_wealth(axes: Axes, log_wealth: np.ndarray, level: float, alarms: np.nd
     axes.yaxis.set_major_locator(MaxNLocator(6, integer=True))
     axes.yaxis.set_major_formatter(lambda value, _: "10" + f"{value:.0f}".translate(_SUPERSCRIPTS) if value else "1")
     _legend_above(axes)
+
+
+class Panel(NamedTuple):
+    """One figure of several rows, ours and those of others; NaN where there is none."""
+
+    title: str
+    values: Sequence[float]  # one per row
+    spreads: Sequence[float]
+    others: Sequence[float]
+
+
+@as_plot
+def plot_rows(rows: Sequence[str], panels: Sequence[Panel], ours: str, other: str) -> tuple[Figure, str]:
+    """A dot per row in each panel, with its spread, beside a ring for what others found."""
+    figure = Figure(figsize=(1.9 + 2.0 * len(panels), 0.7 + 0.27 * len(rows)), layout="constrained")
+    places = np.arange(len(rows), dtype=float)
+    for axes, panel in zip(figure.subplots(1, len(panels), sharey=True, squeeze=False)[0], panels):
+        values, others = np.array(panel.values, float), np.array(panel.others, float)
+        axes.hlines(places, np.fmin(values, others), np.fmax(values, others), color=REST, linewidth=1.2)
+        axes.errorbar(values, places, xerr=panel.spreads, fmt="o", color=BLUE, markersize=5, elinewidth=1.6, label=ours)
+        axes.plot(others, places, "o", color=ORANGE, markerfacecolor="none", markersize=6, label=other)
+        axes.set_title(panel.title, fontsize=9)
+        axes.margins(x=0.12)
+        axes.xaxis.set_major_locator(MaxNLocator(3))
+        axes.tick_params(axis="y", length=0)
+    axes.set_yticks(places, [shorten(row, 26) for row in rows])
+    axes.set_ylim(len(rows) - 0.5, -0.5)
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside lower right", ncols=2, frameon=False)
+    names = ", ".join(panel.title for panel in panels)
+    return figure, f"{names} of {', '.join(rows)}: {ours} as dots, {other} as rings"
 
 
 def _legend_above(axes: Axes) -> None:

@@ -62,7 +62,9 @@ class TrainDisplay:
         self._last = accuracy
         if not self._enabled:
             return
-        losses = "  ".join(f"{name} {row[name]:.3f}" for name in ("cross_entropy", "triplet") if name in row)
+        known: list[str] = ["cross_entropy", "triplet"]
+        named = [name for name in known if name in row] or ["loss"]
+        losses = "  ".join(f"{name} {row[name]:.3f}" for name in named)
         split = f"  split {row['relabelled'].replace(';', ', ')}" if row["relabelled"] else ""
         say(f"epoch {row['epoch']}/{self._epochs}  {losses}  {accuracy}  {row['seconds']:.0f} s{split}")
 

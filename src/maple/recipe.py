@@ -27,7 +27,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass, is_dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
@@ -36,9 +36,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from maple.backbone import Backbone
-from maple.config import RecipeOptions, as_dict, build_options
+from maple.config import GROUPS, RECIPE_SECTIONS, SWITCHES, RecipeOptions, as_dict, build_options
 from maple.errors import ConfigError, UsageError, same_class, suggest
-from maple.loss import LossTerm, prototype_loss, triplet_loss
+from maple.loss import LossTerm, contrastive_loss, prototype_loss, triplet_loss
 from maple.relabel import changed_classes, class_probabilities, hard_classes, split_clusters
 from maple.types import About, Outputs, Relabelling
 
@@ -55,6 +55,8 @@ ABOUT: dict[str, About] = {
     "clustering": About("ablation of MAPLE: clusters, no metric losses", *_MAPLE),
     "maple": About("cross-entropy, metric losses, clusters in hard classes", *_MAPLE, adds="head rows of new clusters"),
 }
+METRIC_OPTIONS = ("metric_loss", "margin", "triplet_", "prototype_")  # how options of the triplet switch begin
+SHARED_OPTIONS = frozenset({"class_rule"})  # of all recipes with these switches; all others are of the clustering
 COLLAPSED_SPREAD = 0.02  # relative spread of the embeddings below which they are almost one point
 AT_MARGIN = 0.02  # relative distance within which the triplet loss counts as equal to its margin
 EmbedRows = Callable[[np.ndarray], np.ndarray]  # indices of training images (n,) to their embeddings (n, D)
@@ -217,9 +219,27 @@ def create_recipe(name: str, **options: Any) -> Recipe:
     return build_options(kind, {**options, **RECIPES.get(name, {})}, "recipe options")
 
 
+def unused_options(name: str) -> set[str]:
+    """The options of MAPLE and of recipes it is compared with that change nothing in the recipe called ``name``.
+
+    >>> sorted(unused_options("triplet") & {"margin", "max_clusters", "dropout"})
+    ['dropout', 'max_clusters']
+    """
+    everything = {f.name for section in RECIPE_SECTIONS for f in fields(GROUPS[section]) if f.name not in SWITCHES}
+    if name not in RECIPES:
+        kind = find_recipe(name)
+        return everything - ({f.name for f in fields(kind)} if is_dataclass(kind) else set())
+    own = {f.name for f in fields(RecipeOptions)} - SHARED_OPTIONS
+    metric = {option for option in own if option.startswith(METRIC_OPTIONS)}
+    used = set(SHARED_OPTIONS)
+    used |= metric if RECIPES[name]["triplet"] else set()
+    used |= own - metric if RECIPES[name]["clustering"] else set()
+    return everything - used
+
+
 def describe_recipe(name: str) -> About:
     """What ``maple methods`` says about a recipe."""
-    return ABOUT[name] if name in ABOUT else find_recipe(name).about
+    return ABOUT[name] if name in ABOUT else About.of(find_recipe(name))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -251,7 +271,10 @@ class MapleRecipe(RecipeOptions, Recipe):
         terms = {"cross_entropy": LossTerm(F.cross_entropy(step.logits, step.targets))}
         if self.triplet:
             points = self._space(step.embeddings, self.triplet_space)
-            value = triplet_loss(points, step.targets, self.margin, self.triplet_softness)
+            if self.metric_loss == "contrastive":
+                value = contrastive_loss(points, step.targets, self.margin)
+            else:
+                value = triplet_loss(points, step.targets, self.margin, self.triplet_softness)
             terms["triplet"] = LossTerm(value, self.triplet_weight * self._warmed_up(step.progress))
         if self.triplet and self.prototype_weight and isinstance(step.head, nn.Linear):
             value = prototype_loss(step.embeddings, step.head.weight, step.targets, self.prototype_scale)
@@ -262,7 +285,7 @@ class MapleRecipe(RecipeOptions, Recipe):
         found = super().find_collapse(history, epochs)
         if not self.triplet:
             return found
-        if not found and self._sits_at_margin(history, epochs):
+        if not found and self.metric_loss == "triplet" and self._sits_at_margin(history, epochs):
             found = f"the triplet loss sits at its margin ({history[-1]['triplet']:.3f}): lower --learning-rate"
         return found and f"{found}, raise --triplet-warmup, or use --triplet-space normalised"
 

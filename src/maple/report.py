@@ -297,7 +297,7 @@ def _context(record: RunRecord, predictions: Predictions | None) -> dict[str, An
         "confusion": _confusion_section(results) if results else None,
         "clusters": _cluster_section(gallery.clusters),
         "examples": _example_sections(gallery.examples),
-        "projections": _projection_plots(record),
+        "projections": draw_projections(record),
         "projection_note": _projection_note(record),
         "quantiles": _quantile_plot(results) if results and results.qq_observed else None,
         "quantile_note": _quantile_note(results) if results else "",
@@ -977,7 +977,8 @@ def _projection_title(record: RunRecord, name: str) -> str:
     return f"After training{when}" if name == "after" else name
 
 
-def _projection_plots(record: RunRecord) -> list[Plot]:
+def draw_projections(record: RunRecord) -> list[Plot]:
+    """The embeddings at each snapshot of a training, on two axes."""
     projections = record.gallery.projections
     colours = dict(zip(_highlighted(record), CLASS_COLOURS))
     plots = []

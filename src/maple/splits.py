@@ -16,7 +16,7 @@ import numpy as np
 
 from maple.config import DataOptions
 from maple.data import SPLIT_NAMES, find_source, find_split, is_built_in, open_images, split_files
-from maple.errors import DataError, UsageError
+from maple.errors import DataError, UsageError, suggest
 from maple.images import MEMORY_LIMIT, ImageSet, Progress
 from maple.types import Skipped
 
@@ -29,7 +29,8 @@ class Splits:
     validation: ImageSet
     calibration: ImageSet
     test: ImageSet
-    left_out: tuple[str, ...] = ()  # classes with fewer than ``min_images`` images
+    left_out: tuple[str, ...] = ()  # classes with fewer than ``min_images`` images, and those named in ``leave_out``
+    left_out_images: ImageSet | None = None  # of these, labelled: in the test file, or in the source without one
     skipped: tuple[Skipped, ...] = ()
 
     @property
@@ -84,7 +85,9 @@ def load_splits(
             raise DataError(f"'{images.name}' holds images without a label: splits need the class of every image")
     skipped = [*whole.skipped, *(entry for images in held.values() for entry in images.skipped)]
     shares = fold_shares(options.splits, tuple(held))
-    whole, left_out = _leave_out(whole, options.min_images)
+    widest = held.get("test", whole)
+    whole, left_out = _leave_out(whole, options)
+    unknown = _only(widest, left_out) if left_out else None
     if len(whole.class_names) < 2:
         raise DataError(_too_few_classes(whole, left_out))
     held = {role: _align(images, whole.class_names, left_out, role) for role, images in held.items()}
@@ -95,7 +98,7 @@ def load_splits(
         _check_enough(0, absent, shares, whole.class_names)
     parts = split_indices(whole.labels, whole.keys, shares, options.split_seed, whole.class_names)
     cut = {role: whole.subset(part) for role, part in zip(SPLIT_NAMES, parts)}
-    return Splits(**(cut | held), left_out=left_out, skipped=(*skipped, *repeated))
+    return Splits(**(cut | held), left_out=left_out, left_out_images=unknown, skipped=(*skipped, *repeated))
 
 
 def _split_sources(
@@ -113,22 +116,30 @@ def _split_sources(
     return train, {role: path for role, path in found.items() if path is not None}
 
 
-def _leave_out(images: ImageSet, min_images: int) -> tuple[ImageSet, tuple[str, ...]]:
-    """Without the classes that have fewer than ``min_images`` distinct images, and their names."""
+def _leave_out(images: ImageSet, options: DataOptions) -> tuple[ImageSet, tuple[str, ...]]:
+    """Without the classes that have fewer than ``min_images`` distinct images or are named, and their names."""
+    for name in options.leave_out:
+        if name not in images.class_names:
+            raise UsageError(f"--leave-out: '{images.name}' has no class '{name}': {suggest(name, images.class_names)}")
     n_classes = len(images.class_names)
     image = np.unique(images.keys, return_inverse=True)[1]  # (N,) number of the distinct image
     counts = np.bincount(np.unique(image * n_classes + images.labels) % n_classes, minlength=n_classes)
-    kept = counts >= min_images
-    if kept.all():
-        return images, ()
-    names = [name for name, keep in zip(images.class_names, kept) if keep]
-    left_out = tuple(name for name, keep in zip(images.class_names, kept) if not keep)
-    return images.subset(kept[images.labels]).with_class_names(names), left_out
+    few = {name for name, count in zip(images.class_names, counts) if count < options.min_images}
+    left_out = tuple(name for name in images.class_names if name in few or name in options.leave_out)
+    kept = [name for name in images.class_names if name not in left_out]
+    return (_only(images, kept) if left_out else images), left_out
+
+
+def _only(images: ImageSet, names: Sequence[str]) -> ImageSet:
+    """The images of the classes ``names``."""
+    inside = np.array([name in names for name in images.class_names], dtype=bool)
+    return images.subset(inside[images.labels]).with_class_names(names)
 
 
 def _too_few_classes(images: ImageSet, left_out: Sequence[str]) -> str:
     if left_out:
-        return f"only {len(images.class_names)} class of '{images.name}' has enough images: lower --min-images"
+        remedy = "lower --min-images, or leave out fewer classes"
+        return f"only {len(images.class_names)} class of '{images.name}' is left or has enough images: {remedy}"
     name = f" ('{images.class_names[0]}')" if images.class_names else ""
     return (
         f"'{images.name}' has {len(images.class_names)} class{name}: at least two are needed, each in its own "

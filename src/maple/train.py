@@ -13,7 +13,7 @@ import io
 import json
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -86,12 +86,14 @@ def train_backbone(
     show_progress: bool = True,
     options: TrainOptions | None = None,
     fabric: Fabric | None = None,
+    on_epoch: Callable[[list[dict[str, Any]]], None] | None = None,
     **keywords: Any,
 ) -> Run:
     """Train ``backbone`` with ``recipe``; keywords are those of :class:`~maple.config.TrainOptions`.
 
     With a ``folder``, history and a checkpoint are written there after every epoch, and ``resume=True`` continues from
-    the last one. With ``devices=2`` the calling program is started once more for the second process.
+    the last one. With ``devices=2`` the calling program is started once more for the second process. ``on_epoch`` is
+    handed the whole history after every epoch; what it raises ends the training, which can be resumed like any other.
     """
     if options is not None and keywords:
         raise UsageError(f"give the training options in options= or as keywords, not both: {', '.join(keywords)}")
@@ -108,6 +110,8 @@ def train_backbone(
             loop.start()
         for epoch in range(loop.epoch + 1, options.epochs + 1):
             loop.run_epoch(epoch, display)
+            if on_epoch is not None:
+                on_epoch(loop.history)
     return loop.result()
 
 
@@ -211,6 +215,19 @@ def fit_head(backbone: Backbone, recipe: Recipe, n_outputs: int) -> nn.Module:
     return backbone.head
 
 
+def check_processes(recipe: Recipe, fabric: Fabric) -> None:
+    """Refuse several processes where a recipe keeps what they would not share."""
+    if recipe.one_process and fabric.world_size > 1:
+        raise UsageError(f"recipe '{recipe.name}' trains in one process: leave out --devices and --nodes")
+
+
+def check_recipe(recipe: Recipe, backbone: Backbone, n_outputs: int, fabric: Fabric) -> None:
+    """Try on a backbone, which is not fit for use afterwards, what the recipe will do to the one to be trained."""
+    check_processes(recipe, fabric)
+    backbone.head = fit_head(backbone, recipe, n_outputs)
+    recipe.prepare(backbone)
+
+
 def describe_maker(recipe: Recipe, n_outputs: int) -> dict[str, Any] | None:
     """What it takes to build the network of a recipe anew; ``None`` where it is what ``create_backbone`` makes."""
     if recipe.section == MapleRecipe.section:
@@ -287,8 +304,7 @@ class _Loop:
         options: TrainOptions,
         folder: Path | None,
     ) -> None:
-        if recipe.one_process and fabric.world_size > 1:
-            raise UsageError(f"recipe '{recipe.name}' trains in one process: leave out --devices and --nodes")
+        check_processes(recipe, fabric)
         self.fabric, self.recipe, self.options, self.folder = fabric, recipe, options, folder
         self.train_images, self.validation_images = train, validation
         self.backbone = backbone
@@ -431,12 +447,12 @@ class _Loop:
         )
 
     def _embed_training_rows(self, rows: np.ndarray) -> np.ndarray:
-        return gather_rows(self.fabric, self._embed(self.train_images, rows).embeddings, len(rows))
+        return gather_rows(self.fabric, self._embed(self.train_images, rows, logits=False).embeddings, len(rows))
 
-    def _embed(self, images: ImageSet, rows: np.ndarray) -> Outputs:
+    def _embed(self, images: ImageSet, rows: np.ndarray, logits: bool = True) -> Outputs:
         share = rows[self.fabric.global_rank :: self.fabric.world_size]
         with together(self.fabric):
-            return embed(self.backbone, images, indices=share, workers=self.options.workers)
+            return embed(self.backbone, images, indices=share, workers=self.options.workers, logits=logits)
 
     def _measure(self, validation: Outputs, probabilities: np.ndarray) -> dict[str, float]:
         labels = self.validation_images.labels

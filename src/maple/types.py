@@ -69,6 +69,11 @@ class About:
     needs: str = ""  # what it reads
     adds: str = ""  # what it adds to the network or keeps beside it
 
+    @staticmethod
+    def of(kind: type) -> About:
+        """What a class says about itself: its ``about``, or the first line of its docstring."""
+        return getattr(kind, "about", None) or About(next(iter((kind.__doc__ or kind.__name__).split("\n"))), paper="")
+
 
 @dataclass(frozen=True, eq=False)
 class Relabelling:

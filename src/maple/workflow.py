@@ -21,6 +21,7 @@ from maple.baselines.gradient import ImageDetector
 from maple.baselines.sampling import EnsembleRecipe
 from maple.batches import parse_augment, to_input
 from maple.benchmark import Own, Results, Scored, evaluate, measure_latency
+from maple.catalogue import CATALOGUE, describe_data_set, find_data_set, locate
 from maple.checkpoint import FORMAT_VERSION, check_format, load_json, save_json, write_atomic
 from maple.config import (
     GROUPS,
@@ -34,7 +35,7 @@ from maple.config import (
     resolve_config,
     to_toml,
 )
-from maple.data import SPLIT_NAMES, find_source, is_built_in, list_data_sets, open_images, split_files
+from maple.data import SPLIT_NAMES, clean_source, find_source, is_built_in, list_data_sets, open_images, split_files
 from maple.detector import Detector, MapleDetector, create_detector, list_detectors
 from maple.ensemble import MEMBERS, remove_checkpoints, train_ensemble
 from maple.errors import RunError, UsageError
@@ -45,11 +46,11 @@ from maple.predict_files import describe_skipped, open_like, ready_predictor, wa
 from maple.predictor import Predictor, channel_statistics, fit_predictor
 from maple.processes import make_fabric, together
 from maple.progress import counting, is_first_process, say, track, warn
-from maple.recipe import create_recipe, describe_recipe, find_recipe, list_recipes
+from maple.recipe import create_recipe, describe_recipe, find_recipe, list_recipes, unused_options
 from maple.report import write_report
 from maple.splits import Splits, load_splits
-from maple.train import FREE_OPTIONS, Run, snapshot_rows, train_backbone
-from maple.types import Outputs
+from maple.train import FREE_OPTIONS, Run, check_recipe, snapshot_rows, train_backbone
+from maple.types import About, Outputs
 
 CONFIG = "config.toml"
 CLASSES = "classes.json"
@@ -66,6 +67,7 @@ RUN_FILES = (
     "report.html",
 )
 GALLERY_SAMPLE = 200  # training images per cluster among which exemplars are sought
+LEFT_OUT = "left-out"  # as a source of unknown images: those of the classes that a run left out
 DEMO_COMMAND = "maple demo"
 DEMO_SOURCE = "simulated-diatoms?n=7000&size=32"
 DEMO_EPOCHS = 14
@@ -88,6 +90,7 @@ class TrainRequest:
     preset: str | None = None
     resume: bool = False
     overwrite: bool = False
+    report: bool = True  # whether to draw the report in the end; maple report does so at any time
     command: str = "maple train"
 
     def origin(self) -> dict[str, Any]:
@@ -108,9 +111,12 @@ def absolute_source(source: str | None) -> str | None:
     >>> absolute_source("digits"), absolute_source(".") == str(Path.cwd())
     ('digits', True)
     """
-    if source is None or is_built_in(source) or not Path(source).expanduser().exists():
+    if source is None:
+        return None
+    clean = clean_source(source)
+    if is_built_in(clean) or not Path(clean).expanduser().exists():
         return source
-    return str(Path(source).expanduser().resolve())
+    return source.replace(clean, str(Path(clean).expanduser().resolve()), 1)
 
 
 def default_out(source: str) -> Path:
@@ -140,12 +146,14 @@ def train_run(request: TrainRequest) -> Results | None:
     if request.resume:
         request, config = _as_started(request)
     _check_options(config.train)
-    _check_flags(request.flags, config.model.recipe)
-    recipe = create_recipe(config.model.recipe, **_recipe_options(config))
-    for source in request.ood.values():  # better missed now than after the training
-        if not is_built_in(source) and not glob.has_magic(source):
+    _check_flags(request.flags, request.file, config.model.recipe)
+    recipe = create_recipe(config.model.recipe, **recipe_options(config))
+    for source in map(clean_source, request.ood.values()):  # better missed now than after the training
+        if source != LEFT_OUT and not is_built_in(source) and not glob.has_magic(source):
             find_source(source, request.data_root)
     splits = _load_splits(request.origin(), config, request.data_root)
+    if LEFT_OUT in request.ood.values():
+        _left_out_images(splits)
     if not len(splits.validation):
         raise UsageError("training needs validation images: give them a share of --splits, or --validation")
     mean, std = channel_statistics(splits.train)
@@ -162,6 +170,7 @@ def train_run(request: TrainRequest) -> Results | None:
 
     backbone = make_backbone(config.train.seed)
     fabric = make_fabric(config.train)
+    check_recipe(recipe, make_backbone(config.train.seed), len(splits.class_names), fabric)
     with together(fabric):
         if fabric.is_global_zero:
             _announce(request, splits, config)
@@ -201,18 +210,22 @@ def _finish_run(
     results = None
     if len(splits.test):
         provenance = _provenance(config, predictor, request.command)
-        unknown = _open_unknown(predictor, request.ood, request.data_root)
+        unknown = _open_unknown(predictor, request.ood, request.data_root, splits)
         results = _evaluate(folder, predictor, splits.test, unknown, provenance, config.train)
     else:
         warn(f"there are no test images, so that nothing was measured: use maple evaluate {folder} --ind IMAGES")
+    if request.report:
         say(f"report: {write_report(folder)}")
     (folder / CHECKPOINT).unlink(missing_ok=True)
     remove_checkpoints(folder)
     return results
 
 
-def _recipe_options(config: RunConfig) -> dict[str, Any]:
-    return config.section(find_recipe(config.model.recipe).section)
+def recipe_options(config: RunConfig) -> dict[str, Any]:
+    """The options of the recipe in use, as far as it knows them."""
+    kind = find_recipe(config.model.recipe)
+    known: set[str] = {f.name for f in dataclasses.fields(kind)} if dataclasses.is_dataclass(kind) else set()
+    return {key: value for key, value in config.section(kind.section).items() if key in known}
 
 
 def _check_options(options: TrainOptions) -> None:
@@ -223,13 +236,17 @@ def _check_options(options: TrainOptions) -> None:
         raise UsageError("--precision 16-mixed needs a CUDA device: use auto, bf16-mixed or 32-true")
 
 
-def _check_flags(flags: dict[str, Any], recipe: str) -> None:
+def _check_flags(flags: dict[str, Any], file: dict[str, Any], recipe: str) -> None:
     """Refuse options of other recipes, which would change nothing."""
-    for section in set(RECIPE_SECTIONS) - {recipe_section(recipe)}:
-        for option in dataclasses.fields(GROUPS[section]):
-            if option.name in flags and section != recipe_section("maple"):
-                flag, owner = flag_name(option.name), section.replace("_", "-")
-                raise UsageError(f"{flag} belongs to --recipe {owner}, not to {recipe}: leave it out")
+    unused = unused_options(recipe)
+    for name in flags:
+        if name in unused:
+            section = next(s for s in RECIPE_SECTIONS if name in {f.name for f in dataclasses.fields(GROUPS[s])})
+            owner = "maple" if section == recipe_section("maple") else section.replace("_", "-")
+            raise UsageError(f"{flag_name(name)} belongs to --recipe {owner}, not to {recipe}: leave it out")
+    for section in file:
+        if section in RECIPE_SECTIONS and section != recipe_section(recipe):
+            raise UsageError(f"section [{section}] belongs to another recipe than {recipe}: leave it out")
 
 
 def _load_splits(origin: dict[str, Any], config: RunConfig, data_root: Path | None) -> Splits:
@@ -335,8 +352,9 @@ def _announce(request: TrainRequest, splits: Splits, config: RunConfig) -> None:
     say(f"run folder: {request.out}")
     if splits.skipped:
         warn(f"{describe_skipped(splits.skipped)}; all are listed in {CLASSES} of the run")
-    if splits.left_out:
-        warn(f"{len(splits.left_out)} classes with fewer than {config.data.min_images} images are left out")
+    few = [name for name in splits.left_out if name not in config.data.leave_out]
+    if few:
+        warn(f"{len(few)} classes with fewer than {config.data.min_images} images are left out")
 
 
 def _classes(splits: Splits) -> dict[str, Any]:
@@ -421,6 +439,7 @@ def evaluate_run(
     workers: int | None = None,
     detectors: Sequence[str] | None = None,
     ood_validation: str | None = None,
+    report: bool = True,
 ) -> Results:
     """Evaluate a run on its own test split, or on ``ind``, against named sources of unknown images.
 
@@ -436,7 +455,8 @@ def evaluate_run(
     config = resolve_config({} if workers is None else {"workers": workers}, sections)
     predictor = ready_predictor(folder, decision)
     root = data_root or (Path(origin["data_root"]) if origin.get("data_root") else None)
-    splits = _own_splits(folder, origin, config, predictor.size, root) if ind is None or detectors else None
+    needs_splits = ind is None or detectors or LEFT_OUT in (ood or {}).values()
+    splits = _own_splits(folder, origin, config, predictor.size, root) if needs_splits else None
     if ind is not None:
         test = open_like(predictor, ind, root, labelled=True).with_class_names(predictor.class_names)
     else:
@@ -446,13 +466,16 @@ def evaluate_run(
         test = splits.test
     if test.skipped:
         warn(describe_skipped(test.skipped, of=f" of '{test.name}'"))
-    unknown = _open_unknown(predictor, ood or {}, root)
+    unknown = _open_unknown(predictor, ood or {}, root, splits)
     fitted = None
     if detectors is not None:
         tuning = open_like(predictor, ood_validation, root) if ood_validation else None
         fitted = fit_detectors(detectors, predictor, splits, tuning, workers=config.train.workers)
     provenance = _provenance(config, predictor, command)
-    return _evaluate(folder, predictor, test, unknown, provenance, config.train, fitted)
+    results = _evaluate(folder, predictor, test, unknown, provenance, config.train, fitted)
+    if report:
+        say(f"report: {write_report(folder)}")
+    return results
 
 
 def fit_detectors(
@@ -503,8 +526,23 @@ def _own_clusters(predictor: Predictor, outputs: Outputs) -> np.ndarray:
     return np.where(others, np.inf, distances).argmin(axis=1)
 
 
-def _open_unknown(predictor: Predictor, sources: dict[str, str], data_root: Path | None) -> dict[str, ImageSet]:
-    unknown = {name: open_like(predictor, source, data_root) for name, source in sources.items()}
+def _left_out_images(splits: Splits | None) -> ImageSet:
+    """The images of the classes that were left out."""
+    images = splits.left_out_images if splits else None
+    if images is None or not len(images):
+        raise UsageError(
+            f"no class was left out, so that '{LEFT_OUT}' is empty: train with --leave-out or --min-images"
+        )
+    return images
+
+
+def _open_unknown(
+    predictor: Predictor, sources: dict[str, str], data_root: Path | None, splits: Splits | None
+) -> dict[str, ImageSet]:
+    unknown = {
+        name: _left_out_images(splits) if source == LEFT_OUT else open_like(predictor, source, data_root)
+        for name, source in sources.items()
+    }
     for images in unknown.values():
         if images.skipped:
             warn(describe_skipped(images.skipped, of=f" of '{images.name}'"))
@@ -536,7 +574,7 @@ def _evaluate(
     options: TrainOptions,
     detectors: Sequence[Detector] | None = None,
 ) -> Results:
-    """Run the network over all sets once, then write results, gallery and report."""
+    """Run the network over all sets once, then write results and gallery."""
     sets = {"test": test, **{f"ood/{name}": images for name, images in unknown.items()}}
     outputs = {
         name: embed(predictor.backbone, images, cluster_to_class=predictor.cluster_to_class, workers=options.workers)
@@ -544,11 +582,16 @@ def _evaluate(
     }
     ood = {name: outputs[f"ood/{name}"] for name in unknown}
     latency = measure_latency(predictor, to_input(torch.from_numpy(test.read(0)[None])), repeats=20)
+
+    def score(detector: ImageDetector, images: ImageSet) -> np.ndarray:
+        with counting(f"scoring by {detector.name}") as progress:
+            return detector.score_images(predictor.backbone, images, workers=options.workers, progress=progress)
+
     scored = [
         Scored(
             detector.name,
-            detector.score_images(predictor.backbone, test),
-            {name: detector.score_images(predictor.backbone, images) for name, images in unknown.items()},
+            score(detector, test),
+            {name: score(detector, images) for name, images in unknown.items()},
         )
         for detector in detectors or ()
         if isinstance(detector, ImageDetector)
@@ -570,7 +613,6 @@ def _evaluate(
         test=(test, predictor.predict_outputs(outputs["test"])),
         ood={name: (unknown[name], predictor.predict_outputs(part)) for name, part in ood.items()},
     )
-    say(f"report: {write_report(folder)}")
     return results
 
 
@@ -625,34 +667,45 @@ def list_methods() -> list[dict[str, str]]:
     for name in list_recipes():
         rows.append({"kind": "recipe", "name": name, **dataclasses.asdict(describe_recipe(name))})
     for name in list_detectors():
-        about = type(create_detector(name)).about
+        about = About.of(type(create_detector(name)))
         rows.append({"kind": "detector", "name": name, **dataclasses.asdict(about)})
     return rows
 
 
-def list_sources(data_root: Path | None = None) -> list[dict[str, str]]:
-    """The built-in data sets and those under the data root: name, splits and where they are."""
-    rows: dict[str, dict[str, str]] = {}
-    for name in list_data_sets(data_root):
-        if is_built_in(name):
-            rows[name] = {"source": name, "splits": "", "where": "built in"}
-        elif name.rpartition("/")[0] not in rows:  # cifar10/test is told by cifar10
-            path = find_source(name, data_root)
-            splits = ", ".join(split_files(path)) if path.is_dir() else ""
-            rows[name] = {"source": name, "splits": splits, "where": str(path.resolve())}
+def list_sources(data_root: Path | None = None) -> list[dict[str, Any]]:
+    """The data sets of the catalogue, found or not, and whatever else is built in or lies under the data root."""
+    rows: dict[str, dict[str, Any]] = {}
+    for name in (*list_data_sets(data_root), *CATALOGUE):
+        if name in rows or (name.rpartition("/")[0] in rows and not is_built_in(name)):  # cifar10 tells of cifar10/test
+            continue
+        path = locate(name, data_root)
+        splits = list(split_files(path)) if path is not None and path.is_dir() else []
+        where = str(path.resolve()) if path is not None else f"not found, see maple data {name}"
+        rows[name] = {
+            "source": name,
+            "splits": ", ".join(splits if len(splits) < 8 else [*splits[:3], f"{len(splits) - 3} more"]),
+            "where": "built in" if is_built_in(name) else where,
+            "found": is_built_in(name) or path is not None,
+        }
     return list(rows.values())
 
 
 def describe_source(source: str, data_root: Path | None = None) -> dict[str, Any]:
-    """What is in a source."""
+    """What is in a source; for one of the catalogue also what it is, where it was looked for and how to get it."""
+    data_set = find_data_set(source)
+    about = {} if data_set is None else describe_data_set(data_set, data_root)
+    if data_set is not None and not is_built_in(source) and locate(source, data_root) is None:
+        return {"source": source, "found": False, **about}
     with counting("decoding") as progress:
         images = open_images(source, data_root=data_root, progress=progress)
     counts = np.bincount(images.labels[images.labels >= 0], minlength=len(images.class_names))
     return {
         "source": images.name,
+        "found": True,
         "images": len(images),
         "classes": len(images.class_names),
         "per class": f"{counts.min()} to {counts.max()}" if len(counts) else "",
         "size": images.size,
         "skipped": len(images.skipped),
+        **about,
     }

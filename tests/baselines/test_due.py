@@ -19,7 +19,7 @@ from maple.baselines import due
 from maple.baselines.due import DueRecipe, SparseGPHead, batch_statistics
 from maple.baselines.spectral import BoundedBatchNorm2d, bound_layers
 from maple.config import DataOptions
-from maple.errors import DataError, TrainError, UsageError
+from maple.errors import ConfigError, DataError, TrainError, UsageError
 from maple.recipe import Step, create_recipe
 from maple.splits import load_splits
 from maple.train import train_backbone
@@ -306,7 +306,7 @@ def test_divergence_names_recipe_and_remedy(value):
     head = make_head()
     with torch.no_grad():
         head.posterior.inducing_points[2, 1] = value
-    with pytest.raises(TrainError, match=r"'due' has diverged.*--learning-rate"):
+    with pytest.raises(TrainError, match=r"'due' has diverged: start again with --overwrite and lower --learning-rate"):
         head(blobs()[0])
 
 
@@ -319,8 +319,50 @@ def test_diverged_embeddings_reach_the_loss():
 
 
 def test_too_few_images():
-    with pytest.raises(DataError, match="9 inducing points for 6 training images: lower --due-inducing-points"):
-        make_head(blobs(2)[0])
+    """Counted before any of them is looked at, and all of them, not those that the points would be found from."""
+    recipe = DueRecipe(due_inducing_points=9)
+    backbone = Backbone(nn.Identity(), recipe.build_head(2, 3), embedding_size=2)
+    with pytest.raises(DataError, match=r"9 inducing points for 6 training images: .* --due-inducing-points"):
+        recipe.start(backbone, pytest.fail, blobs(2)[1].numpy(), seed=0)
+
+
+@pytest.mark.parametrize("n_points", [0, 1001, "many"])
+def test_number_of_inducing_points_has_limits(n_points):
+    with pytest.raises(ConfigError, match=r"due_inducing_points.*at most 1000"):
+        create_recipe("due", due_inducing_points=n_points)
+
+
+@pytest.mark.parametrize(("n_classes", "expected"), [(3, 20), (20, 20), (37, 37)])
+def test_inducing_points_follow_the_classes(n_classes, expected):
+    assert len(DueRecipe().build_head(2, n_classes).posterior.inducing_points) == expected
+    assert len(DueRecipe(due_inducing_points=7).build_head(2, n_classes).posterior.inducing_points) == 7
+
+
+def test_many_classes_have_no_more_inducing_points_than_the_option_allows():
+    assert DueRecipe()._count_points(5000) == 1000
+
+
+def test_the_head_is_not_asked_before_it_has_its_inducing_points(monkeypatch):
+    """With many inducing points it takes minutes, for logits that nobody reads."""
+    asked = []
+    monkeypatch.setattr(SparseGPHead, "forward", lambda self, x: asked.append(x) or pytest.fail("the head was asked"))
+    splits = load_splits("digits", DataOptions())
+    few = splits.train.subset(np.arange(64))
+
+    def stop(*arguments, **keywords):
+        raise InterruptedError
+
+    monkeypatch.setattr(SparseGPHead, "initialise", stop)
+    with pytest.raises(InterruptedError):
+        train_backbone(
+            create_backbone("resnet9", 10),
+            DueRecipe(),
+            few,
+            splits.validation,
+            precision="32-true",
+            show_progress=False,
+        )
+    assert not asked
 
 
 def test_embeddings_in_one_place():

@@ -15,10 +15,12 @@ from torch.nn import functional as F
 from maple.backbone import Backbone, create_backbone, normalise
 from maple.baselines.duq import DuqHead, DuqRecipe, gradient_penalty, log_complement, one_against_rest
 from maple.config import DataOptions
+from maple.detector import create_detector
 from maple.loss import weighted_sum
 from maple.recipe import Step, create_recipe
 from maple.splits import load_splits
 from maple.train import train_backbone
+from maple.types import Outputs
 
 MEAN, STD = (0.4, 0.5, 0.6), (0.2, 0.25, 0.3)
 
@@ -53,6 +55,18 @@ def test_kernel_formula():
             difference = head.weight[c].detach() @ embeddings[n] - head.centroids[c]
             expected = np.exp(-float(difference @ difference) / 4 / (2 * 0.7**2))
             assert float(kernels[n, c]) == pytest.approx(expected, rel=1e-5)
+
+
+def test_probabilities_are_kernels_over_their_sum():
+    """They say nothing about how near the nearest class is, which is what the method ranks by."""
+    kernels = np.array([[0.9, 0.3, 0.1], [0.09, 0.03, 0.01]])
+    outputs = Outputs(np.zeros((2, 4)), np.log(kernels), cluster_to_class=np.arange(3))
+    expected = kernels / kernels.sum(1, keepdims=True)
+    np.testing.assert_allclose(DuqRecipe().class_probabilities(outputs), expected)
+    np.testing.assert_allclose(expected[0], expected[1])
+    detector = create_detector(DuqRecipe.own_detector)
+    detector.fit(outputs)
+    np.testing.assert_allclose(np.exp(-detector.score(outputs)), kernels.max(1))
 
 
 def test_first_centroids_and_weights_are_those_of_the_published_code():

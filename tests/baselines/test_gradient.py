@@ -19,24 +19,27 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from maple.backbone import Backbone, create_backbone, embed, normalise, wrap_backbone
 from maple.baselines.gradient import (
-    ATTACK,
     EPSILONS,
-    MAGNITUDES,
-    TUNING_IMAGES,
     ImageDetector,
-    LeeDetector,
-    LeeOodDetector,
     OdinDetector,
-    average_layers,
-    choose_magnitude,
-    distance_gradient,
-    find_layers,
     gradient_sign,
     image_gradients,
     log_odds_gradient,
     move_images,
+)
+from maple.baselines.lee import (
+    ATTACK,
+    MAGNITUDES,
+    TUNING_IMAGES,
+    LeeDetector,
+    LeeOodDetector,
+    average_layers,
+    choose_magnitude,
+    distance_gradient,
+    find_layers,
     weigh_layers,
 )
+from maple.baselines.sampling import join_members
 from maple.compat import import_torchvision
 from maple.detector import create_detector, restore_detector
 from maple.errors import ConfigError, DataError, FitError, NotFittedError, UsageError
@@ -339,6 +342,20 @@ def test_what_an_in_place_layer_does_afterwards_does_not_matter():
     assert torch.autograd.grad(found.sum(), x)[0].abs().sum() > 0
 
 
+def test_a_layer_of_an_ensemble_is_that_of_all_members_side_by_side(test):
+    members = [Backbone(make_body(seed), nn.Linear(24, 3), embedding_size=24, mean=MEAN, std=STD) for seed in range(3)]
+    ensemble, x = join_members(members), tensor_of(test)[:4]
+    names = find_layers(ensemble, x)
+    assert names == find_layers(members[0], x) == ("0", "2", "embedding")
+    with torch.no_grad():
+        found = average_layers(ensemble, x, names)
+        alone = [average_layers(member, x, names) for member in members]
+    for name in names:
+        torch.testing.assert_close(found[name], torch.cat([each[name] for each in alone], dim=1))
+    with pytest.raises(UsageError, match=r"no layer 'members\.0\.0\.0'"):
+        average_layers(ensemble, x, ["members.0.0.0"])
+
+
 # ------------------------------------------------------------------------------------------------------ Lee et al.
 
 
@@ -494,7 +511,7 @@ def test_all_images_count_where_the_attack_fools_few(backbone, train, validation
 
 
 def test_tuning_takes_so_many_images_and_no_more(backbone, train, monkeypatch):
-    monkeypatch.setattr("maple.baselines.gradient.TUNING_IMAGES", 40)
+    monkeypatch.setattr("maple.baselines.lee.TUNING_IMAGES", 40)
     seen: list[tuple[int, int]] = []
     detector = LeeDetector(magnitude=0.0, layers=("1",))
     detector.fit_images(backbone, train, make_images(120, 5), progress=lambda *done: seen.append(done))
@@ -611,6 +628,19 @@ def test_they_work_on_wrapped_networks(train, validation, test, ood):
         assert np.isfinite(scores).all()
 
 
+def test_they_work_on_ensembles_and_hear_every_member(train, validation, test, ood):
+    members = [Backbone(make_body(seed), nn.Linear(24, 3), embedding_size=24, mean=MEAN, std=STD) for seed in range(2)]
+    ensemble = join_members(members).eval()
+    for detector in each_detector():
+        scores = detector.fit_images(ensemble, train, validation, ood=ood).score_images(ensemble, test)
+        assert np.isfinite(scores).all()
+        for member in range(2):
+            other = copy.deepcopy(ensemble)
+            with torch.no_grad():
+                other.body.members[member][0][0][0].bias += 0.1
+            assert np.abs(detector.score_images(other, test) - scores).min() > 0
+
+
 def test_progress_counts_all_images_once(backbone, train, validation, ood, test):
     seen: list[tuple[int, int]] = []
     LeeOodDetector(magnitude=0.0).fit_images(
@@ -619,8 +649,9 @@ def test_progress_counts_all_images_once(backbone, train, validation, ood, test)
     assert seen == [(100, 300), (150, 300), (240, 300), (300, 300)]
     seen.clear()
     detector = OdinDetector().fit_images(backbone, train)
-    detector.score_images(backbone, test, batch_size=40, progress=lambda *done: seen.append(done))
+    scores = detector.score_images(backbone, test, batch_size=40, progress=lambda *done: seen.append(done))
     assert seen == [(40, 60), (60, 60)]
+    np.testing.assert_allclose(detector.score_images(backbone, test, workers=1), scores, rtol=1e-6)
 
 
 # ---------------------------------------------------------------------------------------------------------- errors

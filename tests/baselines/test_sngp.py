@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional as F
 
 from maple.backbone import Backbone, create_backbone
 from maple.baselines.sngp import RandomFeatureHead, SngpRecipe, mean_field_logits
@@ -30,9 +31,15 @@ def batch(n=50, size=4, n_outputs=3, seed=0):
     return torch.randn(n, size, generator=generator), 2 * torch.randn(n, n_outputs, generator=generator)
 
 
-def weights(logits):
+def weights(logits, likelihood):
+    """What an image counts in the precision matrix: 1 in the authors' code, p (1 - p) in their paper."""
+    if likelihood == "gaussian":
+        return torch.ones(len(logits)).double()
     top = logits.double().softmax(1).max(1).values
     return top * (1 - top)
+
+
+BOTH = pytest.mark.parametrize("likelihood", ["gaussian", "multinomial"])
 
 
 # --- features --------------------------------------------------------------------------------------------------------
@@ -78,14 +85,15 @@ def test_normalised_embeddings_have_length_one():
 # --- posterior -------------------------------------------------------------------------------------------------------
 
 
-def test_precision_and_variance_equal_a_loop():
-    head = make_head(ridge=0.3, amplitude=2.0)
+@BOTH
+def test_precision_and_variance_equal_a_loop(likelihood):
+    head = make_head(ridge=0.3, amplitude=2.0, likelihood=likelihood)
     parts = [batch(seed=seed) for seed in range(3)]
     for embeddings, logits in parts:
         head.accumulate(embeddings, logits)
     precision = np.zeros((32, 32))
     for embeddings, logits in parts:
-        for phi, w in zip(head.features(embeddings).double().numpy(), weights(logits).numpy()):
+        for phi, w in zip(head.features(embeddings).double().numpy(), weights(logits, likelihood).numpy()):
             precision += w * np.outer(phi, phi)
     np.testing.assert_allclose(head.precision.numpy(), precision, rtol=1e-4, atol=1e-5)
     assert head.n_images == 150
@@ -106,19 +114,21 @@ class ExactGP(gpytorch.models.ExactGP):
         return gpytorch.distributions.MultivariateNormal(self.mean_module(x), self.covar_module(x))
 
 
+@BOTH
 @pytest.mark.parametrize(("scale", "amplitude", "ridge"), [(1.0, 1.0, 1.0), (1.5, 2.0, 0.5)])
-def test_variance_is_that_of_exact_inference(scale, amplitude, ridge):
-    """The Laplace approximation is regression with noise 1 / p(1 - p) and the prior a^2 / ridge.
+def test_variance_is_that_of_exact_inference(likelihood, scale, amplitude, ridge):
+    """The Laplace approximation is regression with noise 1, or 1 / p(1 - p), and the prior a^2 / ridge.
 
     With R features kernel values deviate by about the prior's variance a^2 / ridge over sqrt(R); the posterior's
     variance is a contraction of them, and three deviations are allowed.
     """
     n_features = 1600
-    head = make_head(n_features=n_features, space="raw", kernel_scale=scale, amplitude=amplitude, ridge=ridge)
+    kernel = {"space": "raw", "kernel_scale": scale, "amplitude": amplitude}
+    head = make_head(n_features=n_features, likelihood=likelihood, ridge=ridge, **kernel)
     x, logits = batch(40)
     head.accumulate(x, logits)
-    likelihood = gpytorch.likelihoods.FixedNoiseGaussianLikelihood(noise=1 / weights(logits))
-    exact = ExactGP(x.double(), torch.zeros(40).double(), likelihood, scale, amplitude / math.sqrt(ridge)).double()
+    noise = gpytorch.likelihoods.FixedNoiseGaussianLikelihood(noise=1 / weights(logits, likelihood))
+    exact = ExactGP(x.double(), torch.zeros(40).double(), noise, scale, amplitude / math.sqrt(ridge)).double()
     points = torch.cat([x[:10], batch(20, seed=1)[0], 6 + batch(10, seed=2)[0]])
     with torch.no_grad():
         expected = exact.eval()(points.double()).variance.float()
@@ -153,6 +163,28 @@ def test_evaluation_scales_what_training_gives():
     assert torch.equal(head(x), head(x))
 
 
+def test_sure_images_count_in_full_unless_weighed():
+    """Where p (1 - p) vanishes the paper's precision stays that of the prior, the authors' does not."""
+    x, logits = batch()
+    plain, weighed = make_head(), make_head(likelihood="multinomial")
+    for head in (plain, weighed):
+        head.accumulate(x, 100 * F.one_hot(logits.argmax(1), 3).float())
+    assert weighed.precision.abs().max() < 1e-6 < 1 < plain.precision.diagonal().sum()
+    torch.testing.assert_close(weighed.variance(x), weighed.features(x).square().sum(1))
+    assert (plain.variance(x) < 0.5 * weighed.variance(x)).all()
+
+
+def test_defaults_are_those_of_the_authors_code():
+    """google/uncertainty-baselines, baselines/cifar/sngp.py: likelihood, ridge, factor, bound, features, no bias."""
+    recipe = SngpRecipe()
+    head = recipe.build_head(128, 10)
+    assert (head.likelihood, head.ridge, head.mean_field) == ("gaussian", 1.0, 25.0)
+    assert (recipe.sngp_spectral_bound, recipe.sngp_power_iterations) == (6.0, 1)
+    assert (len(head.phases), head.space, head.output.bias) == (1024, "normalised", None)
+    given = SngpRecipe(sngp_likelihood="multinomial", sngp_mean_field=0.5, sngp_features=8).build_head(4, 3)
+    assert (given.likelihood, given.mean_field) == ("multinomial", 0.5)
+
+
 def test_evaluation_amid_training_uses_the_precision_so_far():
     head = make_head().eval()
     x, logits = batch()
@@ -163,12 +195,15 @@ def test_evaluation_amid_training_uses_the_precision_so_far():
     assert (twice.abs() > once.abs()).all()  # more images, less variance
 
 
-def test_uncertain_away_from_two_blobs():
-    """With the most probable weights under the prior; larger ones, sure of everything, would leave it as it is."""
+@BOTH
+def test_uncertain_away_from_two_blobs(likelihood):
+    """With the most probable weights under the prior; by p (1 - p), larger ones, sure of everything, would leave it."""
     torch.manual_seed(0)
     x = torch.cat([torch.randn(100, 2) - 3, torch.randn(100, 2) + 3])
     y = torch.arange(2).repeat_interleave(100)
-    head = RandomFeatureHead(2, 2, n_features=512, space="raw", kernel_scale=2.0, amplitude=10.0)
+    kernel = {"n_features": 512, "space": "raw", "kernel_scale": 2.0, "amplitude": 10.0}
+    factor = {"gaussian": 25.0, "multinomial": math.pi / 8}[likelihood]
+    head = RandomFeatureHead(2, 2, **kernel, likelihood=likelihood, mean_field=factor)
     optimiser = torch.optim.Adam(head.parameters(), 0.05)
     for _ in range(200):
         optimiser.zero_grad()
@@ -209,8 +244,15 @@ def test_indefinite_precision_is_an_error(value):
     head = make_head().eval()
     head.accumulate(*batch())
     head.precision[3, 3] = value
-    with pytest.raises(TrainError, match=r"'sngp' is not positive definite.*--learning-rate.*--sngp-ridge"):
+    with pytest.raises(
+        TrainError, match=r"'sngp' is not positive definite.*--overwrite and lower --learning-rate.*--sngp-ridge"
+    ):
         head(batch()[0])
+
+
+def test_remedy_for_a_loss_that_is_no_number_leaves_out_what_it_does_not_depend_on():
+    assert "--learning-rate" in SngpRecipe.remedy and "--sngp-spectral-bound" in SngpRecipe.remedy
+    assert "ridge" not in SngpRecipe.remedy
 
 
 # --- state -----------------------------------------------------------------------------------------------------------

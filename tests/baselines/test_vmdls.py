@@ -205,6 +205,10 @@ def test_state_round_trip():
     assert "class_means" not in dict(head.named_parameters())
 
 
+def test_says_that_it_is_reduced():
+    assert "reduced" in VmdlsRecipe.about.title
+
+
 def test_trains_in_the_loop():
     splits = load_splits("digits", DataOptions())
     few = dataclasses.replace(splits, train=splits.train.subset(np.arange(512)))

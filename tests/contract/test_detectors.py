@@ -140,7 +140,7 @@ def test_inputs_are_left_as_they_were(name, train, test):
 
 
 def test_nothing_to_learn_from_is_an_error(name):
-    with pytest.raises(FitError):
+    with pytest.raises(FitError, match=r"got no outputs to learn from: add images|there are 0 training images"):
         fit(name, iter([]))
 
 

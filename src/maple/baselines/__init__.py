@@ -5,4 +5,4 @@ from importlib.util import find_spec
 from maple.baselines import distance, heads, logits  # noqa: F401
 
 if find_spec("torch"):
-    from maple.baselines import due, duq, gradient, sampling, sngp, vmdls  # noqa: F401
+    from maple.baselines import due, duq, gradient, lee, sampling, sngp, vmdls  # noqa: F401

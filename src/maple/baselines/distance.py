@@ -24,15 +24,15 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 import numpy as np
 from pydantic import Field
 
+from maple.baselines.shared import finite_embeddings, no_outputs
 from maple.config import Positive, Seed, as_dict, build_options, option
 from maple.detector import Batches, Description, Detector, MapleDetector, State, register_detector
-from maple.errors import DataError, FitError, UsageError
+from maple.errors import FitError, UsageError
 from maple.gaussian import (
     BLOCK_ELEMENTS,
     Background,
     Moments,
     as_embeddings,
-    count_broken,
     fit_background,
     normalise,
     row_blocks,
@@ -188,15 +188,15 @@ class MahalanobisPlusPlusDetector(ClassDistanceDetector):
 # ------------------------------------------------------------------------------- distance to all images, class-free
 
 
-def moments_of_all(batches: Batches) -> Moments:
-    """The moments of the embeddings of all training images as one cluster; labels are not looked at."""
+def moments_of_all(batches: Batches, detector: Detector) -> Moments:
+    """The moments of the embeddings of all training images as one cluster, for a detector; labels are not looked at."""
     moments: Moments | None = None
     for outputs in batches.start():
         embeddings = as_embeddings(outputs.embeddings)
         moments = moments or Moments(1, embeddings.shape[1])
         moments.update(embeddings, np.zeros(len(embeddings), dtype=np.int64))
     if moments is None:
-        raise FitError("the detector got no outputs to learn from: add images")
+        raise no_outputs(detector)
     return moments.merge(batches.sum_over_ranks)
 
 
@@ -207,7 +207,7 @@ class ClassFreeDetector(Detector):
     background_: Background
 
     def _fit(self, batches: Batches, validation: Outputs | None) -> None:
-        self.moments_ = moments_of_all(batches)
+        self.moments_ = moments_of_all(batches, self)
         self.background_ = self._fit_background(self.moments_)
 
     @abstractmethod
@@ -363,7 +363,7 @@ class KnnDetector(KnnOptions, Detector):
         rng = np.random.default_rng(self.seed)
         kept = []
         for outputs in batches.start():
-            embeddings = as_embeddings(outputs.embeddings)
+            embeddings = finite_embeddings(outputs)
             drawn = rng.random(len(embeddings)) < self.share  # the same images, however they are cut into batches
             kept.append(_on_sphere(embeddings[drawn]))
         n_kept = sum(map(len, kept))
@@ -374,7 +374,7 @@ class KnnDetector(KnnOptions, Detector):
         self.neighbours_ = np.concatenate(kept)
 
     def _score(self, outputs: Outputs) -> np.ndarray:
-        embeddings = as_embeddings(outputs.embeddings)
+        embeddings = finite_embeddings(outputs)
         if embeddings.shape[1] != self.neighbours_.shape[1]:
             raise UsageError(
                 f"embeddings have {embeddings.shape[1]} columns, but the 'knn' detector was fitted on "
@@ -395,6 +395,4 @@ class KnnDetector(KnnOptions, Detector):
 
 def _on_sphere(embeddings: np.ndarray) -> np.ndarray:
     """Embeddings of norm 1 (N, D), float32; zero vectors stay zero."""
-    if n_broken := count_broken(embeddings):
-        raise DataError(f"{n_broken} of {len(embeddings)} embeddings hold NaN or infinity: leave those images out")
     return normalise(embeddings).astype(np.float32, copy=False)

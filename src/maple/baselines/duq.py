@@ -9,6 +9,10 @@ The class is the one of the largest kernel, and that kernel is the certainty: aw
 vanishes. The matrices are learned by gradients (binary cross-entropy, each class against the rest), the centroids are
 moving averages of what falls to their class. A two-sided penalty holds the gradient of the summed kernels with respect
 to the image near 1 in norm, so that a change of the image stays visible in the embedding.
+
+The kernels of an image do not sum to 1. Its class probabilities, of which calibration error and likelihood are
+measured, are the kernels over their sum (the softmax of :math:`\log K_c`): they say which class is nearest, not how
+near it is. The confidence of the method, :math:`\max_c K_c`, is what its own detector ranks images by.
 """
 
 from __future__ import annotations
@@ -128,10 +132,13 @@ def gradient_penalty(log_kernels: Tensor, images: Tensor, std: Tensor) -> Tensor
 class DuqRecipe(DuqOptions, Recipe):
     """DUQ (van Amersfoort et al. 2020): a :class:`DuqHead`, one class against the rest, and the gradient penalty.
 
-    The defaults are those of the published CIFAR-10 experiment, with centroids of 128 instead of 512 numbers, which
-    suits embeddings of 128. Like there, the cross-entropy is a mean over the classes, against which the weight of the
-    penalty is set. Unlike there, the centroids are moved by the embeddings of the step itself, which saves a second
-    pass over the batch. The penalty needs second derivatives; with weight 0 they are not computed.
+    The defaults are those of the published CIFAR-10 experiment, ``train_duq_cifar.py`` in
+    https://github.com/y0ast/deterministic-uncertainty-quantification, with centroids of 128 instead of 512 numbers,
+    which suits embeddings of 128. Like there, the cross-entropy is a mean over the classes, against which the weight of
+    the penalty is set. Unlike there, the centroids are moved by the embeddings of the step itself, made in training
+    mode by the network from before it; the authors' code makes them anew after the step, by a second pass over the
+    batch in evaluation mode (batch normalisation by running statistics), which is saved here. The penalty needs second
+    derivatives; with weight 0 they are not computed.
 
     >>> recipe = DuqRecipe(duq_length_scale=0.3)
     >>> recipe.build_head(embedding_size=64, n_outputs=10).centroids.shape

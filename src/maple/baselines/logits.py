@@ -103,7 +103,9 @@ class GenDetector(GenOptions, LogitDetector):
     """Generalised entropy (Liu et al. 2023): sum of (p_c (1 - p_c))^gamma over the ``top`` most probable classes.
 
     A small gamma weighs how far the small probabilities are from 0; the many smallest ones of a large problem are noise
-    and left out. Computed in logs, so that probabilities too small for a float still count.
+    and left out. Computed in logs, so that probabilities too small for a float still count. The defaults are those of
+    the authors' code for the 1,000 classes of ImageNet (https://github.com/XixiLiu95/GEN, benchmark.py); where there
+    are fewer than 100 classes, all count.
 
     >>> outputs = Outputs(np.zeros((1, 2)), np.log([[0.5, 0.5]]))
     >>> GenDetector(gamma=0.5).fit(outputs).score(outputs)

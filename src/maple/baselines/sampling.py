@@ -12,13 +12,13 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from maple.backbone import Backbone
+from maple.backbone import Backbone, listening
 from maple.config import DropoutOptions, EnsembleOptions
 from maple.errors import UsageError
 from maple.loss import LossTerm
@@ -47,11 +47,28 @@ class CrossEntropy(Recipe):
 # --- MC-Dropout ------------------------------------------------------------------------------------------------------
 
 
+def dropout_mask(shape: Sequence[int], share: float, generator: torch.Generator) -> Tensor:
+    """One draw of inverted dropout: 0 with probability ``share``, else 1 / (1 - share), so that it is 1 on average.
+
+    >>> dropout_mask((8,), 0.5, torch.Generator().manual_seed(0))
+    tensor([0., 2., 0., 0., 0., 2., 0., 2.])
+    """
+    return (torch.rand(tuple(shape), generator=generator) >= share).float() / (1 - share)
+
+
 class SampledBackbone(Backbone):
     """A backbone whose logits, in evaluation mode, are averages over ``n_samples`` passes with dropout.
 
-    Only dropout is in training mode then: batch normalisation uses its running statistics. The embedding is that of one
-    more pass without dropout. The masks are the same in every call, so that equal batches give equal answers.
+    **Sample s is one thinned network.** Its masks are drawn from the seed s alone, one for each dropout layer, and all
+    images share them. A mask leaves out single units (a channel at one position), as those of the training do. For any
+    one image this is as good a draw of the dropout distribution as a mask of its own, so that the average estimates the
+    same expectation; only the errors of different images now go together. In return an image's probability depends on
+    that image and the size of images alone: not on its batch, its place there, what was asked before or the device, but
+    for rounding. Masks of their own would have to be drawn from the place in the batch, or from the pixels, where one
+    grey level gives another answer.
+
+    All layers are in evaluation mode: batch normalisation uses its running statistics. The embedding is that of one
+    more pass without dropout.
     """
 
     n_samples: int
@@ -77,10 +94,13 @@ class SampledBackbone(Backbone):
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         if self.training:
             return super().forward(x)
-        with torch.random.fork_rng(devices=[x.device] if x.device.type == "cuda" else []), _dropping(self):
-            torch.manual_seed(0)
-            samples = torch.stack([super(SampledBackbone, self).forward(x)[1] for _ in range(self.n_samples)])
+        samples = torch.stack([self.sample(x, number) for number in range(self.n_samples)])  # (S, N, C)
         return self.embed(x), average_logits(samples)
+
+    def sample(self, x: Tensor, number: int) -> Tensor:
+        """Logits (N, C) of one of the thinned networks, in evaluation mode."""
+        with _thinned(self, seed=number):
+            return super().forward(x)[1]
 
 
 def dropout_layers(module: nn.Module) -> list[nn.Dropout]:
@@ -89,21 +109,24 @@ def dropout_layers(module: nn.Module) -> list[nn.Dropout]:
 
 
 @contextmanager
-def _dropping(module: nn.Module) -> Iterator[None]:
-    layers = dropout_layers(module)
-    for layer in layers:
-        layer.train()
-    try:
+def _thinned(module: nn.Module, seed: int) -> Iterator[None]:
+    """While it lasts, dropout layers that are in evaluation mode leave out the units that the seed says."""
+    generator = torch.Generator().manual_seed(seed)  # on the CPU, whatever the device
+
+    def drop(index: int, layer: nn.Module, inputs: Any, output: Tensor) -> Tensor:
+        assert isinstance(layer, nn.Dropout)
+        return output * dropout_mask(output.shape[1:], layer.p, generator).to(output)
+
+    with listening(dict(enumerate(dropout_layers(module))), drop):
         yield
-    finally:
-        for layer in layers:
-            layer.eval()
 
 
 @register_recipe("mc-dropout")
 @dataclass(frozen=True, kw_only=True)
 class DropoutRecipe(DropoutOptions, CrossEntropy):
     """MC-Dropout (Gal & Ghahramani 2016): dropout inside the network, also at test time; probabilities are averaged.
+
+    At test time the samples are the same ``dropout_samples`` networks for all images: see :class:`SampledBackbone`.
 
     >>> DropoutRecipe(dropout=0.2).dropout_samples
     10
@@ -135,12 +158,17 @@ class DropoutRecipe(DropoutOptions, CrossEntropy):
 
 
 class EnsembleBody(nn.Module):
-    """The embeddings of all members, side by side (N, S D)."""
+    """The embeddings of all members, side by side (N, S D); a member is a body and an embedding layer."""
 
-    def __init__(self, members: Sequence[nn.Module]) -> None:
+    def __init__(self, members: Sequence[nn.Sequential]) -> None:
         super().__init__()
         self.members = nn.ModuleList(members)
-        self.min_size = max(getattr(member, "min_size", 1) for member in members)
+        self.min_size = max(getattr(body, "min_size", 1) for body in self.member_bodies)
+
+    @property
+    def member_bodies(self) -> list[nn.Module]:
+        """The bodies of the members, without their embedding layers."""
+        return [next(member.children()) for member in self.members]
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.cat([member(x) for member in self.members], dim=1)

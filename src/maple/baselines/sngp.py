@@ -10,12 +10,29 @@ with W from a normal distribution of deviation :math:`1 / \ell` and b uniform ov
 :math:`\beta` are learned by gradients like those of any head. What they leave open is the Laplace approximation of
 their posterior: over the images of one epoch,
 
-.. math:: \Sigma^{-1} = s I + \sum_n p_n (1 - p_n)\, \phi_n \phi_n^\top, \qquad v(x) = \phi(x)^\top \Sigma\, \phi(x),
+.. math:: \Sigma^{-1} = s I + \sum_n w_n\, \phi_n \phi_n^\top, \qquad v(x) = \phi(x)^\top \Sigma\, \phi(x),
 
-where :math:`p_n` is the probability of the most probable class and s the prior precision. The variance v grows away
-from the training images, up to :math:`a^2 / s`, and takes confidence from the logits (mean-field approximation):
+where s is the prior precision. The paper weighs an image by :math:`w_n = p_n (1 - p_n)` with the probability
+:math:`p_n` of its most probable class, the curvature of the cross-entropy (likelihood 'multinomial'); the authors'
+published code by 1, as in a regression (likelihood 'gaussian', the default here too). By the first, images that the
+network is sure of teach it nothing, and variances stay large where the training images are. The variance v grows away
+from them, up to :math:`a^2 / s`, and takes confidence from the logits (mean-field approximation):
 
 .. math:: \bar f_c(x) = f_c(x) / \sqrt{1 + \lambda\, v(x)}.
+
+Defaults are those of the authors' CIFAR-10 experiment, ``baselines/cifar/sngp.py`` in
+https://github.com/google/uncertainty-baselines: 1024 features, likelihood 'gaussian', an exact sum that starts anew
+with each epoch, s = 1, :math:`\lambda = 25`, normalised embeddings, no bias, and layers bounded by 6. What differs:
+
+- There, a tenth of the filters is left out in every block in training (filter-wise dropout); here, none.
+- There, a fixed random projection brings embeddings to 128 numbers, their normalisation has a learned scale and offset,
+  and the rows of W are orthogonal in blocks. Here the embeddings themselves are normalised, without parameters, and
+  the entries of W are independent.
+- On the unit sphere their kernel has the length scale 1.77 (W has deviation 0.05 before inputs of length
+  :math:`\sqrt{128}`) and the amplitude :math:`\sqrt{R / 2}` = 22.6; here they are 1 and 20.
+- There, weight decay leaves :math:`\beta` alone; here it is that of the whole network.
+- As there, batch normalisation is not bounded. It can stretch what the layer in front of it may not, so that the bound
+  is one of layers, not of the network.
 """
 
 from __future__ import annotations
@@ -42,6 +59,9 @@ class RandomFeatureHead(nn.Module):
 
     The precision matrix is a buffer that :meth:`accumulate` adds to and :meth:`reset` starts anew; its factor, which
     gives variances, is computed from it when it is first asked for.
+
+    ``likelihood`` is what an image adds to that matrix: 'gaussian' the square of its features, 'multinomial' that
+    square times p (1 - p).
 
     ``space`` 'normalised' brings each embedding to mean 0 and length 1 (layer normalisation without parameters) before
     the kernel sees it. As the embeddings change their scale by orders of magnitude while a network learns, a fixed
@@ -70,12 +90,14 @@ class RandomFeatureHead(nn.Module):
         space: Literal["normalised", "raw"] = "normalised",
         kernel_scale: float = 1.0,
         amplitude: float = 1.0,
+        likelihood: Literal["gaussian", "multinomial"] = "gaussian",
         ridge: float = 1.0,
-        mean_field: float = math.pi / 8,
+        mean_field: float = 25.0,
     ) -> None:
         super().__init__()
         self.out_features = n_outputs
-        self.space, self.amplitude, self.ridge, self.mean_field = space, amplitude, ridge, mean_field
+        self.space, self.amplitude, self.likelihood = space, amplitude, likelihood
+        self.ridge, self.mean_field = ridge, mean_field
         self.output = nn.Linear(n_features, n_outputs, bias=False)
         self.register_buffer("frequencies", torch.randn(n_features, embedding_size) / kernel_scale)
         self.register_buffer("phases", 2 * math.pi * torch.rand(n_features))
@@ -118,7 +140,7 @@ class RandomFeatureHead(nn.Module):
         if failed or not lower.isfinite().all():
             raise TrainError(
                 "the precision matrix of recipe 'sngp' is not positive definite, the training has diverged: "
-                f"{SngpRecipe.remedy}"
+                f"start again with --overwrite and {SngpRecipe.remedy}, or raise --sngp-ridge"
             )
         return torch.linalg.solve_triangular(lower, identity, upper=False).to(self.phases)
 
@@ -131,8 +153,10 @@ class RandomFeatureHead(nn.Module):
     @torch.no_grad()
     def accumulate(self, embeddings: Tensor, logits: Tensor) -> None:
         """Add images to the precision matrix: embeddings (N, D) and their logits (N, C) in training mode."""
-        top = logits.softmax(1).amax(1)  # (N,)
-        features = (top * (1 - top)).sqrt()[:, None] * self.features(embeddings)
+        features = self.features(embeddings).to(self.precision)  # products of float32 would round away the ridge
+        if self.likelihood == "multinomial":
+            top = logits.softmax(1).amax(1)  # (N,)
+            features = (top * (1 - top)).sqrt()[:, None] * features
         self.precision += features.T @ features
         self.n_images += len(features)
         self.factor = None
@@ -146,7 +170,9 @@ def mean_field_logits(logits: Tensor, variance: Tensor, factor: float) -> Tensor
     r"""Logits (N, C) divided by :math:`\sqrt{1 + \lambda v}`, from their variances (N,).
 
     Their softmax approximates the mean of the softmax over the posterior (Lu et al. 2020,
-    https://arxiv.org/abs/2006.07584); :math:`\lambda = \pi / 8` comes from the probit approximation of the logistic.
+    https://arxiv.org/abs/2006.07584). :math:`\lambda = \pi / 8` comes from the probit approximation of the logistic;
+    the authors of SNGP tune it instead, to 25 on CIFAR-10. As variances fall with the number of training images, fewer
+    images want a smaller one.
 
     >>> mean_field_logits(torch.tensor([[2.0, 4.0]]), torch.tensor([3.0]), factor=1.0)
     tensor([[1., 2.]])
@@ -159,7 +185,8 @@ def mean_field_logits(logits: Tensor, variance: Tensor, factor: float) -> Tensor
 class SngpRecipe(SngpOptions, CrossEntropy):
     """SNGP (Liu et al. 2020): cross-entropy, bounded layers, and a Gaussian process of random features as head.
 
-    The precision matrix is that of the last epoch: it starts anew with each, and grows with every step.
+    The precision matrix is that of the last epoch: it starts anew with each, and grows with every step. The paper's
+    equations to the letter are ``sngp_likelihood="multinomial"`` with ``sngp_mean_field=0.39``.
 
     >>> SngpRecipe(sngp_features=256).build_head(embedding_size=128, n_outputs=10)(torch.randn(4, 128)).shape
     torch.Size([4, 10])
@@ -175,7 +202,7 @@ class SngpRecipe(SngpOptions, CrossEntropy):
     own_head: ClassVar[bool] = True
     one_process: ClassVar[bool] = True  # each process would know the precision of its own images only
     own_detector: ClassVar[str] = "energy"  # ranks as the Dempster-Shafer score C / (C + sum exp f) of the authors does
-    remedy: ClassVar[str] = "lower --learning-rate, or raise --sngp-ridge"
+    remedy: ClassVar[str] = "lower --learning-rate or --sngp-spectral-bound"
 
     def prepare(self, backbone: Backbone) -> None:
         bound_layers(backbone, self.sngp_spectral_bound, self.sngp_power_iterations)
@@ -188,6 +215,7 @@ class SngpRecipe(SngpOptions, CrossEntropy):
             space=self.sngp_space,
             kernel_scale=self.sngp_kernel_scale,
             amplitude=self.sngp_amplitude,
+            likelihood=self.sngp_likelihood,
             ridge=self.sngp_ridge,
             mean_field=self.sngp_mean_field,
         )

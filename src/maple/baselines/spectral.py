@@ -13,6 +13,9 @@ For a convolution, A is what the layer does to whole images of the size that it 
 norm of the kernel reshaped into a matrix is another one (Gouk et al. 2018, https://arxiv.org/abs/1804.04368). The
 singular value is found by power iteration: one iteration per forward pass in training, where weights change little
 from step to step, none in evaluation.
+
+The bound is one of layers. Batch normalisation between them divides by deviations that may be small and so stretches
+again, unless it is bounded as well, as in DUE; SNGP, as its authors', leaves it free.
 """
 
 from __future__ import annotations

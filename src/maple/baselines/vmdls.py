@@ -9,11 +9,17 @@ which a Kullback-Leibler divergence draws to the prior :math:`\mathcal N(\mu_y, 
 that of the nearest :math:`\mu_c`, and the squared distance to it is the score: images unlike any class end up between
 the Gaussians and around the origin, where there is no class.
 
-What is kept of the paper is what makes the latent space, from one pass through one network. There the means are
-those of the latent points of the epoch before, and a triplet and a distancing loss push the classes apart. Here the
-means are fixed and orthonormal, the arrangement those losses aim at, so that no class can drift or fall onto another;
-the cross-entropy of the class posteriors :math:`p(c \mid z)` pulls a point to its own mean and away from the others.
-Left out are the features of earlier layers and the weighting by the error of a separate autoencoder.
+This is a reduced form. What is kept of the paper is what makes the latent space, from one pass through one network:
+
+- There the means are those of the latent points of the epoch before, and a triplet and a distancing loss push the
+  classes apart; there is no cross-entropy. Here the means are fixed and orthonormal, the arrangement those losses aim
+  at, so that no class can drift or fall onto another; the cross-entropy of the class posteriors :math:`p(c \mid z)`
+  pulls a point to its own mean and away from the others.
+- There the score is the log-likelihood under one Gaussian with a full covariance per class, fitted after the training
+  to latent means side by side with the features of earlier layers. Here it is the distance in the latent space alone.
+- There the log-likelihoods are weighted by the reconstruction error of a separate autoencoder. Here there is none.
+
+Its figures are therefore no measure of the paper's method.
 """
 
 from __future__ import annotations
@@ -113,7 +119,7 @@ class VmdlsRecipe(VmdlsOptions, Recipe):
     """
 
     about: ClassVar[About] = About(
-        "Isotropic Gaussian classes in a latent space",
+        "VMDLS, reduced: isotropic Gaussian classes in a latent space; no metric losses, earlier layers or autoencoder",
         "Dinari & Freifeld 2022",
         "https://openreview.net/forum?id=ScLeuUUi9gq",
         adds="two linear layers to the latent space",

@@ -1,0 +1,429 @@
+r"""Mahalanobis distances of several layers (Lee et al. 2018, https://arxiv.org/abs/1807.03888), in two versions.
+
+``lee-md`` is tuned on in-distribution images only, ``lee-md-ood`` on out-of-distribution ones. What both share is in
+:class:`LayerDistances`, the step on the image in :mod:`maple.baselines.gradient`.
+
+Letters for shapes, besides those of ``types``: B images in a batch, F features of a layer, L layers, S sizes of a step.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
+
+import numpy as np
+import torch
+from pydantic import Field
+from sklearn.linear_model import LogisticRegression
+from torch import Tensor, nn
+
+from maple.backbone import Backbone, listening, same_values
+from maple.baselines.gradient import (
+    ImageDetector,
+    ImageReader,
+    as_leaf,
+    image_gradients,
+    log_odds_gradient,
+    move_images,
+    to_numpy,
+)
+from maple.baselines.sampling import EnsembleBody
+from maple.baselines.shared import LearnedNumbers
+from maple.config import NonNegative, option
+from maple.detector import State, register_detector
+from maple.errors import FitError, UsageError, suggest
+from maple.gaussian import Gaussians, Moments, class_logsumexp, fit_gaussians, squared_distances
+from maple.images import ImageSet
+from maple.metrics import auroc
+from maple.types import About
+
+MAGNITUDES = (0.0, 0.0005, 0.001, 0.0014, 0.002, 0.005, 0.01)  # sizes of the step to choose among: the authors'
+ATTACK = 0.05  # size of the adversarial step, on images in [0, 1]
+EMBEDDING = "embedding"  # the name of the embedding among the layers
+TUNING_IMAGES = 1000  # of each kind, from which the step is chosen and layers are weighed
+FAR = 1000.0
+MIN_EXAMPLES = 20  # images on each side, in- and out-of-distribution, from which layers are weighed
+
+
+# -------------------------------------------------------------------------------------------- features of layers
+
+
+class _Finished(NamedTuple):
+    """A layer that has finished: its name, the height and width of its output, whether it has layers inside."""
+
+    name: str
+    size: tuple[int, int]
+    is_block: bool
+
+
+def find_layers(backbone: Backbone, images: Tensor) -> tuple[str, ...]:
+    """One layer per stage, from shallow to deep, and the embedding.
+
+    A stage is all that has the same height and width; it is represented by the layer that finishes last in it, of
+    those that consist of layers themselves (a block) if there are any: what follows the last block of a stage are the
+    first single layers of the block that shrinks the image. Names are those of the modules of ``backbone.body``, or of
+    one member of an ensemble, whose members are alike. Left out are single pixels, and a stage whose average is that of
+    a later one or the embedding.
+
+    >>> from maple.backbone import create_backbone
+    >>> find_layers(create_backbone("resnet20", n_classes=10), torch.rand(2, 3, 32, 32))
+    ('layer1', 'layer2', 'embedding')
+    >>> find_layers(create_backbone("wrn-10-1", n_classes=10), torch.rand(2, 3, 32, 32))
+    ('blocks.0', 'blocks.1', 'blocks', 'embedding')
+    """
+    with image_gradients(backbone), torch.no_grad():
+        calls = _watch(backbone, images)
+        last = {call.size: call for call in calls if not call.is_block}  # later calls replace earlier ones
+        last |= {call.size: call for call in calls if call.is_block}
+        names = [call.name for call in calls if last[call.size] is call]
+        names.append(EMBEDDING)
+        features = average_layers(backbone, images, names)
+    repeated = {a for a, b in combinations(names, 2) if same_values(features[a], features[b])}
+    return tuple(name for name in names if name not in repeated)
+
+
+def _watch(backbone: Backbone, images: Tensor) -> list[_Finished]:
+    """The layers of one body with channels (B, F, H, W), in the order in which they finish, each called once."""
+    calls: list[_Finished] = []
+    height, width = images.shape[2:]
+
+    def watch(name: str, layer: nn.Module, inputs: Any, output: Any) -> None:
+        if not isinstance(output, Tensor) or output.ndim != 4:
+            return
+        h, w = output.shape[2:]
+        if h * w > 1 and abs(h * width - w * height) <= max(height, width):  # else not laid out as (B, F, H, W)
+            calls.append(_Finished(name, (h, w), is_block=next(layer.children(), None) is not None))
+
+    with listening(_named_layers(_bodies(backbone)[0]), watch):
+        backbone.embed(images)
+    times = Counter(call.name for call in calls)
+    return [call for call in calls if times[call.name] == 1]
+
+
+def average_layers(backbone: Backbone, images: Tensor, layers: Sequence[str]) -> dict[str, Tensor]:
+    """Features (B, F) of each layer of the body: averages over height and width; ``embedding`` is the embedding.
+
+    Those of an ensemble are the features of the same layer of all members side by side, as its embedding is.
+
+    >>> from maple.backbone import create_backbone
+    >>> found = average_layers(create_backbone("resnet20", n_classes=10), torch.rand(2, 3, 32, 32), ["layer1"])
+    >>> found["layer1"].shape
+    torch.Size([2, 16])
+    """
+    bodies = [_named_layers(body) for body in _bodies(backbone)]
+    if unknown := [name for name in layers if name not in bodies[0] and name != EMBEDDING]:
+        raise UsageError(f"the backbone has no layer '{unknown[0]}': {suggest(unknown[0], [*bodies[0], EMBEDDING])}")
+    found: dict[tuple[str, int], Tensor] = {}  # by layer and member
+
+    def average(key: tuple[str, int], layer: nn.Module, inputs: Any, output: Any) -> None:
+        if not isinstance(output, Tensor) or output.ndim not in (2, 4):
+            raise UsageError(
+                f"layer '{key[0]}' gives neither channels (N, F, H, W) nor features (N, F): name another one"
+            )
+        found[key] = (output.mean(dim=(2, 3)) if output.ndim == 4 else output).float()
+
+    watched = {(name, i): body[name] for i, body in enumerate(bodies) for name in layers if name != EMBEDDING}
+    with listening(watched, average):
+        embedding = backbone.embed(images)
+    if silent := [name for name, i in watched if (name, i) not in found]:
+        raise UsageError(f"layer '{silent[0]}' takes no part in the embedding: name another one")
+    members = range(len(bodies))
+    return {
+        name: embedding if name == EMBEDDING else torch.cat([found[name, i] for i in members], dim=1) for name in layers
+    }
+
+
+def _bodies(backbone: Backbone) -> list[nn.Module]:
+    """The body, or those of the members of an ensemble."""
+    if isinstance(backbone.body, EnsembleBody):
+        return backbone.body.member_bodies
+    return [backbone.body]
+
+
+def _named_layers(body: nn.Module) -> dict[str, nn.Module]:
+    return {name: layer for name, layer in body.named_modules() if name}
+
+
+# ----------------------------------------------------------------------------- Mahalanobis distances of layers (Lee)
+
+
+def distance_gradient(gaussians: Gaussians, features: np.ndarray) -> np.ndarray:
+    """Derivative of the squared distance to the nearest cluster with respect to the features (N, F).
+
+    In the projection z = f A + b the squared distance is ||z - c||², hence 2 (z - c) A'.
+
+    >>> plane = Gaussians(np.diag([1.0, 2.0]), np.zeros(2), np.array([[0.0, 0.0], [9.0, 9.0]]), np.log([0.5, 0.5]))
+    >>> distance_gradient(plane, np.array([[1.0, 1.0]]))  # of f_1² + 4 f_2²
+    array([[2., 8.]])
+    """
+    projection = gaussians.project(features)
+    nearest = squared_distances(projection, gaussians.centroids).argmin(axis=1)
+    return 2 * (projection - gaussians.centroids[nearest]) @ gaussians.matrix.T
+
+
+def weigh_layers(ind: np.ndarray, ood: np.ndarray) -> tuple[np.ndarray, float]:
+    """Weights (L,) and intercept of the log odds of being out-of-distribution, from distances (N, L) of both kinds.
+
+    Logistic regression on distances in units of their in-distribution deviation, both kinds counting the same. Images
+    further out than ``FAR`` deviations count as that far: it is known that they are out, and there is no more to learn.
+
+    >>> ind = np.array([[1.0, 5.0], [1.0, 7.0], [2.0, 5.0], [2.0, 7.0]])
+    >>> weights, intercept = weigh_layers(ind, ind + [3.0, 0.0])  # the second layer tells nothing
+    >>> weights.round(1) + 0.0, (ind @ weights + intercept).round(1)
+    (array([2.1, 0. ]), array([-4.3, -4.3, -2.1, -2.1]))
+    """
+    centre, scale = ind.mean(axis=0), ind.std(axis=0)
+    scale = np.where(scale > 0, scale, 1.0)
+    distances = np.clip((np.concatenate([ind, ood]) - centre) / scale, -FAR, FAR)  # (N + N', L)
+    is_ood = np.repeat([0, 1], [len(ind), len(ood)])
+    fitted = LogisticRegression(class_weight="balanced", solver="newton-cholesky", max_iter=1000).fit(distances, is_ood)
+    weights = fitted.coef_[0] / scale
+    return weights, float(fitted.intercept_[0] - weights @ centre)
+
+
+def _sample(images: ImageSet) -> ImageSet:
+    """``TUNING_IMAGES`` of the images, or all where there are fewer, in random order: the same in every call."""
+    return images.subset(np.random.default_rng(0).permutation(len(images))[:TUNING_IMAGES])
+
+
+def choose_magnitude(ind: np.ndarray, ood: np.ndarray) -> int:
+    """Which of S steps tells the two kinds apart best, from distances (S, N, L): an index; the smallest among equals.
+
+    Layers are weighed on every second image, and the AUROC is measured on the others; images are in random order.
+    """
+    separations = []
+    for known, unknown in zip(ind, ood):
+        weights, _ = weigh_layers(known[::2], unknown[::2])
+        separations.append(auroc(known[1::2] @ weights, unknown[1::2] @ weights))
+    return int(np.argmax(separations))
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class LeeOptions:
+    """Mahalanobis distances of several layers."""
+
+    layers: Literal["auto"] | Annotated[tuple[str, ...], Field(min_length=1)] = option(
+        "auto", "names of layers of the backbone's body, and 'embedding'; 'auto' takes one per stage and the embedding"
+    )
+    magnitude: Literal["auto"] | NonNegative = option(
+        "auto", "size of the step on images in [0, 1]; 'auto' takes the one that tells validation images apart best"
+    )
+
+
+class LayerDistances(LeeOptions, LearnedNumbers, ImageDetector):
+    r"""What both versions of Lee et al. share; they differ in the images that stand for out-of-distribution ones.
+
+    At each layer l, classes are Gaussians with one covariance over the averages f of its channels. With
+    :math:`d_l(x) = \min_c (f_l - \mu_c)' \Sigma_l^{-1} (f_l - \mu_c)`, the score is the log odds
+
+    .. math:: \sum_l w_l \, d_l(\tilde x_l) + b, \qquad \tilde x_l = x - \epsilon \, \mathrm{sign}(\nabla_x d_l(x)),
+
+    with w and b from a logistic regression, and epsilon the one after which it tells validation images apart best. In
+    an ensemble, a layer is that of all members side by side.
+
+    What differs from the authors' code (https://github.com/pokaxpoka/deep_Mahalanobis_detector):
+
+    - Layers are one per stage and the embedding, found by :func:`find_layers`; theirs are the first convolution and
+      each stage of a ResNet-34 or a DenseNet, the last of which, averaged, is the embedding.
+    - The covariance is the shrunk one of :mod:`maple.gaussian`, theirs the empirical one.
+    - The regression sees standardised distances and has scikit-learn's default penalty; they choose a penalty by
+      cross-validation. Both weigh on one half of the images and judge the step on the other, we by the AUROC, they by
+      the true-negative rate at 95 % true positives; then ours weighs again on all.
+    """
+
+    numbers: ClassVar[tuple[str, ...]] = ("magnitude",)
+    layers_: tuple[str, ...]
+    gaussians_: dict[str, Gaussians]  # by layer
+    magnitude_: float
+    weights_: np.ndarray  # (L,)
+    intercept_: float
+
+    @abstractmethod
+    def _compare(
+        self, reader: ImageReader, validation: ImageSet, ood: ImageSet | None, magnitudes: Sequence[float]
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Distances (S, N, L) of in-distribution images, and of images that stand for out-of-distribution ones."""
+
+    def _fit_images(
+        self, reader: ImageReader, train: ImageSet, validation: ImageSet | None, ood: ImageSet | None
+    ) -> None:
+        if validation is None or len(validation) == 0:
+            raise UsageError(
+                f"the '{self.name}' detector weighs layers by validation images: give fit_images(backbone, train, "
+                "validation)"
+            )
+        validation, ood = _sample(validation), None if ood is None else _sample(ood)
+        reader.plan(train, validation, ood)
+        self.layers_ = (
+            find_layers(reader.backbone, reader.examples(train)) if self.layers == "auto" else tuple(self.layers)
+        )
+        self.gaussians_ = self._fit_gaussians(reader, train)
+        magnitudes = MAGNITUDES if self.magnitude == "auto" else (float(self.magnitude),)
+        ind, other = self._compare(reader, validation, ood, magnitudes)
+        if (fewer := min(ind.shape[1], other.shape[1])) < MIN_EXAMPLES:
+            raise FitError(
+                f"the '{self.name}' detector weighs layers by {fewer} images, which are too few: give at least "
+                f"{MIN_EXAMPLES} of each kind"
+            )
+        best = choose_magnitude(ind, other) if len(magnitudes) > 1 else 0
+        self.magnitude_ = magnitudes[best]
+        self.weights_, self.intercept_ = weigh_layers(ind[best], other[best])
+
+    def _fit_gaussians(self, reader: ImageReader, train: ImageSet) -> dict[str, Gaussians]:
+        if n_unknown := int((train.labels < 0).sum()):
+            raise FitError(f"{n_unknown} of {len(train)} training images have no label: leave them out of the fit")
+        classes = np.unique(train.labels)  # those there are
+        moments: dict[str, Moments] = {}
+        for x, labels in reader.batches(train):
+            with image_gradients(reader.backbone), torch.no_grad():
+                features = average_layers(reader.backbone, x, self.layers_)
+            for layer, values in features.items():
+                moments.setdefault(layer, Moments(len(classes), values.shape[1]))
+                moments[layer].update(values, np.searchsorted(classes, labels))
+        return {layer: fit_gaussians(each, pca=False) for layer, each in moments.items()}
+
+    def layer_distances(
+        self, backbone: Backbone, images: Tensor, magnitudes: Sequence[float] | None = None
+    ) -> np.ndarray:
+        """Squared distance to the nearest class at each layer, after a step of each size (S, B, L).
+
+        ``images`` are (B, 3, H, W) in [0, 1]; without ``magnitudes`` the one step is that of the score.
+        """
+        magnitudes = (self.magnitude_,) if magnitudes is None else magnitudes
+        distances = np.empty((len(magnitudes), len(images), len(self.layers_)))
+        with image_gradients(backbone):
+            images = as_leaf(images.to(backbone.mean.device))
+            features = average_layers(backbone, images, self.layers_)
+            for i, layer in enumerate(self.layers_):
+                gaussians, unmoved = self.gaussians_[layer], to_numpy(features[layer])
+                derivative = distance_gradient(gaussians, unmoved)
+                steps = move_images(images, features[layer], derivative, magnitudes, retain_graph=True)
+                for k, (magnitude, moved) in enumerate(zip(magnitudes, steps)):
+                    values = to_numpy(average_layers(backbone, moved, [layer])[layer]) if magnitude else unmoved
+                    distances[k, :, i] = gaussians.squared_distances(values).min(axis=1)
+        return distances
+
+    def _score_batch(self, backbone: Backbone, images: Tensor) -> np.ndarray:
+        return self.layer_distances(backbone, images)[0] @ self.weights_ + self.intercept_
+
+    def get_state(self) -> State:
+        arrays, metadata = super().get_state()
+        arrays |= {"weights": self.weights_, "intercept": np.array([self.intercept_])}
+        for i, layer in enumerate(self.layers_):
+            saved = self.gaussians_[layer].to_arrays()
+            arrays |= {f"gaussians.{i}.{name}": array for name, array in saved.items()}
+        return arrays, metadata | {"layers": list(self.layers_)}
+
+    @classmethod
+    def from_state(cls, arrays: dict[str, np.ndarray], metadata: dict[str, Any]) -> Self:
+        detector = super().from_state(arrays, metadata)
+        detector.layers_ = tuple(metadata["layers"])
+        detector.weights_, detector.intercept_ = arrays["weights"], arrays["intercept"].item()
+        detector.gaussians_ = {}
+        for i, layer in enumerate(detector.layers_):
+            prefix = f"gaussians.{i}."
+            saved = {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
+            detector.gaussians_[layer] = Gaussians.from_arrays(saved)
+        return detector
+
+
+@register_detector("lee-md")
+class LeeDetector(LayerDistances):
+    """Mahalanobis distances of several layers (Lee et al. 2018, https://arxiv.org/abs/1807.03888), no OOD image seen.
+
+    Weights of the layers and size of the step come from validation images against adversarial versions of them, the
+    paper's setting without out-of-distribution data: one step of 0.05 away from the predicted class (FGSM, Goodfellow
+    et al. 2015, https://arxiv.org/abs/1412.6572), kept within [0, 1]. Used are the images that were right before the
+    step and change class by it; all of them where these are fewer than 20. See :class:`LayerDistances`.
+
+    Left out is a third kind of image of the authors' code: the same images with Gaussian noise, which count as
+    in-distribution, so that noise alone is no alarm, and have to be classified rightly for an image to be used. How
+    strong the noise is, it sets by hand for each attack, network and dataset. Their step goes away from the label, ours
+    from the predicted class: the same for images that were right.
+
+    >>> from maple.backbone import create_backbone
+    >>> pixels, labels = np.random.default_rng(0).random((120, 8, 8, 3)), np.arange(120) % 2
+    >>> train = ImageSet.from_arrays(pixels[:80], labels[:80])
+    >>> validation = ImageSet.from_arrays(pixels[80:], labels[80:])
+    >>> backbone = create_backbone("resnet9", n_classes=2)
+    >>> detector = LeeDetector(magnitude=0.001).fit_images(backbone, train, validation)
+    >>> detector.layers_
+    ('blocks.0', 'blocks.2', 'blocks.3', 'embedding')
+    >>> detector.score_images(backbone, validation).shape
+    (40,)
+    """
+
+    about: ClassVar[About] = About(
+        "Mahalanobis distances of several layers, tuned on in-distribution images only",
+        "Lee et al. 2018",
+        "https://arxiv.org/abs/1807.03888",
+        passes="1 forward; per layer 1 backward, 1 forward",
+        needs="image gradients, several layers",
+        adds="class means and a covariance per layer",
+    )
+
+    def _compare(
+        self, reader: ImageReader, validation: ImageSet, ood: ImageSet | None, magnitudes: Sequence[float]
+    ) -> tuple[np.ndarray, np.ndarray]:
+        clean, attacked, useful = [], [], []
+        for x, labels in reader.batches(validation):
+            adversarial, fooled = self._attack(reader.backbone, x, labels)
+            clean.append(self.layer_distances(reader.backbone, x, magnitudes))
+            attacked.append(self.layer_distances(reader.backbone, adversarial, magnitudes))
+            useful.append(fooled)
+        chosen = np.concatenate(useful)
+        if chosen.sum() < MIN_EXAMPLES:
+            chosen[:] = True
+        return np.concatenate(clean, axis=1)[:, chosen], np.concatenate(attacked, axis=1)[:, chosen]
+
+    def _attack(self, backbone: Backbone, images: Tensor, labels: np.ndarray) -> tuple[Tensor, np.ndarray]:
+        """Adversarial versions of the images, and which of them (B,) were right, as far as known, and now are not."""
+        with image_gradients(backbone):
+            images = as_leaf(images)
+            logits = backbone(images)[1]
+            derivative = log_odds_gradient(self._read_logits(logits), self.cluster_to_class_)
+            adversarial = next(move_images(images, logits, derivative, [ATTACK])).clamp(0, 1)
+            before, after = self._classify(logits), self._classify(backbone(adversarial)[1])
+        return adversarial, (after != before) & ((labels < 0) | (labels == before))
+
+    def _classify(self, logits: Tensor) -> np.ndarray:
+        return class_logsumexp(self._read_logits(logits), self.cluster_to_class_).argmax(axis=1)
+
+
+@register_detector("lee-md-ood")
+class LeeOodDetector(LayerDistances):
+    """Mahalanobis distances of several layers (Lee et al. 2018), **tuned on out-of-distribution images**.
+
+    Weights of the layers and size of the step come from validation images against the images ``ood`` of
+    ``fit_images``. This is how most figures of the paper were made, with images of the very set that is tested on. It
+    says what layers can tell when the unknown is known beforehand, and is no match for detectors that see none of it:
+    compare those with ``lee-md``. See :class:`LayerDistances`.
+
+    >>> create = LeeOodDetector(magnitude=0.0)
+    >>> create.learns_from_ood
+    True
+    """
+
+    about: ClassVar[About] = About(
+        "Mahalanobis distances of several layers, tuned on out-of-distribution images",
+        "Lee et al. 2018",
+        "https://arxiv.org/abs/1807.03888",
+        passes="1 forward; per layer 1 backward, 1 forward",
+        needs="image gradients, several layers, out-of-distribution images to be tuned on",
+        adds="class means and a covariance per layer",
+    )
+    learns_from_ood: ClassVar[bool] = True
+
+    def _compare(
+        self, reader: ImageReader, validation: ImageSet, ood: ImageSet | None, magnitudes: Sequence[float]
+    ) -> tuple[np.ndarray, np.ndarray]:
+        assert ood is not None  # checked by fit_images
+        known, unknown = (
+            [self.layer_distances(reader.backbone, x, magnitudes) for x, _ in reader.batches(images)]
+            for images in (validation, ood)
+        )
+        return np.concatenate(known, axis=1), np.concatenate(unknown, axis=1)

@@ -1,0 +1,108 @@
+"""How good a setting is, judged on validation images alone.
+
+What is learned from validation images after the training (temperature, weight of the network, scores) is learned from
+one half of them and judged on the other, then the other way round; a criterion is the mean over both.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from maple.backbone import embed
+from maple.calibrate import conformal_threshold
+from maple.config import RunConfig, as_dict
+from maple.detector import MapleDetector
+from maple.images import ImageSet
+from maple.metrics import gaussian_test, negative_log_likelihood
+from maple.predictor import fit_predictor
+from maple.train import Run
+
+CRITERIA = {
+    "nll": "negative log-likelihood of the class probabilities",
+    "gaussian": "Gaussian test: mean distance of squared distances from chi-square quantiles, over their mean",
+    "errors": "share of images that are wrong and not flagged, where right ones are flagged at the false-alarm rate",
+}
+
+
+def silent_errors(scores: np.ndarray, wrong: np.ndarray, false_alarm: float) -> float:
+    """The share of all images that are ``wrong`` (N,) and not flagged by their ``scores`` (N,).
+
+    Flagged is what scores above the threshold that flags at most the share ``false_alarm`` of the *right* images.
+    Images that a network gets wrong are the only in-distribution stand-in for unknown ones. The share of wrong images
+    that is flagged would be the plainer criterion, but one that rewards a network for easy errors; this one is what a
+    user is left with, and falls with fewer errors as well as with better scores.
+
+    >>> scores, wrong = np.array([0, 1, 2, 3, 2.5, 9]), np.array([0, 0, 0, 0, 1, 1], dtype=bool)
+    >>> silent_errors(scores, wrong, false_alarm=0.2) == 1 / 6
+    True
+    """
+    threshold = conformal_threshold(scores[~wrong], false_alarm) if not wrong.all() else math.inf
+    return float((wrong & (scores <= threshold)).mean())
+
+
+def judge(
+    log_probabilities: np.ndarray,  # (N, C)
+    scores: np.ndarray,  # (N,)
+    squared_distance: np.ndarray,  # (N,) to the nearest cluster
+    degrees_of_freedom: int,
+    labels: np.ndarray,  # (N,)
+    false_alarm: float,
+) -> dict[str, float]:
+    """All criteria, the lower the better, and the accuracy, of images that nothing was learned from.
+
+    The error of the Gaussian test is divided by the degrees of freedom K, the mean of the chi-square distribution,
+    since K differs from network to network.
+    """
+    wrong = log_probabilities.argmax(axis=1) != labels
+    return {
+        "nll": negative_log_likelihood(log_probabilities, labels, log=True),
+        "gaussian": gaussian_test(squared_distance, degrees_of_freedom) / degrees_of_freedom,
+        "errors": silent_errors(scores, wrong, false_alarm),
+        "accuracy": float(1 - wrong.mean()),
+    }
+
+
+def halve(images: ImageSet) -> tuple[np.ndarray, np.ndarray]:
+    """Row numbers of two halves with the same classes, by content alone; copies of an image stay together.
+
+    >>> images = ImageSet.from_arrays(np.arange(5 * 64, dtype=np.uint8).reshape(5, 8, 8), [0, 0, 0, 1, 1])
+    >>> [images.labels[half].tolist() for half in halve(images)]
+    [[0, 0, 1], [0, 1]]
+    """
+    distinct, first, inverse = np.unique(images.keys, return_index=True, return_inverse=True)
+    order = np.lexsort((distinct, images.labels[first]))  # by class, then by digest of the content
+    part = np.empty(len(distinct), dtype=np.int64)
+    part[order] = np.arange(len(distinct)) % 2
+    return np.flatnonzero(part[inverse] == 0), np.flatnonzero(part[inverse] == 1)
+
+
+def judge_run(run: Run, train: ImageSet, validation: ImageSet, config: RunConfig) -> dict[str, float]:
+    """The criteria of a trained network: each half of the validation images teaches what the other one judges."""
+    found, sizes = [], []
+    halves = halve(validation)
+    for taught, judged in (halves, halves[::-1]):
+        predictor = fit_predictor(
+            run.backbone,
+            train,
+            validation.subset(taught),
+            relabelling=run.relabelling,
+            detector=MapleDetector(**as_dict(config.detector)),
+            class_rule=config.recipe.class_rule,
+            workers=config.train.workers,
+        )
+        unseen = embed(run.backbone, validation, indices=judged, workers=config.train.workers)
+        told = predictor.detector.describe(unseen)
+        found.append(
+            judge(
+                predictor.log_probabilities(told),
+                told.score,
+                told.squared_distance,
+                told.degrees_of_freedom,
+                validation.labels[judged],
+                config.decision.false_alarm,
+            )
+        )
+        sizes.append(len(judged))
+    return {name: float(np.average([each[name] for each in found], weights=sizes)) for name in found[0]}

@@ -1,0 +1,458 @@
+"""Files from elsewhere: fetched whole or not at all, continued where they stopped, verified; archives read in place.
+
+A transfer goes into ``<file>.part``, beside which ``<file>.part.json`` keeps what the server calls that version (its
+ETag). Started again, it asks for the rest *if it is still that version*; a server that cannot do so sends everything
+from the start. Only a file of the right size and checksum gets its name.
+
+Archives are never unpacked into a folder: :class:`Archive` hands out the bytes of members whose names, kinds, number
+and total size were checked first.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import http.client
+import json
+import lzma
+import os
+import shutil
+import ssl
+import stat
+import tarfile
+import time
+import urllib.error
+import urllib.request
+import zipfile
+import zlib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import IO, Any, BinaryIO, cast
+from urllib.parse import urlsplit
+
+from maple.checkpoint import write_atomic
+from maple.errors import DataError, UsageError
+
+Progress = Callable[[int, int], None]  # bytes done, bytes in all
+
+MAX_BYTES = 8 * 2**30  # of a download whose size is not known beforehand
+MAX_MEMBERS = 2_000_000
+MAX_UNPACKED = 8 * 2**30
+_CHUNK = 2**20
+_SCHEMES = ("https", "http", "file")
+_TRY_AGAIN = (408, 425, 429, 500, 502, 503, 504)
+_LONGEST_WAIT = 60.0  # seconds
+
+
+@dataclass(frozen=True)
+class Checksum:
+    """What is known of a file before it is fetched; ``None`` where nothing is."""
+
+    bytes: int | None = None
+    md5: str | None = None
+    sha256: str | None = None
+
+    @property
+    def known(self) -> bool:
+        return self.md5 is not None or self.sha256 is not None
+
+
+# --- fetching ---------------------------------------------------------------------------------------------------------
+
+
+def download(
+    url: str,
+    path: Path,
+    expected: Checksum | None = None,
+    *,
+    max_bytes: int = MAX_BYTES,
+    attempts: int = 5,
+    timeout: float = 30.0,
+    pause: float = 1.0,
+    progress: Progress | None = None,
+) -> Checksum:
+    """Fetch ``url`` to ``path`` unless it is there already, and return its size and checksums.
+
+    A file that is there, however it came there, is verified like a fetched one. Failures that may pass are tried again
+    after ``pause`` seconds, twice as many the next time; what was received is kept, so that the next call goes on.
+    ``progress`` is called with the bytes done and in all.
+
+    >>> import tempfile
+    >>> folder = Path(tempfile.mkdtemp())
+    >>> _ = (folder / "there").write_bytes(b"maple")
+    >>> download((folder / "there").as_uri(), folder / "here", Checksum(bytes=5)).md5
+    'deb2fb335003a340d5b2beb970184456'
+    """
+    expected = expected or Checksum()
+    if urlsplit(url).scheme not in _SCHEMES:
+        raise UsageError(f"cannot fetch '{url}': give an address that begins with https://, http:// or file://")
+    if not path.exists():
+        transfer = _Transfer(url, path, expected, max_bytes, timeout, progress)
+        _check_space(transfer.part, expected.bytes)
+        _persist(transfer, attempts, pause)
+        found = verify(transfer.part, expected, remove=True)
+        transfer.part.replace(path)
+        transfer.notes.unlink(missing_ok=True)
+        return found
+    return verify(path, expected)
+
+
+def by_hand(url: str, path: Path) -> str:
+    """What to do where nothing can be fetched."""
+    return f"fetch {url} by hand and put it at '{path}', then run the same command"
+
+
+def measure(path: Path) -> Checksum:
+    """Size and checksums of a file."""
+    md5, sha256, size = hashlib.md5(usedforsecurity=False), hashlib.sha256(), 0
+    try:
+        with path.open("rb") as file:
+            while chunk := file.read(_CHUNK):
+                md5.update(chunk)
+                sha256.update(chunk)
+                size += len(chunk)
+    except OSError as error:
+        raise DataError(f"cannot read '{path}': {error.strerror or error}; check the file") from None
+    return Checksum(size, md5.hexdigest(), sha256.hexdigest())
+
+
+def verify(path: Path, expected: Checksum, remove: bool = False) -> Checksum:
+    """Size and checksums of a file that is what it should be; one that is not can be removed."""
+    found = measure(path)
+    for name in ("bytes", "md5", "sha256"):
+        wanted, got = getattr(expected, name), getattr(found, name)
+        if wanted is not None and wanted != got:
+            if remove:
+                path.unlink()
+            remedy = "it was removed: run the same command again" if remove else "remove it and run the same command"
+            raise DataError(f"'{path}' is not the file it should be ({name} {got}, should be {wanted}): {remedy}")
+    return found
+
+
+def _check_space(part: Path, needed: int | None) -> None:
+    """Make the folder, and see that the disk has room for what is missing of a file."""
+    try:
+        part.parent.mkdir(parents=True, exist_ok=True)
+        free = shutil.disk_usage(part.parent).free
+        missing = 0 if needed is None else needed - (part.stat().st_size if part.is_file() else 0)
+    except OSError as error:
+        raise DataError(f"cannot write to '{part.parent}': {error.strerror or error}; choose another folder") from None
+    if missing > free:
+        raise DataError(
+            f"'{part.stem}' takes {missing / 1e9:.1f} GB and '{part.parent}' has {free / 1e9:.1f} GB left: free some "
+            "space or choose another --data-root"
+        )
+
+
+class _Passing(Exception):
+    """A failure that may not happen again; ``wait`` is what the server asked for, in seconds."""
+
+    def __init__(self, reason: str, wait: float = 0.0) -> None:
+        super().__init__(reason)
+        self.wait = wait
+
+
+def _persist(transfer: _Transfer, attempts: int, pause: float) -> None:
+    """Run a transfer, again and again while it fails for reasons that may pass."""
+    for attempt in range(attempts):
+        try:
+            transfer.run()
+            return
+        except _Passing as failure:
+            if attempt + 1 == attempts:
+                raise DataError(
+                    f"no network, or none that reaches {urlsplit(transfer.url).netloc} ({failure}): run the same "
+                    f"command again later, or {by_hand(transfer.url, transfer.path)}"
+                ) from None
+            time.sleep(min(max(pause * 2**attempt, failure.wait), _LONGEST_WAIT))
+
+
+class _Transfer:
+    """One file on its way: what there is of it, and what the server called it."""
+
+    def __init__(
+        self, url: str, path: Path, expected: Checksum, max_bytes: int, timeout: float, progress: Progress | None
+    ) -> None:
+        self.url, self.path, self.expected, self.timeout = url, path, expected, timeout
+        self.part = path.with_name(path.name + ".part")
+        self.notes = path.with_name(path.name + ".part.json")
+        self._limit = expected.bytes if expected.bytes is not None else max_bytes
+        self._progress = progress
+
+    def run(self) -> None:
+        """Fetch what is missing; ``_Passing`` where trying again may help."""
+        have = self._resumable()
+        if have and have == self.expected.bytes:
+            return
+        try:
+            with _OPENER.open(self._request(have), timeout=self.timeout) as response:
+                self._receive(response, have)
+        except urllib.error.HTTPError as error:
+            self._refused(error, have)
+        except urllib.error.URLError as error:
+            if isinstance(error.reason, (FileNotFoundError, ssl.SSLCertVerificationError)):
+                hint = by_hand(self.url, self.path)
+                raise DataError(f"cannot fetch {self.url} ({error.reason}): {hint}") from None
+            raise _Passing(str(error.reason)) from None
+        except (TimeoutError, ConnectionError, ssl.SSLError, http.client.HTTPException) as error:
+            raise _Passing(str(error) or type(error).__name__) from None
+        except OSError as error:
+            raise DataError(f"cannot write '{self.part}': {error.strerror or error}; check the folder") from None
+
+    def _request(self, have: int) -> urllib.request.Request:
+        headers = {"User-Agent": "maple", "Accept-Encoding": "identity"}
+        if have:
+            headers["Range"] = f"bytes={have}-"
+            if version := self._note().get("version"):
+                headers["If-Range"] = version
+        return urllib.request.Request(self.url, headers=headers)
+
+    def _note(self) -> dict[str, Any]:
+        try:
+            note = json.loads(self.notes.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return {}
+        return note if isinstance(note, dict) and note.get("url") == self.url else {}
+
+    def _resumable(self) -> int:
+        """Bytes there are of a version that can be told from others: by the server, or by its checksum in the end."""
+        if not self.part.is_file() or not (self._note().get("version") or self.expected.known):
+            return 0
+        have = self.part.stat().st_size
+        return have if have <= self._limit else 0
+
+    def _receive(self, response: Any, have: int) -> None:
+        continued = response.status == 206 and _range_start(response.headers) == have
+        if response.status == 206 and not continued:
+            raise _Passing("the server sent another part than it was asked for")
+        done = have if continued else 0
+        total = _whole_number(response.headers.get("Content-Length"))
+        total = None if total is None else total + done
+        if total is not None:
+            self._check_total(total)
+        with self.part.open("ab" if continued else "wb") as file:
+            if not continued:  # only now, or what is left of another version would bear this one's name
+                _note(self.notes, self.url, response.headers)
+            while chunk := response.read(_CHUNK):
+                done += len(chunk)
+                if done > self._limit:
+                    self._check_total(done)
+                file.write(chunk)
+                if self._progress is not None:
+                    self._progress(done, total or self.expected.bytes or done)
+            file.flush()
+            os.fsync(file.fileno())
+        wanted = total if total is not None else self.expected.bytes
+        if wanted is not None and done < wanted:
+            raise _Passing(f"the connection ended after {done:,} of {wanted:,} bytes")
+
+    def _check_total(self, total: int) -> None:
+        if total > self._limit:
+            raise DataError(
+                f"{self.url} is larger than the {self._limit:,} bytes that were expected: the file was changed, or the "
+                "server answers with a page"
+            )
+
+    def _refused(self, error: urllib.error.HTTPError, have: int) -> None:
+        if error.code == 416 and have:  # nothing lies beyond what we have, or our part is of another file
+            self.part.unlink()
+            raise _Passing("the server has no such part") from None
+        reason = f"{error.code} {error.reason}"
+        if error.code in _TRY_AGAIN:
+            raise _Passing(reason, _whole_number(error.headers.get("Retry-After")) or 0.0) from None
+        raise DataError(f"the server refuses {self.url} ({reason}): {by_hand(self.url, self.path)}") from None
+
+
+def _note(path: Path, url: str, headers: Mapping[str, str]) -> None:
+    """Keep what tells this version of a file from others: a strong ETag, else its date."""
+    tag = headers.get("ETag") or ""
+    version = tag if tag.startswith('"') else headers.get("Last-Modified")
+    write_atomic(path, json.dumps({"url": url, "version": version}))
+
+
+def _range_start(headers: Mapping[str, str]) -> int | None:
+    """Where a part begins: ``bytes 200-999/1000`` at 200."""
+    unit, _, rest = (headers.get("Content-Range") or "").partition(" ")
+    return _whole_number(rest.partition("-")[0]) if unit == "bytes" else None
+
+
+def _whole_number(text: str | None) -> int | None:
+    return int(text) if text and text.isascii() and text.isdigit() and len(text) < 16 else None
+
+
+class _SafeRedirects(urllib.request.HTTPRedirectHandler):
+    """Follows a server only to where we would have gone ourselves, and never from https to http."""
+
+    max_redirections = 5
+
+    def redirect_request(
+        self, req: urllib.request.Request, fp: IO[bytes], code: int, msg: str, headers: Any, newurl: str
+    ) -> urllib.request.Request | None:
+        scheme = urlsplit(newurl).scheme
+        if scheme not in ("https", "http") or (req.type == "https" and scheme == "http"):
+            raise DataError(f"{req.full_url} leads to '{newurl}', which is not followed: fetch it by hand")
+        return super().redirect_request(req, fp, code, msg, headers, newurl)
+
+
+def _make_opener() -> urllib.request.OpenerDirector:
+    opener = urllib.request.OpenerDirector()  # not build_opener, which brings ftp: and data:
+    for handler in (
+        urllib.request.ProxyHandler(),
+        urllib.request.HTTPHandler(),
+        urllib.request.HTTPSHandler(),
+        urllib.request.FileHandler(),
+        urllib.request.HTTPErrorProcessor(),
+        urllib.request.HTTPDefaultErrorHandler(),
+        _SafeRedirects(),
+    ):
+        opener.add_handler(handler)
+    return opener
+
+
+_OPENER = _make_opener()
+
+
+# --- archives ---------------------------------------------------------------------------------------------------------
+
+
+BROKEN = (  # what reading a damaged archive raises
+    *(tarfile.TarError, zipfile.BadZipFile, zlib.error, lzma.LZMAError),
+    *(EOFError, OSError, RuntimeError, ValueError),
+)
+
+
+class Archive:
+    """The files inside a tar (plain or compressed) or zip archive, by name, none of which is ever unpacked to disk.
+
+    Refused are absolute names, names that climb out with ``..``, links and devices, two members of one name, and more
+    than ``max_members`` members or ``max_bytes`` bytes in all, as the archive declares them and as they are read.
+
+    >>> import io
+    >>> buffer = io.BytesIO()
+    >>> with zipfile.ZipFile(buffer, "w") as file:
+    ...     file.writestr("cats/1.txt", "purr")
+    >>> with Archive(buffer, "pets.zip") as archive:
+    ...     list(archive.names), archive.read("cats/1.txt")
+    (['cats/1.txt'], b'purr')
+    """
+
+    def __init__(
+        self,
+        source: Path | BinaryIO,
+        label: str | None = None,
+        *,
+        max_members: int = MAX_MEMBERS,
+        max_bytes: int = MAX_UNPACKED,
+    ) -> None:
+        self._label = label or str(source)
+        self._owned: BinaryIO | None = None
+        try:
+            if isinstance(source, Path):
+                source = self._owned = source.open("rb")
+            source.seek(0)
+            is_zip = source.read(4) in (b"PK\3\4", b"PK\5\6")
+            source.seek(0)
+            self._file = zipfile.ZipFile(source) if is_zip else tarfile.open(fileobj=source)  # noqa: SIM115
+            self._members = self._list(max_members, max_bytes)
+        except BROKEN as error:
+            self.close()
+            reason = str(error).partition("\n")[0]
+            raise DataError(f"cannot read the archive '{self._label}': {reason}; fetch it again") from None
+        except DataError:
+            self.close()
+            raise
+
+    def __enter__(self) -> Archive:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        if self._owned is not None:
+            self._owned.close()
+
+    @property
+    def names(self) -> list[str]:
+        """All files, in the order of the archive."""
+        return list(self._members)
+
+    def size(self, name: str) -> int:
+        """Bytes of a member."""
+        return _size(self._member(name))
+
+    def open(self, name: str) -> BinaryIO:
+        """A member as a file; it ends where the archive says that it ends."""
+        member = self._member(name)
+        if isinstance(self._file, zipfile.ZipFile):
+            return cast(BinaryIO, self._file.open(member))
+        return cast(BinaryIO, self._file.extractfile(member))
+
+    def read(self, name: str) -> bytes:
+        """A whole member."""
+        try:
+            with self.open(name) as file:
+                data = file.read()
+        except BROKEN as error:
+            raise DataError(f"cannot read '{name}' in '{self._label}': {error}; fetch the archive again") from None
+        if len(data) != self.size(name):
+            raise DataError(f"'{name}' in '{self._label}' is cut short: fetch the archive again")
+        return data
+
+    def _member(self, name: str) -> Any:
+        if name not in self._members:
+            raise DataError(f"'{self._label}' holds no '{name}': it is not the archive that was expected")
+        return self._members[name]
+
+    def _list(self, max_members: int, max_bytes: int) -> dict[str, Any]:
+        """The files by name, checked one after the other, so that not even the list outgrows the limits."""
+        members: dict[str, Any] = {}
+        total = 0
+        for number, entry in enumerate(self._entries()):
+            raw = entry.filename if isinstance(entry, zipfile.ZipInfo) else entry.name
+            name = self._check_name(raw)
+            total += _size(entry)
+            if number >= max_members or total > max_bytes:
+                raise DataError(
+                    f"'{self._label}' holds more than {max_members:,} files or {max_bytes / 1e9:,.1f} GB: it is not "
+                    "the archive that was expected"
+                )
+            kind = _kind(entry)
+            if kind == "other":
+                raise DataError(f"'{raw}' in '{self._label}' is a link or a device: such archives are not read")
+            if name in members:
+                raise DataError(f"'{self._label}' holds '{name}' twice: such archives are not read")
+            if kind == "file":
+                members[name] = entry
+        return members
+
+    def _entries(self) -> Iterable[zipfile.ZipInfo | tarfile.TarInfo]:
+        if isinstance(self._file, zipfile.ZipFile):
+            return self._file.infolist()
+        return self._file
+
+    def _check_name(self, raw: str) -> str:
+        """A member's name, relative and without detours."""
+        path = PurePosixPath(raw)
+        if (
+            path.is_absolute()
+            or ".." in path.parts
+            or "\\" in raw
+            or raw[1:2] == ":"
+            or any(ord(character) < 32 for character in raw)
+        ):
+            raise DataError(f"'{raw}' in '{self._label}' leads out of the archive: such archives are not read")
+        return path.as_posix()
+
+
+def _size(entry: zipfile.ZipInfo | tarfile.TarInfo) -> int:
+    return entry.file_size if isinstance(entry, zipfile.ZipInfo) else entry.size
+
+
+def _kind(entry: zipfile.ZipInfo | tarfile.TarInfo) -> str:
+    """``file``, ``folder`` or ``other``; a zip archive keeps Unix modes in the upper half of the attributes."""
+    if isinstance(entry, tarfile.TarInfo):
+        return "folder" if entry.isdir() else "file" if entry.isreg() else "other"
+    if entry.is_dir():
+        return "folder"
+    return "file" if stat.S_IFMT(entry.external_attr >> 16) in (0, stat.S_IFREG) else "other"

@@ -1,0 +1,307 @@
+"""The networks that suites ask for: trained once, whoever asks, and evaluated once.
+
+A training is known by its *key*, a digest of everything that decides what is learned: options, seed, sources and the
+bytes of their files. Suites that ask for the same network get the same folder; a training that was interrupted goes on,
+one that is finished is not repeated, and other data or options make another folder.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import json
+import math
+import re
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import torch
+
+from maple.backbone import create_backbone
+from maple.benchmark import Results
+from maple.catalogue import CATALOGUE
+from maple.checkpoint import FORMAT_VERSION, write_atomic
+from maple.config import RunConfig, resolve_config
+from maple.data import clean_source, find_source, is_built_in, split_files
+from maple.errors import RunError, UsageError
+from maple.loss import weighted_sum
+from maple.predictor import load_backbone
+from maple.processes import make_fabric
+from maple.progress import say
+from maple.recipe import Step, create_recipe, unused_options
+from maple.splits import fold_shares
+from maple.suites import STANDARD_DETECTORS, Profile, Protocol, Suite, Training
+from maple.train import FREE_OPTIONS, fit_head
+from maple.workflow import CHECKPOINT, LEFT_OUT, TrainRequest, evaluate_run, recipe_options, train_run
+
+TRAININGS = "trainings"
+EVALUATIONS = "evaluations"
+FINISHED = "results.json"  # the last file of a training that matters
+TIMED_BATCH, TIMED_STEPS = 8, 2
+DEFAULT_SIZE = 32  # pixels, where a source decides
+
+
+@dataclass(frozen=True, eq=False)
+class Job:
+    """One network of one seed, and where it is kept."""
+
+    training: Training
+    profile: Profile
+    seed: int
+    root: Path
+    data_root: Path | None = None
+    changes: dict[str, Any] = field(default_factory=dict)  # flags of the command line, which go before all others
+
+    @property
+    def protocol(self) -> Protocol:
+        return self.profile.protocols[self.training.protocol]
+
+    @property
+    def flags(self) -> dict[str, Any]:
+        """The flags of ``maple train``."""
+        asked = {**self.profile.flags, **self.protocol.flags, **dict(self.training.flags), **self.changes}
+        unused = unused_options(asked.get("recipe", "maple"))  # those of a profile are meant for whom they concern
+        return {key: value for key, value in asked.items() if key not in unused} | {"seed": self.seed}
+
+    @cached_property
+    def config(self) -> RunConfig:
+        return resolve_config(self.flags, preset=self.profile.preset)
+
+    @cached_property
+    def key(self) -> str:
+        """The digest of everything that decides what is learned."""
+        sections = self.config.sections()
+        sections["train"] = {k: v for k, v in sections["train"].items() if k not in FREE_OPTIONS}
+        decides = {
+            "format": FORMAT_VERSION,
+            "options": sections,
+            "source": [self.protocol.source, self.protocol.test],
+            "files": [digest_source(source, self.data_root) for source in self._sources],
+        }
+        return _digest(json.dumps(decides, sort_keys=True, default=str).encode())
+
+    @property
+    def _sources(self) -> list[str]:
+        return [source for source in (self.protocol.source, self.protocol.test) if source is not None]
+
+    @property
+    def folder(self) -> Path:
+        return self.root / TRAININGS / self.key
+
+    @property
+    def title(self) -> str:
+        """What sets it apart, in words."""
+        flags = {key: value for key, value in self.training.flags if key != "recipe"}
+        recipe = dict(self.training.flags).get("recipe", self.config.model.recipe)
+        said = "".join(f", {key.replace('_', ' ')} {value}" for key, value in flags.items())
+        return f"{recipe} on {self.training.protocol}, seed {self.seed}{said}"
+
+    @property
+    def is_finished(self) -> bool:
+        return (self.folder / FINISHED).exists()
+
+    @property
+    def is_started(self) -> bool:
+        return not self.is_finished and any(self.folder.rglob(CHECKPOINT))
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.blake2b(content, digest_size=10).hexdigest()
+
+
+def digest_source(source: str, data_root: Path | None = None) -> dict[str, str]:
+    """The digest of each file of a source; of image folders that of the names and sizes.
+
+    >>> digest_source("digits")
+    {}
+    """
+    source = clean_source(source)
+    if is_built_in(source):
+        return {}
+    path = find_source(source, data_root)
+    files = [path] if path.is_file() else [file for file in split_files(path).values() if file.is_file()]
+    if files:
+        return {file.name: _digest_file(file) for file in files}
+    inside = sorted(file for file in path.rglob("*") if file.is_file())
+    return {"listing": _digest("\n".join(f"{f.relative_to(path)} {f.stat().st_size}" for f in inside).encode())}
+
+
+def _digest_file(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=10)).hexdigest()
+
+
+def list_jobs(
+    suites: Sequence[Suite],
+    profile: Profile,
+    seeds: Sequence[int],
+    root: Path,
+    data_root: Path | None = None,
+    changes: dict[str, Any] | None = None,
+) -> list[Job]:
+    """The networks that suites need, each once, in the order in which they are needed; seed by seed."""
+    trainings = dict.fromkeys(training for suite in suites for training in suite.trainings(profile))
+    return [Job(training, profile, seed, root, data_root, changes or {}) for seed in seeds for training in trainings]
+
+
+# --- doing -----------------------------------------------------------------------------------------------------------
+
+
+def ensure_trained(job: Job) -> Path:
+    """The folder of a finished training: trained now, continued, or found."""
+    folder = job.folder
+    if job.is_finished:
+        return folder
+    started = job.is_started
+    say(f"{'continuing' if started else 'training'}: {job.title}")
+    train_run(
+        TrainRequest(
+            source=job.protocol.source,
+            test=job.protocol.test,
+            out=folder,
+            data_root=job.data_root,
+            flags=job.flags,
+            preset=job.profile.preset,
+            resume=started,
+            overwrite=folder.exists() and not started,
+            report=False,
+            command=f"maple benchmark ({job.title})",
+        )
+    )
+    return folder
+
+
+def ensure_evaluated(job: Job, detectors: Sequence[str] = (), corrupted: bool = False) -> Results:
+    """The results of a finished training with the standard detectors and these; evaluated now, or found."""
+    folder = ensure_trained(job)
+    asked = [*STANDARD_DETECTORS, *(name for name in detectors if name not in STANDARD_DETECTORS)]
+    protocol = job.protocol
+    ind, ood = (protocol.corrupted, {}) if corrupted else (None, protocol.ood)
+    files = {source: digest_source(source, job.data_root) for source in ood.values() if source != LEFT_OUT}
+    key = _digest(json.dumps([ind, ood, sorted(asked), files], sort_keys=True).encode())
+    path = folder / EVALUATIONS / f"{key}.json"
+    if path.exists():
+        try:
+            return Results.from_json(path.read_text(encoding="utf-8"))
+        except RunError:
+            path.unlink()  # of another format: once more
+    say(f"evaluating: {job.title}{', corrupted images' if corrupted else ''}")
+    results = evaluate_run(
+        folder, ind=ind, ood=ood, data_root=job.data_root, detectors=asked, report=False, command="maple benchmark"
+    )
+    path.parent.mkdir(exist_ok=True)
+    write_atomic(path, results.to_json())
+    return results
+
+
+def training_facts(job: Job) -> dict[str, float]:
+    """What is known of a training: minutes that it took, and parameters of the network."""
+    seconds = 0.0
+    for file in sorted(job.folder.glob("history.csv")):
+        with file.open(encoding="utf-8", newline="") as lines:
+            seconds += sum(float(row["seconds"]) for row in csv.DictReader(lines))
+    backbone = load_backbone(job.folder / "weights.safetensors")
+    return {"minutes": seconds / 60, "parameters": float(sum(p.numel() for p in backbone.parameters()))}
+
+
+# --- planning --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a training will take."""
+
+    job: Job
+    state: str  # finished, started, new, or what is missing
+    n_images: int | None  # to learn from; None where that is not known
+    seconds: float  # estimate, as if from the start; NaN where that is not known
+
+    def to_dict(self) -> dict[str, Any]:
+        hours = None if math.isnan(self.seconds) else round(self.seconds / 3600, 2)
+        config = self.job.config
+        return {
+            "training": self.job.title,
+            "network": config.model.backbone,
+            "epochs": config.train.epochs,
+            "images": self.n_images,
+            "hours": hours,
+            "state": self.state,
+        }
+
+
+def plan_jobs(jobs: Sequence[Job]) -> Iterator[Plan]:
+    """State, images and estimated time of each training; a few steps of each kind of network are timed for that."""
+    per_image: dict[Any, float] = {}
+    for job in jobs:
+        config, n_images = job.config, count_images(job)
+        kind = (config.model.recipe, config.model.backbone, config.data.size)
+        state = _state(job)
+        seconds = 0.0
+        if state != "finished":
+            if kind not in per_image:
+                per_image[kind] = time_step(config)
+            members = config.ensemble.members if config.model.recipe == "ensemble" else 1
+            seconds = math.nan if n_images is None else per_image[kind] * n_images * config.train.epochs * members
+        yield Plan(job, state, n_images, seconds)
+
+
+def _state(job: Job) -> str:
+    try:
+        return "finished" if job.is_finished else "started" if job.is_started else "new"
+    except UsageError:
+        return f"no {job.protocol.source}"
+
+
+def count_images(job: Job) -> int | None:
+    """Images to learn from: those of the source, less the shares of other splits; none is opened."""
+    source, shares = job.protocol.source, job.config.data.splits
+    if is_built_in(source):
+        asked = re.search(r"[?&]n=(\d+)", source)
+        return round(int(asked[1]) * shares[0]) if asked else None
+    try:
+        path = find_source(source, job.data_root)
+    except UsageError:
+        name = source.partition("/")[0]
+        known = CATALOGUE[name].splits if name in CATALOGUE else ()
+        sizes = {split.name: split.images for split in known}
+    else:
+        files = {"train": path} if path.is_file() else split_files(path)
+        sizes = {role: pq.read_metadata(file).num_rows for role, file in files.items() if file.suffix == ".parquet"}
+    held = [
+        role
+        for role in ("validation", "calibration", "test")
+        if role in sizes or (role == "test" and job.protocol.test)
+    ]
+    return round(sizes["train"] * fold_shares(shares, held)[0]) if "train" in sizes else None
+
+
+def time_step(config: RunConfig) -> float:
+    """Seconds per image of a training step, measured on random images."""
+    torch.manual_seed(0)
+    device = make_fabric(config.train).device
+    size = config.data.size if isinstance(config.data.size, int) else DEFAULT_SIZE
+    recipe = create_recipe(config.model.recipe, **recipe_options(config))
+    backbone = create_backbone(config.model.backbone, 10, embedding_size=config.model.embedding_size)
+    backbone.head = fit_head(backbone, recipe, 10)
+    recipe.prepare(backbone)
+    labels = torch.arange(TIMED_BATCH) % 10
+    x = torch.rand(TIMED_BATCH, 3, size, size)
+    with torch.no_grad():
+        rows = backbone.train()(x)[0].numpy()
+    recipe.start(backbone, lambda chosen: rows[chosen % TIMED_BATCH], labels.numpy(), 0)
+    backbone.to(device)
+    recipe.begin_epoch(backbone, 1, 1)
+    x, labels = x.to(device), labels.to(device)
+    seconds = []
+    for _ in range(1 + TIMED_STEPS):
+        started = time.perf_counter()
+        images = x.clone().requires_grad_(recipe.needs_image_gradients)
+        embeddings, logits = backbone(images)
+        weighted_sum(recipe.loss(Step(images, embeddings, logits, labels, 0.5, backbone))).backward()
+        seconds.append(time.perf_counter() - started)
+    return min(seconds[1:]) / TIMED_BATCH

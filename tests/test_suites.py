@@ -1,0 +1,323 @@
+"""Suites: the paper's figures are the paper's, networks are shared, and every suite runs to its end."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+from filelock import FileLock
+
+from commands import flat, run
+from maple import paper
+from maple.config import read_names, resolve_config
+from maple.detector import list_detectors
+from maple.errors import UsageError
+from maple.recipe import create_recipe, list_recipes
+from maple.run_suites import BenchmarkRequest, list_suites, plan_suites, run_suites
+from maple.suites import (
+    PROFILES,
+    PROTOCOLS,
+    STANDARD_DETECTORS,
+    SUITES,
+    UNKNOWN_PLANKTON,
+    Training,
+    columns_of,
+    find_suite,
+)
+from maple.tables import SuiteResults, TableRow, table_cells, to_csv, to_markdown
+from maple.trainings import Job, digest_source, list_jobs
+from maple.workflow import recipe_options
+
+TEX = Path(__file__).parents[2] / "shared" / "paper" / "maple_paper.tex"
+TIMES = ("minutes", "latency_ms")  # differ from run to run
+
+
+# --- the paper's figures ---------------------------------------------------------------------------------------------
+
+
+def tex_rows(label: str) -> list[str]:
+    """The lines of a table that hold its figures, commands and spreads taken away."""
+    text = TEX.read_text(encoding="utf-8")
+    tables = re.findall(r"\\begin\{table\*?\}.*?\\end\{table\*?\}", text, flags=re.DOTALL)
+    (table,) = [each for each in tables if f"\\label{{{label}}}" in each]
+    body = table[table.index("\\hline") : table.index("\\end{tabular}")]
+    lines = [re.sub(r"~?\\cite\{[^}]*\}|\$\\pm\$\s*[0-9.]+|\\\w+|[{}$]", " ", line) for line in body.split("\\\\")]
+    return [line for line in lines if re.search(r"\d\.\d", line)]
+
+
+@pytest.mark.skipif(not TEX.exists(), reason="the paper is not here")
+@pytest.mark.parametrize(
+    ("label", "table"),
+    [
+        ("tab:cifar10_results", paper.CIFAR10),
+        ("tab:cifar100_results", paper.CIFAR100),
+        ("tab:imagenet_results", paper.IMAGENET),
+        ("tab:ablation", paper.ABLATION),
+        ("tab:ablation_fnr_cifar10", paper.FNR),
+        ("tab:diatoms", paper.MICROORGANISMS),
+        ("tab:cifar_acc", paper.CONFIDENCE),
+        ("tab:gaussian_test", paper.GAUSSIAN),
+        ("tab:ablation_arch", paper.BACKBONES),
+        ("tab:ablation_cluster", paper.CLUSTERING),
+        ("tab:ablation_max_clusters", paper.MAX_CLUSTERS),
+        ("tab:ablation_epochs", paper.FREQUENCY),
+    ],
+)
+def test_figures_are_those_of_the_paper(label, table):
+    """Every figure of a row stands in the line of the same place, accuracies perhaps in per cent."""
+    lines = tex_rows(label)
+    assert len(lines) == len(table)
+    for line, figures in zip(lines, table.values()):
+        said = [float(number) for number in re.findall(r"(?<![\w.-])\d+(?:\.\d+)?", line)]
+        for value in figures.values():
+            assert any(math.isclose(value, n) or math.isclose(100 * value, n) for n in said), (line, value)
+
+
+def test_tables_name_their_rows():
+    for suite in SUITES.values():
+        rows = suite.rows(PROFILES["cpu"])
+        assert len({row.title for row in rows}) == len(rows), suite.name
+        compared = {row.paper for row in rows if row.paper and suite.paper}
+        assert set(suite.paper) <= compared, suite.name  # no row of the paper is left out
+        for figures in suite.paper.values():
+            assert set(figures) - {"latency_ms"} <= set(suite.columns) | {"components"}, suite.name
+
+
+# --- what is trained -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("profile", PROFILES.values(), ids=list(PROFILES))
+@pytest.mark.parametrize("suite", SUITES.values(), ids=list(SUITES))
+def test_every_row_can_be_trained_and_read(suite, profile):
+    known = {*list_detectors(), *list_recipes(), "maple-paper"}
+    for row in suite.rows(profile):
+        job = Job(row.training, profile, 3, Path("nowhere"))
+        config = resolve_config(job.flags, preset=profile.preset)
+        create_recipe(config.model.recipe, **recipe_options(config))
+        assert config.train.seed == 3 and row.method in known
+        assert row.method in (*STANDARD_DETECTORS, *suite.detectors, config.model.recipe, "maple", "maple-paper")
+    assert all(column.title for column in columns_of(suite).values())
+
+
+def test_suites_share_networks():
+    """The paper's own setting, t = 0.3, p = 10, at most 5 clusters, is one training, whoever asks."""
+    profile = PROFILES["cpu"]
+    asked = {
+        "fnr": "t = 0.3",
+        "max-clusters": "at most 5, t = 0.3",
+        "frequency": "p = 10",
+        "clustering": "X-Means",
+        "ablation": "MAPLE, X-Means",
+        "gaussian": "MAPLE, X-Means",
+    }
+    found = {
+        row.training for name, title in asked.items() for row in find_suite(name).rows(profile) if row.title == title
+    }
+    assert len(found) == 1
+    suites = [find_suite(name) for name in ("cifar10", "confidence", "calibration", "md")]
+    assert len(list_jobs(suites, profile, (0, 1), Path("x"))) == 2 * 8
+    assert len(PROFILES["paper"].seeds) == 10
+    ensembles = {
+        name: dict(find_suite(name).rows(PROFILES["paper"])[2].training.flags)["members"]
+        for name in ("cifar10", "imagenet")
+    }
+    assert ensembles == {"cifar10": 10, "imagenet": 3}
+
+
+def test_keys_follow_what_is_learned(tmp_path):
+    profile = PROFILES["tiny"]
+
+    def key(seed=0, changes=None, **flags):
+        return Job(Training.of("cifar10", **flags), profile, seed, tmp_path, changes=changes or {}).key
+
+    assert key(recipe="maple") == key(recipe="maple") == key(recipe="maple", relabel_every=10)  # the default
+    assert key(recipe="maple", changes={"workers": 7}) == key(recipe="maple")
+    others = [key(recipe="triplet"), key(1, recipe="maple"), key(recipe="maple", max_clusters=3)]
+    assert len({key(recipe="maple"), *others, key(recipe="maple", changes={"epochs": 1})}) == 5
+
+
+def test_keys_follow_the_files(tmp_path):
+    (tmp_path / "set").mkdir()
+    file = tmp_path / "set" / "train.parquet"
+    file.write_bytes(b"first")
+    before = digest_source("set", tmp_path)
+    assert list(before) == ["train.parquet"]
+    file.write_bytes(b"other")
+    assert digest_source("set", tmp_path) != before
+    for name in ("a/1.png", "b/2.png"):
+        (tmp_path / "folder" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "folder" / name).write_bytes(b"1234")
+    before = digest_source(str(tmp_path / "folder"))
+    (tmp_path / "folder" / "b" / "2.png").write_bytes(b"12345")
+    assert digest_source(str(tmp_path / "folder")) != before
+    with pytest.raises(UsageError, match="no data set"):
+        digest_source("nowhere", tmp_path)
+
+
+def test_unknown_taxa():
+    names = read_names(f"@{UNKNOWN_PLANKTON}")
+    assert len(set(names)) == 26 and PROTOCOLS["microorganisms"].flags["leave_out"] == names
+    shares = PROTOCOLS["microorganisms"].flags["splits"]
+    assert sum(shares) == 1 and shares[0] / (shares[1] + shares[2]) == 7
+
+
+# --- tables ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def filled() -> SuiteResults:
+    rows = [
+        TableRow(
+            "K-Means", {name: [0.5, 0.7] for name in find_suite("clustering").columns}, {"clusters": 30, "ece": 0.154}
+        ),
+        TableRow("T-Means", {name: [0.25, math.nan] for name in find_suite("clustering").columns}, {}),
+    ]
+    provenance = {
+        "command": "maple benchmark clustering", "commit": "abc1234", "maple": "0", "python": "3",
+        "hardware": "two cores", "trainings": {},
+    }  # fmt: skip
+    return SuiteResults(find_suite("clustering"), PROFILES["cpu"], (4, 9), rows, [], provenance)
+
+
+def test_cells_have_means_and_the_papers_figures(filled):
+    headings, lines = table_cells(filled)
+    assert headings[:6] == ["", "clusters", "paper", "accuracy ↑", "ECE ↓", "paper"]
+    assert lines[0][3] == "0.6000 ± 0.1414" and lines[0][5] == "0.154"
+    assert lines[1][1:6] == ["–"] * 5  # a seed is missing; the paper has none
+    text = to_markdown(filled)
+    assert text.startswith("# How to cluster\n\nTable 11 of the paper") and "| --- | ---: |" in text
+    assert "over 2 seeds" in text and "`maple benchmark clustering`" in text and "abc1234" in text
+
+
+def test_csv_is_unrounded(filled):
+    rows = list(csv.DictReader(to_csv(filled).splitlines()))
+    assert len(rows) == 2 * 2 * len(filled.suite.columns)
+    assert rows[0] == {"row": "K-Means", "column": "clusters", "seed": "4", "value": "0.5", "paper": "30"}
+    assert [row["value"] for row in rows if row["row"] == "T-Means"][:2] == ["0.25", ""]
+
+
+# --- from end to end -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def everything(tmp_path_factory):
+    """All suites in the tiny profile, into one folder that the processes of a test session share."""
+    root = tmp_path_factory.getbasetemp()
+    out = (root.parent if "PYTEST_XDIST_WORKER" in os.environ else root) / "benchmark"
+    with FileLock(f"{out}.lock"):  # the second process finds everything done
+        return out, dict(run_suites(BenchmarkRequest(("all",), "tiny", out=out)))
+
+
+def test_every_suite_runs(everything):
+    _, found = everything
+    assert [each.suite.name for each in found.values()] == list(SUITES)
+    for page, each in found.items():
+        ElementTree.fromstring(re.sub(r"<!DOCTYPE[^>]*>", "", page.read_text(encoding="utf-8")))
+        assert {"table.md", "table.csv", "results.json", "report.html"} <= {file.name for file in page.parent.iterdir()}
+        for row in each.rows:
+            assert set(row.figures) == set(each.suite.columns)
+            for column, values in row.figures.items():
+                kind = column.removeprefix("corrupted/").partition("/")[0]
+                if kind in ("accuracy", "ece", "auroc", "aupr"):
+                    assert all(0 <= value <= 1 for value in values if not math.isnan(value)), (each.suite.name, column)
+        assert bool(each.plots) == any(page.parent.glob("*.svg"))
+        if each.suite.figure:
+            assert each.plots
+
+
+def test_networks_are_trained_once(everything):
+    out, _ = everything
+    trainings = {training for suite in SUITES.values() for training in suite.trainings(PROFILES["tiny"])}
+    jobs = [Job(training, PROFILES["tiny"], 0, out) for training in trainings]
+    assert len(list((out / "trainings").iterdir())) == len({job.key for job in jobs}) < len(jobs)
+
+
+def test_figures_are_read_from_the_right_place(everything):
+    _, found = everything
+    by_name = {each.suite.name: each for each in found.values()}
+    ablation = {row.title: row for row in by_name["ablation"].rows}
+    plain = [ablation[name] for name in ("DNN+MD", "DNN+PCA+MD", "DNN+PCA+ED")]
+    assert len({row.figures["softmax_accuracy"][0] for row in plain}) == 1  # one network
+    assert plain[0].figures["components"] != plain[1].figures["components"] == plain[2].figures["components"]
+    confidence = by_name["confidence"].rows[0].figures
+    assert confidence["share@0.5"][0] >= confidence["share@0.8"][0] >= confidence["share@0.9"][0]
+    comparison = {row.title: row.figures for row in by_name["cifar10"].rows}
+    assert comparison["Deep Ensemble"]["parameters"][0] == 2 * comparison["Deterministic"]["parameters"][0]
+    corrupted = by_name["cifar100"].rows[0].figures
+    assert corrupted["corrupted/accuracy"][0] != corrupted["accuracy"][0]
+
+
+def test_a_second_call_does_nothing_again(everything, capsys):
+    out, found = everything
+    before = {path: path.stat().st_mtime_ns for path in (out / "trainings").rglob("*") if path.is_file()}
+    (page, again), *_ = run_suites(BenchmarkRequest(("md",), "tiny", out=out))
+    assert {path: path.stat().st_mtime_ns for path in (out / "trainings").rglob("*") if path.is_file()} == before
+    assert [row.figures for row in again.rows] == [row.figures for row in found[page].rows]
+
+
+def test_plan(everything, tmp_path):
+    out, _ = everything
+    rows = plan_suites(BenchmarkRequest(("md",), "tiny", out=out))
+    assert [row["state"] for row in rows[:-1]] == ["finished", "finished"] and rows[-1]["hours"] == 0
+    rows = plan_suites(BenchmarkRequest(("md",), "tiny", out=tmp_path))
+    assert [row["state"] for row in rows[:-1]] == ["new", "new"] and rows[0]["images"] == 168
+    rows = plan_suites(BenchmarkRequest(("imagenet",), "cpu", out=tmp_path, data_root=tmp_path))
+    assert rows[0]["state"] == "no imagenet/train" and rows[0]["images"] == round(0.8 * 1_281_167)
+
+
+def test_a_killed_benchmark_goes_on(everything, tmp_path):
+    """SIGKILL as soon as the first network is saved; the next call ends with the table of an uninterrupted one."""
+    _, found = everything
+    expected = next(each for each in found.values() if each.suite.name == "md")
+    command = [sys.executable, "-m", "maple", "benchmark", "md", "--profile", "tiny", "--out", str(tmp_path)]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 300
+    while not any(tmp_path.rglob("resume.safetensors")) and time.monotonic() < deadline and process.poll() is None:
+        time.sleep(0.02)
+    process.send_signal(signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL
+    ((_, again),) = run_suites(BenchmarkRequest(("md",), "tiny", out=tmp_path))
+    for before, after in zip(expected.rows, again.rows, strict=True):
+        for column in before.figures:
+            np.testing.assert_allclose(after.figures[column], before.figures[column], rtol=1e-6, err_msg=column)
+
+
+# --- command line ----------------------------------------------------------------------------------------------------
+
+
+def test_list(capsys):
+    assert run("benchmark", "--list", "--json") == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert rows == list_suites() and {row["benchmark"] for row in rows} == set(SUITES)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["cifar"], "did you mean 'cifar10'"),
+        (["md", "--profile", "gpu"], "unknown profile 'gpu'"),
+        (["md", "--seeds", "a"], "--seeds takes numbers"),
+        (["cifar100", "--data-root", "nowhere"], "no data set"),
+    ],
+)
+def test_wrong_use(capsys, tmp_path, arguments, message):
+    assert run("benchmark", *arguments, "--out", tmp_path / "out") == 2
+    assert message in flat(capsys.readouterr().err) and not (tmp_path / "out").exists()
+
+
+def test_json(everything, capsys):
+    out, _ = everything
+    assert run("benchmark", "md", "--profile", "tiny", "--out", out, "--json") == 0
+    (said,) = json.loads(capsys.readouterr().out)
+    assert said["suite"] == "md" and len(said["rows"]) == 6 and os.fspath(out) not in json.dumps(said["rows"])
