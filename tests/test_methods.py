@@ -10,9 +10,11 @@ import pytest
 from commands import flat, run
 from maple.config import RECIPE_SECTIONS, read_toml
 from maple.detector import list_detectors
+from maple.errors import UsageError
 from maple.predictor import load_predictor
 from maple.recipe import find_recipe, list_recipes
-from maple.workflow import list_methods
+from maple.types import About
+from maple.workflow import evaluate_run, list_methods
 
 BASELINES = ["due", "duq", "ensemble", "mc-dropout", "sngp", "vmdls"]
 FEWER = {"ensemble": ["--members", 2], "mc-dropout": ["--dropout-samples", 3], "sngp": ["--sngp-features", 64]}
@@ -87,6 +89,10 @@ def test_all_detectors_in_one_evaluation(plain, capsys):
 
 
 def test_unknown_images_tune_only_where_they_are_given(plain, capsys):
+    assert run("evaluate", plain, "--detector", " , ") == 2
+    assert "--detector names none" in flat(capsys.readouterr().err)
+    assert run("evaluate", plain, "--detector", "rmd", "--ood-validation", "simulated-diatoms/near?n=60") == 2
+    assert "add --detector lee-md-ood" in flat(capsys.readouterr().err)
     assert run("evaluate", plain, "--detector", "lee-md-ood") == 2
     assert "--ood-validation" in flat(capsys.readouterr().err)
     tuning = ("--ood-validation", "simulated-diatoms/near?n=60")
@@ -101,7 +107,43 @@ def test_wrong_names_and_foreign_options(plain, tmp_path, capsys):
     assert "did you mean 'sngp'" in flat(capsys.readouterr().err)
     assert train(tmp_path / "r", "sngp", "--duq-length-scale", 0.2) == 2
     assert "--duq-length-scale belongs to --recipe duq" in flat(capsys.readouterr().err)
+    assert train(tmp_path / "r", "sngp", "--margin", 0.2) == 2
+    assert "--margin belongs to --recipe maple, not to sngp" in flat(capsys.readouterr().err)
+    assert train(tmp_path / "r", "cross-entropy", "--max-clusters", 3) == 2
+    assert train(tmp_path / "r", "triplet", "--max-clusters", 3) == 2
+    assert train(tmp_path / "r", "clustering", "--triplet-weight", 3) == 2
+    (tmp_path / "other.toml").write_text("[sngp]\nsngp_ridge = 2.0\n")
+    capsys.readouterr()
+    assert train(tmp_path / "r", "maple", "--config", tmp_path / "other.toml") == 2
+    assert "section [sngp] belongs to another recipe than maple" in flat(capsys.readouterr().err)
     assert not (tmp_path / "r").exists()
+
+
+def test_what_a_recipe_cannot_do_is_known_before_anything_is_written(tmp_path, capsys, monkeypatch):
+    def refuse(*_: object) -> None:
+        raise UsageError("cannot be bounded: use another network")
+
+    monkeypatch.setattr("maple.baselines.sngp.SngpRecipe.prepare", refuse)
+    assert train(tmp_path / "r", "sngp") == 2
+    assert "cannot be bounded" in flat(capsys.readouterr().err) and not (tmp_path / "r").exists()
+
+
+def test_gaussian_detectors_are_read_as_the_paper_does_and_are_no_baseline(plain):
+    results = evaluate_run(plain, ood={"far": "simulated-diatoms/far?n=60"}, detectors=["md", "rmd"], report=False)
+    assert results.methods["md"].classification is not None and results.methods["md"].n_components > 0
+    assert results.methods["rmd"].classification is None  # its score is no squared distance
+    assert results.baseline is None
+    assert evaluate_run(plain, detectors=["md", "softmax"], report=False).baseline == "softmax"
+
+
+def test_methods_of_others_are_listed_with_their_docstring():
+    class Guess:
+        """A guess.
+
+        And more.
+        """
+
+    assert About.of(Guess) == About("A guess.", "")
 
 
 def test_detectors_of_a_linear_head_say_so(tmp_path, capsys):

@@ -373,7 +373,7 @@ def evaluate(
         data_root,
         _command_line(),
         workers,
-        None if detector is None else [name.strip() for name in detector.split(",") if name.strip()],
+        None if detector is None else _names(detector),
         ood_validation,
     )
     _finish(results, as_json)
@@ -414,6 +414,13 @@ def benchmark(
             say(f"report: {page}")
     if as_json:
         print(json.dumps(done, indent=1))
+
+
+def _names(text: str) -> list[str]:
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    if not names:
+        raise UsageError("--detector names none: give some, such as rmd,energy (maple methods lists them)")
+    return names
 
 
 def _seeds(text: str | None) -> tuple[int, ...] | None:

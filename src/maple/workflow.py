@@ -448,9 +448,11 @@ def evaluate_run(
     images for the one detector that is tuned on such.
     """
     detectors = None if detectors is None else [name for name in dict.fromkeys(detectors) if name != "maple"]
-    for name in detectors or ():  # better missed now than after the images are read
-        if getattr(create_detector(name), "learns_from_ood", False) and ood_validation is None:
-            raise UsageError(f"'{name}' is tuned on unknown images: give some with --ood-validation")
+    tuned = [name for name in detectors or () if getattr(create_detector(name), "learns_from_ood", False)]
+    if tuned and ood_validation is None:  # better missed now than after the images are read
+        raise UsageError(f"'{tuned[0]}' is tuned on unknown images: give some with --ood-validation")
+    if ood_validation is not None and not tuned:
+        raise UsageError("--ood-validation is for detectors tuned on unknown images: add --detector lee-md-ood")
     origin, sections = read_run_config(folder)
     config = resolve_config({} if workers is None else {"workers": workers}, sections)
     predictor = ready_predictor(folder, decision)
