@@ -83,13 +83,15 @@ def with_options(*sections: str, default: str | None = None) -> Callable[[Callab
             for parameter in inspect.signature(command).parameters.values()
             if parameter.name != "flags"
         ]
-        names = []
+        names, lists = [], []
         for section in sections:
             hints = get_type_hints(GROUPS[section], include_extras=True)
             for f in fields(GROUPS[section]):
                 if not f.metadata.get("flag", True):
                     continue
                 names.append(f.name)
+                if isinstance(f.default, tuple):
+                    lists.append(f.name)
                 shown = ",".join(map(str, f.default)) if isinstance(f.default, tuple) else f.default
                 shown = (shown if shown != "" else None) if default is None else default
                 text = f.metadata["help"] + ("" if shown is None else f" [dim]\\[default: {shown}][/]")
@@ -106,10 +108,7 @@ def with_options(*sections: str, default: str | None = None) -> Callable[[Callab
         def wrapper(**given: Any) -> Any:
             flags = {name: given.pop(name) for name in names}
             set_flags = {name: value for name, value in flags.items() if value is not None}
-            if "splits" in set_flags:
-                set_flags["splits"] = set_flags["splits"].split(",")
-            if "leave_out" in set_flags:
-                set_flags["leave_out"] = read_names(set_flags["leave_out"])
+            set_flags |= {name: read_names(set_flags[name]) for name in lists if name in set_flags}
             return command(**given, flags=set_flags)
 
         wrapper.__name__, wrapper.__doc__ = command.__name__, command.__doc__
@@ -417,7 +416,7 @@ def benchmark(
 
 
 def _names(text: str) -> list[str]:
-    names = [name.strip() for name in text.split(",") if name.strip()]
+    names = read_names(text)
     if not names:
         raise UsageError("--detector names none: give some, such as rmd,energy (maple methods lists them)")
     return names

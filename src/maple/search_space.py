@@ -8,11 +8,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, get_args
 
-from maple.config import GROUPS, RunConfig, as_dict, build_options, recipe_section
+from maple.config import GROUPS, RunConfig, as_dict, build_options
 from maple.criteria import CRITERIA
 from maple.errors import UsageError, suggest
 from maple.progress import warn
-from maple.recipe import RECIPES
+from maple.recipe import unused_options
 
 Search = Literal["grid", "bayes"]
 SEARCHES = get_args(Search)
@@ -28,23 +28,22 @@ class Parameter:
     bounds: tuple[float, float] | None = None  # of whole numbers where both are; None: the values of the grid
     log: bool = False  # whether factors count, not differences
     relative: bool = False  # whether values and bounds are multiples of the option as it is
-    switch: Literal["triplet", "clustering"] | None = None  # the part of the recipe that reads it
 
 
 PARAMETERS: dict[str, Parameter] = {
     # The paper's three: t, p and max_num_cluster, with the values of its grid (of t those that its tables show).
-    "hard_class_error": Parameter((0.1, 0.3, 0.5), (0.0, 0.9), switch="clustering"),
-    "relabel_every": Parameter((5, 10, 15, 20), (1, 20), switch="clustering"),
-    "max_clusters": Parameter((3, 5, 7, 10), (2, 10), switch="clustering"),
+    "hard_class_error": Parameter((0.1, 0.3, 0.5), (0.0, 0.9)),
+    "relabel_every": Parameter((5, 10, 15, 20), (1, 20)),
+    "max_clusters": Parameter((3, 5, 7, 10), (2, 10)),
     # The rest of the recipe
-    "min_cluster_size": Parameter((10, 20, 50), (5, 100), log=True, switch="clustering"),
-    "cluster_method": Parameter(("xmeans", "gmeans", "tmeans", "kmeans"), switch="clustering"),
-    "cluster_space": Parameter(("raw", "normalised", "projected", "whitened"), switch="clustering"),
-    "margin": Parameter((0.3, 0.5, 0.7), (0.1, 1.5), switch="triplet"),
-    "triplet_weight": Parameter((0.3, 1.0, 3.0), (0.03, 3.0), log=True, switch="triplet"),
-    "triplet_softness": Parameter((0.0, 0.2, 0.5), (0.0, 1.0), switch="triplet"),
-    "prototype_weight": Parameter((0.3, 1.0, 3.0), (0.03, 3.0), log=True, switch="triplet"),
-    "prototype_scale": Parameter((5.0, 10.0, 20.0), (3.0, 40.0), log=True, switch="triplet"),
+    "min_cluster_size": Parameter((10, 20, 50), (5, 100), log=True),
+    "cluster_method": Parameter(("xmeans", "gmeans", "tmeans", "kmeans")),
+    "cluster_space": Parameter(("raw", "normalised", "projected", "whitened")),
+    "margin": Parameter((0.3, 0.5, 0.7), (0.1, 1.5)),
+    "triplet_weight": Parameter((0.3, 1.0, 3.0), (0.03, 3.0), log=True),
+    "triplet_softness": Parameter((0.0, 0.2, 0.5), (0.0, 1.0)),
+    "prototype_weight": Parameter((0.3, 1.0, 3.0), (0.03, 3.0), log=True),
+    "prototype_scale": Parameter((5.0, 10.0, 20.0), (3.0, 40.0), log=True),
     # Whatever the recipe
     "learning_rate": Parameter((0.3, 1.0, 3.0), (0.1, 3.0), log=True, relative=True),
     "weight_decay": Parameter((1e-4, 5e-4, 2e-3), (1e-5, 1e-2), log=True),
@@ -127,13 +126,8 @@ def list_parameters(recipe: str) -> list[str]:
     >>> list_parameters("cross-entropy"), list_parameters("mc-dropout")
     (['learning_rate', 'weight_decay'], ['learning_rate', 'weight_decay', 'dropout'])
     """
-    switches = RECIPES.get(recipe, {})
-    return [
-        name
-        for name, parameter in PARAMETERS.items()
-        if section_of(name) in ("train", recipe_section(recipe))
-        and (parameter.switch is None or switches.get(parameter.switch, False))
-    ]
+    unused = unused_options(recipe)
+    return [name for name in PARAMETERS if name not in unused]
 
 
 def section_of(option: str) -> str:

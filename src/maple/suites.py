@@ -9,8 +9,9 @@ and evaluates, :mod:`maple.tables` writes.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -35,6 +36,7 @@ class Protocol:
 
 
 UNKNOWN_PLANKTON = Path(__file__).with_name("taxa") / "plankton_unknown.txt"
+CORRUPTED_COLUMN = "corrupted/"  # in front of figures of corrupted images
 CORRUPTED = "corrupted:{}?family=all&severity=all"
 
 PROTOCOLS = {
@@ -184,27 +186,40 @@ class Suite:
         return list(dict.fromkeys(row.training for row in self.rows(profile)))
 
 
+_TITLES: dict[str, Column] = {  # by kind of figure
+    "accuracy": Column("accuracy", "higher", 4),
+    "softmax_accuracy": Column("softmax accuracy", "higher", 4),
+    "ece": Column("ECE", "lower"),
+    "nll": Column("NLL", "lower"),
+    "auroc": Column("AUROC", "higher"),
+    "aupr": Column("AUPR", "higher"),
+    "clusters": Column("clusters", digits=0),
+    "components": Column("components", digits=0),
+    "gaussian_error": Column("Gaussian test", "lower"),
+    "latency_ms": Column("ms per image", "lower", 2),
+    "share": Column("share kept", "higher"),
+    "parameters": Column("parameters", "lower", 0),
+    "minutes": Column("training, minutes", "lower", 1),
+}
+
+
+def figure_kind(column: str) -> tuple[str, str]:
+    """The kind of figure that a column has, and of what: an OOD set, a level of confidence, or nothing.
+
+    >>> figure_kind("auroc/svhn"), figure_kind("share@0.8"), figure_kind("corrupted/ece")
+    (('auroc', 'svhn'), ('share', '0.8'), ('ece', ''))
+    """
+    kind, *detail = re.split("[/@]", column.removeprefix(CORRUPTED_COLUMN), maxsplit=1)
+    return kind, "".join(detail)
+
+
 def _column(name: str) -> Column:
     """The column of a figure by its name."""
-    corrupted = name.startswith("corrupted/")
-    kind, _, detail = name.removeprefix("corrupted/").partition("/" if "/" in name else "@")
-    title, better, digits = {
-        "accuracy": ("accuracy", "higher", 4),
-        "softmax_accuracy": ("softmax accuracy", "higher", 4),
-        "ece": ("ECE", "lower", 3),
-        "nll": ("NLL", "lower", 3),
-        "auroc": ("AUROC", "higher", 3),
-        "aupr": ("AUPR", "higher", 3),
-        "clusters": ("clusters", "", 0),
-        "components": ("components", "", 0),
-        "gaussian_error": ("Gaussian test", "lower", 3),
-        "latency_ms": ("ms per image", "lower", 2),
-        "share": ("share kept", "higher", 3),
-        "parameters": ("parameters", "lower", 0),
-        "minutes": ("training, minutes", "lower", 1),
-    }[kind]
+    kind, detail = figure_kind(name)
+    column = _TITLES[kind]
     suffix = f" {detail}" if detail else ""
-    return Column(title + suffix + (", corrupted" if corrupted else ""), better, digits)  # type: ignore[arg-type]
+    corrupted = ", corrupted" if name.startswith(CORRUPTED_COLUMN) else ""
+    return replace(column, title=column.title + suffix + corrupted)
 
 
 def columns_of(suite: Suite) -> dict[str, Column]:
@@ -218,7 +233,7 @@ def columns_of(suite: Suite) -> dict[str, Column]:
 
 def read_figure(results: Results, method: str, column: str, facts: Mapping[str, float] | None = None) -> float:
     """One figure of a method; NaN where it has none. ``facts`` holds what is known of the training."""
-    kind, _, detail = column.partition("/" if "/" in column else "@")
+    kind, detail = figure_kind(column)
     if facts and column in facts:
         return facts[column]
     whole = {"clusters": results.n_clusters, "latency_ms": results.latency_ms}

@@ -22,10 +22,9 @@ from maple.metrics import format_spread
 from maple.page import render_page
 from maple.plots import BLUE, Line, Panel, Plot, plot_quantiles, plot_reliability, plot_rows, standalone_svg
 from maple.report import draw_projections, read_run
-from maple.suites import Profile, Row, Suite, columns_of, read_figure
-from maple.trainings import Job, ensure_evaluated, training_facts
+from maple.suites import CORRUPTED_COLUMN, Profile, Row, Suite, columns_of, figure_kind, read_figure
+from maple.trainings import FACTS, Job, ensure_evaluated, training_facts
 
-CORRUPTED = "corrupted/"
 PLOTTED = ("accuracy", "ece", "auroc", "gaussian_error")  # kinds of figures worth a panel
 MAX_PANELS = 5
 
@@ -64,11 +63,13 @@ def collect(suite: Suite, jobs: Sequence[Job], command: str) -> SuiteResults:
     profile = jobs[0].profile
     seeds = tuple(dict.fromkeys(job.seed for job in jobs))
     found: dict[tuple[Any, int], tuple[Results, Results | None, dict[str, float]]] = {}
-    needs_corrupted = any(name.startswith(CORRUPTED) for name in suite.columns)
+    needs_corrupted = any(name.startswith(CORRUPTED_COLUMN) for name in suite.columns)
+    needs_facts = any(name in FACTS for name in suite.columns)
     for job in jobs:
         results = ensure_evaluated(job, suite.detectors)
         corrupted = ensure_evaluated(job, corrupted=True) if needs_corrupted and job.protocol.corrupted else None
-        found[job.training, job.seed] = results, corrupted, training_facts(job)
+        facts = training_facts(job) if needs_facts else {}
+        found[job.training, job.seed] = results, corrupted, facts
     rows = [
         TableRow(
             row.title,
@@ -84,9 +85,9 @@ def collect(suite: Suite, jobs: Sequence[Job], command: str) -> SuiteResults:
 
 
 def _read(row: Row, column: str, results: Results, corrupted: Results | None, facts: dict[str, float]) -> float:
-    if not column.startswith(CORRUPTED):
+    if not column.startswith(CORRUPTED_COLUMN):
         return read_figure(results, row.method, column, facts)
-    return math.nan if corrupted is None else read_figure(corrupted, row.method, column.removeprefix(CORRUPTED))
+    return math.nan if corrupted is None else read_figure(corrupted, row.method, column.removeprefix(CORRUPTED_COLUMN))
 
 
 def _provenance(jobs: Sequence[Job], command: str) -> dict[str, Any]:
@@ -237,8 +238,8 @@ def _best_cells(found: SuiteResults) -> set[tuple[int, int]]:
 def _draw_rows(suite: Suite, rows: Sequence[TableRow]) -> list[tuple[str, Plot]]:
     """Dots for our figures, rings for the paper's."""
     columns = columns_of(suite)
-    kinds = {name: name.partition("/")[0].partition("@")[0] for name in columns}
-    chosen = [name for name in columns if kinds[name] in PLOTTED][:MAX_PANELS]
+    clean = [name for name in columns if not name.startswith(CORRUPTED_COLUMN)]
+    chosen = [name for name in clean if figure_kind(name)[0] in PLOTTED][:MAX_PANELS]
     if not chosen:
         return []
     panels = [

@@ -15,7 +15,7 @@ import re
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +41,7 @@ from maple.workflow import CHECKPOINT, LEFT_OUT, TrainRequest, evaluate_run, rec
 
 TRAININGS = "trainings"
 EVALUATIONS = "evaluations"
+FACTS = ("minutes", "parameters")  # columns that the training tells, not the results
 FINISHED = "results.json"  # the last file of a training that matters
 TIMED_BATCH, TIMED_STEPS = 8, 2
 DEFAULT_SIZE = 32  # pixels, where a source decides
@@ -126,12 +127,14 @@ def digest_source(source: str, data_root: Path | None = None) -> dict[str, str]:
     path = find_source(source, data_root)
     files = [path] if path.is_file() else [file for file in split_files(path).values() if file.is_file()]
     if files:
-        return {file.name: _digest_file(file) for file in files}
+        return {file.name: _digest_file(file, file.stat().st_mtime_ns) for file in files}
     inside = sorted(file for file in path.rglob("*") if file.is_file())
     return {"listing": _digest("\n".join(f"{f.relative_to(path)} {f.stat().st_size}" for f in inside).encode())}
 
 
-def _digest_file(path: Path) -> str:
+@cache
+def _digest_file(path: Path, changed: int) -> str:
+    """Of a file as it was when last ``changed``: all networks of a suite ask for the same files."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=10)).hexdigest()
 
@@ -201,10 +204,8 @@ def ensure_evaluated(job: Job, detectors: Sequence[str] = (), corrupted: bool = 
 
 def training_facts(job: Job) -> dict[str, float]:
     """What is known of a training: minutes that it took, and parameters of the network."""
-    seconds = 0.0
-    for file in sorted(job.folder.glob("history.csv")):
-        with file.open(encoding="utf-8", newline="") as lines:
-            seconds += sum(float(row["seconds"]) for row in csv.DictReader(lines))
+    with (job.folder / "history.csv").open(encoding="utf-8", newline="") as lines:
+        seconds = sum(float(row["seconds"]) for row in csv.DictReader(lines))
     backbone = load_backbone(job.folder / "weights.safetensors")
     return {"minutes": seconds / 60, "parameters": float(sum(p.numel() for p in backbone.parameters()))}
 

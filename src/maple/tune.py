@@ -35,14 +35,11 @@ import torch
 import maple.baselines  # noqa: F401  # so that their names are known
 from maple.backbone import create_backbone
 from maple.baselines.sampling import EnsembleRecipe
-from maple.batches import parse_augment
 from maple.calibrate import min_calibration_images
 from maple.checkpoint import load_json, save_json, write_atomic
 from maple.config import (
-    RECIPE_SECTIONS,
     RunConfig,
     flag_name,
-    recipe_section,
     resolve_config,
     to_toml,
 )
@@ -52,7 +49,7 @@ from maple.plots import number, standalone_svg
 from maple.predictor import channel_statistics
 from maple.processes import count_processes
 from maple.progress import counting, say, warn
-from maple.recipe import create_recipe, find_recipe
+from maple.recipe import create_recipe, find_recipe, unused_options
 from maple.search_space import (
     PARAMETERS,
     SEARCHES,
@@ -63,14 +60,13 @@ from maple.search_space import (
     Trial,
     choose_space,
     current_value,
-    section_of,
     short,
     with_settings,
 )
 from maple.splits import Splits, load_splits
 from maple.train import CHECKPOINT, FREE_OPTIONS, Run, train_backbone
 from maple.trial_plots import plot_trials
-from maple.workflow import digest_images, recipe_options
+from maple.workflow import check_flags, check_options, digest_images, recipe_options
 
 Progress = Callable[[int, int], None]
 
@@ -181,7 +177,7 @@ def make_plan(request: TuneRequest) -> Plan:
         if name not in known:
             raise UsageError(f"unknown {what} '{name}': {suggest(name, known)}")
     config = resolve_config(request.flags, request.file, request.preset)
-    _check_config(config, request.flags)
+    _check_config(config, request)
     space = choose_space(request.search, config, request.parameters, request.values)
     for name, found in space.items():
         if name in request.flags and isinstance(found, Choices) and not PARAMETERS[name].relative:
@@ -205,19 +201,14 @@ def make_plan(request: TuneRequest) -> Plan:
     return Plan(request.search, request.criterion, request.prune, config, space, n_trials)
 
 
-def _check_config(config: RunConfig, flags: Mapping[str, Any]) -> None:
+def _check_config(config: RunConfig, request: TuneRequest) -> None:
     """What could go wrong only in the first trial; better known now."""
     recipe = config.model.recipe
     if issubclass(find_recipe(recipe), EnsembleRecipe):
         raise UsageError("an ensemble has no settings of its own to tune: tune its members with --recipe cross-entropy")
     create_recipe(recipe, **recipe_options(config))
-    idle = set(RECIPE_SECTIONS) - {recipe_section(recipe), recipe_section("maple")}
-    for name in flags:
-        if (section := section_of(name)) in idle:
-            owner = section.replace("_", "-")
-            raise UsageError(f"{flag_name(name)} belongs to --recipe {owner}, not to {recipe}: leave it out")
-    if config.train.augment != "auto":
-        parse_augment(config.train.augment)
+    check_flags(request.flags, request.file, recipe)
+    check_options(config.train)
     if count_processes(config.train) != (1, 1):
         raise UsageError(
             "a trial is trained in one process: leave out --devices, --nodes and torchrun, and start the same "
@@ -787,7 +778,8 @@ class Tuning:
         finished = [trial for trial in self.trials if trial.criteria]
         if len(finished) < 2 or any(trial.criteria != finished[0].criteria for trial in finished):
             return None
-        if all(PARAMETERS[name].switch == "clustering" for name in self.plan.space):
+        of_clusters = unused_options("triplet") - unused_options("clustering")
+        if of_clusters.issuperset(self.plan.space):
             return "all trials came out the same, since none split a class: --cluster-method xmeans splits more readily"
         return "all trials came out the same: what was searched changes nothing here"
 

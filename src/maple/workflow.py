@@ -8,7 +8,7 @@ import hashlib
 import os
 import platform
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -145,8 +145,8 @@ def train_run(request: TrainRequest) -> Results | None:
     config = resolve_config(request.flags, request.file, request.preset)
     if request.resume:
         request, config = _as_started(request)
-    _check_options(config.train)
-    _check_flags(request.flags, request.file, config.model.recipe)
+    check_options(config.train)
+    check_flags(request.flags, request.file, config.model.recipe)
     recipe = create_recipe(config.model.recipe, **recipe_options(config))
     for source in map(clean_source, request.ood.values()):  # better missed now than after the training
         if source != LEFT_OUT and not is_built_in(source) and not glob.has_magic(source):
@@ -228,7 +228,7 @@ def recipe_options(config: RunConfig) -> dict[str, Any]:
     return {key: value for key, value in config.section(kind.section).items() if key in known}
 
 
-def _check_options(options: TrainOptions) -> None:
+def check_options(options: TrainOptions) -> None:
     """What the options themselves do not tell; better known now than after the images are read."""
     if options.augment != "auto":
         parse_augment(options.augment)
@@ -236,7 +236,7 @@ def _check_options(options: TrainOptions) -> None:
         raise UsageError("--precision 16-mixed needs a CUDA device: use auto, bf16-mixed or 32-true")
 
 
-def _check_flags(flags: dict[str, Any], file: dict[str, Any], recipe: str) -> None:
+def check_flags(flags: Mapping[str, Any], file: Mapping[str, Any], recipe: str) -> None:
     """Refuse options of other recipes, which would change nothing."""
     unused = unused_options(recipe)
     for name in flags:
