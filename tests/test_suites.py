@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -20,6 +21,7 @@ from filelock import FileLock
 
 from commands import flat, run
 from maple import paper
+from maple.benchmark import Classification, Detection, Histogram, Method, Reliability, Results
 from maple.config import read_names, resolve_config
 from maple.detector import list_detectors
 from maple.errors import UsageError
@@ -34,6 +36,7 @@ from maple.suites import (
     Training,
     columns_of,
     find_suite,
+    read_figure,
 )
 from maple.tables import SuiteResults, TableRow, table_cells, to_csv, to_markdown
 from maple.trainings import Job, digest_source, list_jobs
@@ -173,6 +176,27 @@ def test_unknown_taxa():
 
 
 # --- tables ----------------------------------------------------------------------------------------------------------
+
+
+def test_every_figure_is_read_from_its_own_place():
+    detection = Detection(0.11, 0.12, 0.13, 0.14, 0.15, 0.16, [], [])
+    classes = Classification(0.21, 0.22, 0.23, 0.24, 0.25, {"0.5": 0.26}, {"0.5": 0.27}, Reliability([], [], [], []))
+    histogram = Histogram([], [], {})
+    methods = {
+        "softmax": Method(replace(classes, accuracy=0.31), {}, histogram),
+        "md": Method(classes, {"svhn": detection}, histogram, n_components=41.0, gaussian_error=0.42),
+        "energy": Method(None, {"svhn": detection}, histogram),
+    }
+    results = Results([], methods, 1, {"svhn": 1}, 7, 12, 0.05, 0.6, [], [], [], [], latency_ms=0.51)
+    expected = {
+        "accuracy": 0.21, "ece": 0.22, "nll": 0.23, "accuracy@0.5": 0.26, "share@0.5": 0.27, "softmax_accuracy": 0.31,
+        "auroc/svhn": 0.11, "aupr/svhn": 0.12, "components": 41.0, "gaussian_error": 0.42, "clusters": 12.0,
+        "latency_ms": 0.51, "minutes": 9.0,
+    }  # fmt: skip
+    assert {column: read_figure(results, "md", column, {"minutes": 9.0}) for column in expected} == expected
+    assert math.isnan(read_figure(results, "energy", "ece"))
+    with pytest.raises(UsageError, match="--detector knn"):
+        read_figure(results, "knn", "ece")
 
 
 @pytest.fixture
