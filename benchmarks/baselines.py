@@ -4,10 +4,11 @@
     python benchmarks/baselines.py --shared ../shared --json results/baselines.json --only timing
     python benchmarks/baselines.py --json results/baselines.json --only table    # prints what docs/baselines.md holds
 
-The first command trains each method (``--methods``, ``--seeds``; a finished training is not repeated, an interrupted
-one goes on) and evaluates it with its own probabilities and score; on the deterministic network all post-hoc detectors
-are evaluated as well. ``timing`` measures steps of the training and the latency of a prediction, relative to the
-deterministic network in the same run, on a machine that does nothing else. ``table`` prints what is in the file.
+The first command takes the networks of ``maple benchmark cifar10`` (trained now, continued, or found in ``--runs``) and
+evaluates each (``--methods``, ``--seeds``) with its own probabilities and score; on the deterministic network all
+post-hoc detectors are evaluated as well. ``timing`` measures steps of the training and the latency of a prediction,
+relative to the deterministic network in the same run, on a machine that does nothing else. ``table`` prints what is in
+the file.
 """
 
 from __future__ import annotations
@@ -30,55 +31,56 @@ from maple.detector import list_detectors
 from maple.loss import weighted_sum
 from maple.predictor import load_predictor
 from maple.recipe import Step, create_recipe, describe_recipe
+from maple.suites import PROFILES, find_suite
 from maple.train import fit_head
-from maple.workflow import evaluate_run
-from recipes import OOD, read_history, train_once
+from maple.trainings import Job, ensure_evaluated, list_jobs
 
 DETERMINISTIC = "cross-entropy"
-METHODS: dict[str, dict[str, Any]] = {
-    DETERMINISTIC: {"recipe": DETERMINISTIC},
-    "mc-dropout": {"recipe": "mc-dropout"},
-    "ensemble": {"recipe": "ensemble", "members": 5},
-    "duq": {"recipe": "duq"},
-    "sngp": {"recipe": "sngp"},
-    "due": {"recipe": "due"},
-    "vmdls": {"recipe": "vmdls"},
-    "maple": {"recipe": "maple"},
-}
+PROFILE = PROFILES["cpu"]
+SUITE = find_suite("cifar10")
+METHODS = [dict(training.flags)["recipe"] for training in SUITE.trainings(PROFILE)]
 NOT_POSTHOC = ("maple", "lee-md-ood")  # has rows of its own; sees unknown images
 TIMED_STEPS, TIMED_ROUNDS = 10, 5
 LATENCY_BATCH, LATENCY_REPEATS = 64, 15
 
 
+def find_jobs(seed: int, runs: Path, data_root: Path) -> dict[str, Job]:
+    """The networks of the suite by recipe."""
+    return {job.config.model.recipe: job for job in list_jobs([SUITE], PROFILE, [seed], runs, data_root)}
+
+
 # --- quality ---------------------------------------------------------------------------------------------------------
 
 
-def measure_method(name: str, seed: int, epochs: int, runs: Path, data_root: Path) -> dict[str, Any]:
+def measure_method(job: Job) -> dict[str, Any]:
     """One training with its own row, that of MAPLE on the same network and, if deterministic, of all detectors."""
-    folder = train_once(name, METHODS[name], seed, epochs, runs, data_root)
-    posthoc = [d for d in list_detectors() if d not in NOT_POSTHOC] if name == DETERMINISTIC else ["softmax", "energy"]
-    results = evaluate_run(folder, ood=OOD, data_root=data_root, detectors=posthoc)
+    name = job.config.model.recipe
+    posthoc = [d for d in list_detectors() if d not in NOT_POSTHOC] if name == DETERMINISTIC else []
+    results = ensure_evaluated(job, posthoc)
     own = {DETERMINISTIC: "softmax"}.get(name, name)
-    backbone = load_predictor(folder).backbone
-    config = results.provenance["config"]
+    backbone = load_predictor(job.folder).backbone
     return {
         "method": name,
-        "seed": seed,
-        "epochs": epochs,
+        "seed": job.seed,
+        "epochs": job.config.train.epochs,
         "parameters": sum(parameter.numel() for parameter in backbone.parameters()),
         "stored": sum(tensor.numel() for tensor in backbone.state_dict().values()),  # with buffers
-        "passes": passes(name),
-        "options": config[recipe_section(config["model"]["recipe"])],
+        "passes": passes(job),
+        "options": job.config.sections()[recipe_section(name)],
         "versions": results.provenance["versions"],
         "own": summarise(results.methods[own]),
         "detectors": {other: summarise(method) for other, method in results.methods.items() if other != own},
-        **read_history(folder),
     }
 
 
-def passes(name: str) -> str:
+def passes(job: Job) -> str:
     """Forward passes per image."""
-    return str(members(name)) if name == "ensemble" else describe_recipe(METHODS[name]["recipe"]).passes
+    name = job.config.model.recipe
+    return str(members(job)) if name == "ensemble" else describe_recipe(name).passes
+
+
+def members(job: Job) -> int:
+    return job.config.ensemble.members if job.config.model.recipe == "ensemble" else 1
 
 
 def summarise(method: Method) -> dict[str, Any]:
@@ -94,28 +96,23 @@ def summarise(method: Method) -> dict[str, Any]:
 # --- time ------------------------------------------------------------------------------------------------------------
 
 
-def measure_times(names: list[str], runs: Path, seed: int, epochs: int, data_root: Path) -> dict[str, dict[str, float]]:
+def measure_times(jobs: dict[str, Job]) -> dict[str, dict[str, float]]:
     """Seconds per training step and per prediction, relative to the deterministic network, interleaved in one run."""
-    names = list(dict.fromkeys([DETERMINISTIC, *names]))
-    images = open_images("cifar10/test", data_root=data_root)
-    steps = {name: training_step(METHODS[name]["recipe"], images) for name in names}
+    images = open_images("cifar10/test", data_root=jobs[DETERMINISTIC].data_root)
+    steps = {name: training_step(name, images) for name in jobs}
     batch = to_input(torch.from_numpy(np.stack([images.read(i) for i in range(LATENCY_BATCH)])))
-    predictors = {name: load_predictor(runs / f"{name}-{epochs}-{seed}") for name in names}
+    predictors = {name: load_predictor(job.folder) for name, job in jobs.items()}
     predict = {name: (lambda predictor=predictor: predictor(batch)) for name, predictor in predictors.items()}
     training, latency = interleave(steps, TIMED_ROUNDS), interleave(predict, LATENCY_REPEATS)
     return {
         name: {
-            "training": float(np.median(training[name] / training[DETERMINISTIC])) * members(name),
-            "training_spread": spread(training[name] / training[DETERMINISTIC]),
+            "training": float(np.median(training[name] / training[DETERMINISTIC])) * members(job),
+            "training_spread": spread(training[name] / training[DETERMINISTIC]) * members(job),
             "latency": float(np.median(latency[name] / latency[DETERMINISTIC])),
             "latency_spread": spread(latency[name] / latency[DETERMINISTIC]),
         }
-        for name in names
+        for name, job in jobs.items()
     }
-
-
-def members(name: str) -> int:
-    return METHODS[name].get("members", 1)
 
 
 def spread(ratios: np.ndarray) -> float:
@@ -179,7 +176,7 @@ def embed_rows(backbone: Any, images: Any, rows: np.ndarray) -> np.ndarray:
 def format_tables(saved: dict[str, Any]) -> str:
     """Two Markdown tables: trained methods, and detectors on the deterministic network."""
     rows, times = saved["rows"], saved.get("times", {})
-    sets = list(OOD)
+    sets = list(rows[0]["own"]["auroc"])
     heading = ["method", "accuracy", "ECE", "NLL", *(f"AUROC {s}" for s in sets), *(f"AUPR {s}" for s in sets)]
     costs = ["passes", "parameters", "numbers stored", "training", "latency"]
     lines = [markdown_row([*heading, *costs]), markdown_row(["---"] * (len(heading) + len(costs)))]
@@ -224,27 +221,25 @@ def markdown_row(cells: list[str]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shared", type=Path, help="folder with data/")
-    parser.add_argument("--methods", nargs="*", default=list(METHODS), choices=list(METHODS))
+    parser.add_argument("--methods", nargs="*", default=METHODS, choices=METHODS)
     parser.add_argument("--seeds", nargs="*", type=int, default=[0])
-    parser.add_argument("--epochs", type=int, default=16)
     parser.add_argument("--only", choices=("quality", "timing", "table"))
-    parser.add_argument("--runs", type=Path, default=Path("runs/baselines"), help="folder of the run folders")
+    parser.add_argument("--runs", type=Path, default=Path("runs/benchmark"), help="--out of maple benchmark")
     parser.add_argument("--json", type=Path, required=True, help="file of the results, read and written")
     arguments = parser.parse_args()
     read = lambda: json.loads(arguments.json.read_text()) if arguments.json.exists() else {"rows": []}  # noqa: E731
     if arguments.only in (None, "quality"):
         for seed in arguments.seeds:
+            jobs = find_jobs(seed, arguments.runs, arguments.shared / "data")
             for name in arguments.methods:
-                key = (name, seed, arguments.epochs)
-                if any((row["method"], row["seed"], row["epochs"]) == key for row in read()["rows"]):
-                    continue
-                row = measure_method(*key, arguments.runs, arguments.shared / "data")
+                row = measure_method(jobs[name])
                 saved = read()
-                saved["rows"].append(row)
-                arguments.json.write_text(json.dumps(saved, indent=1) + "\n")
+                others = [other for other in saved["rows"] if (other["method"], other["seed"]) != (name, seed)]
+                in_order = sorted([*others, row], key=lambda row: (METHODS.index(row["method"]), row["seed"]))
+                arguments.json.write_text(json.dumps({**saved, "rows": in_order}, indent=1) + "\n")
     if arguments.only == "timing":
-        data_root = arguments.shared / "data"
-        times = measure_times(arguments.methods, arguments.runs, arguments.seeds[0], arguments.epochs, data_root)
+        jobs = find_jobs(arguments.seeds[0], arguments.runs, arguments.shared / "data")
+        times = measure_times({name: jobs[name] for name in dict.fromkeys([DETERMINISTIC, *arguments.methods])})
         arguments.json.write_text(json.dumps({**read(), "times": times}, indent=1) + "\n")
     print(format_tables(read()))
 

@@ -2,10 +2,11 @@
 
     python benchmarks/recipes.py --shared ../shared --recipes cross-entropy maple --json results/recipes.json
 
-Each training is a run folder under ``--runs``: one that is finished is not trained again, one that was interrupted goes
-on where it stopped. Each row of the JSON file is one training, with accuracies, calibration, AUROC of every score
-against CIFAR-100, Tiny ImageNet and SVHN, the share of the time that relabelling took, and the seconds of all epochs
-(comparable only between trainings that had the machine to themselves). Rows that are there are not measured again.
+Trainings are kept as those of ``maple benchmark`` are, and shared with them: one that is finished is not trained again,
+one that was interrupted goes on where it stopped. Each row of the JSON file is one training, with accuracies,
+calibration, AUROC of every score against CIFAR-100, Tiny ImageNet and SVHN, the share of the time that relabelling
+took, and the seconds of all epochs (comparable only between trainings that had the machine to themselves). Rows that
+are there are not measured again.
 """
 
 from __future__ import annotations
@@ -13,53 +14,36 @@ from __future__ import annotations
 import argparse
 import csv
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from maple.benchmark import Results
-from maple.workflow import TrainRequest, evaluate_run, train_run
+from maple.suites import PROFILES, Profile, Training
+from maple.trainings import Job, ensure_evaluated
 
-OOD = {"cifar100": "cifar100/test", "tiny_imagenet": "tiny_imagenet/val", "svhn": "svhn/test"}
-PAPER = {"preset": "paper", "backbone": "resnet9", "batch_size": 128, "precision": "32-true"}
-RECIPES: dict[str, dict[str, Any]] = {
-    "cross-entropy": {"recipe": "cross-entropy"},
-    "triplet": {"recipe": "triplet", "prototype_weight": 0.0},
-    "prototypes": {"recipe": "triplet", "triplet_weight": 0.0},
-    "maple": {"recipe": "maple"},
-    "maple, raw X-Means": {"recipe": "maple", "cluster_method": "xmeans", "cluster_space": "raw"},
-    "batch-hard": {"recipe": "triplet", "prototype_weight": 0.0, "triplet_softness": 0.0},
-    "paper": PAPER,
-    "paper, triangular schedule": {**PAPER, "schedule": "triangular"},
+CPU = PROFILES["cpu"]
+PAPER = replace(CPU, preset="paper", flags={**CPU.flags, "batch_size": 128, "precision": "32-true"})
+RECIPES: dict[str, tuple[Profile, dict[str, Any]]] = {
+    "cross-entropy": (CPU, {"recipe": "cross-entropy"}),
+    "triplet": (CPU, {"recipe": "triplet", "prototype_weight": 0.0}),
+    "prototypes": (CPU, {"recipe": "triplet", "triplet_weight": 0.0}),
+    "maple": (CPU, {"recipe": "maple"}),
+    "maple, raw X-Means": (CPU, {"recipe": "maple", "cluster_method": "xmeans", "cluster_space": "raw"}),
+    "batch-hard": (CPU, {"recipe": "triplet", "prototype_weight": 0.0, "triplet_softness": 0.0}),
+    "paper": (PAPER, {}),
+    "paper, triangular schedule": (PAPER, {"schedule": "triangular"}),
 }
-
-
-def train_once(name: str, flags: dict[str, Any], seed: int, epochs: int, runs: Path, data_root: Path) -> Path:
-    """The folder of a training on CIFAR-10, which is continued where it was interrupted and skipped where finished."""
-    flags = {"backbone": "resnet9", **flags, "seed": seed, "epochs": epochs}
-    folder = runs / f"{name.replace(', ', '-').replace(' ', '-')}-{epochs}-{seed}"
-    if not (folder / "detector.safetensors").exists():
-        interrupted = any(folder.rglob("resume.safetensors"))
-        train_run(
-            TrainRequest(
-                source="cifar10",
-                out=folder,
-                data_root=data_root,
-                flags={key: value for key, value in flags.items() if key != "preset"},
-                preset=flags.get("preset"),
-                resume=interrupted,
-                overwrite=(folder / "config.toml").exists() and not interrupted,
-            )
-        )
-    return folder
 
 
 def train_and_evaluate(name: str, seed: int, epochs: int, runs: Path, data_root: Path) -> dict[str, Any]:
     """One row, from a new training or from a finished one."""
-    folder = train_once(name, RECIPES[name], seed, epochs, runs, data_root)
-    results = evaluate_run(folder, ood=OOD, data_root=data_root)
-    return {"recipe": name, "seed": seed, "epochs": epochs, **summarise(results), **read_history(folder)}
+    profile, flags = RECIPES[name]
+    job = Job(Training.of("cifar10", **flags), profile, seed, runs, data_root, {"epochs": epochs})
+    results = ensure_evaluated(job)
+    return {"recipe": name, "seed": seed, "epochs": epochs, **summarise(results), **read_history(job.folder)}
 
 
 def summarise(results: Results) -> dict[str, Any]:
@@ -110,7 +94,7 @@ def main() -> None:
     parser.add_argument("--recipes", nargs="*", default=["cross-entropy", "maple"], choices=list(RECIPES))
     parser.add_argument("--seeds", nargs="*", type=int, default=[0, 1])
     parser.add_argument("--epochs", type=int, default=16)
-    parser.add_argument("--runs", type=Path, default=Path("runs/recipes"), help="folder of the run folders")
+    parser.add_argument("--runs", type=Path, default=Path("runs/benchmark"), help="--out of maple benchmark")
     parser.add_argument("--json", type=Path, required=True, help="file of the rows, read and written")
     arguments = parser.parse_args()
     for seed in arguments.seeds:
