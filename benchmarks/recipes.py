@@ -25,7 +25,7 @@ from maple.suites import PROFILES, Profile, Training
 from maple.trainings import Job, ensure_evaluated
 
 CPU = PROFILES["cpu"]
-PAPER = replace(CPU, preset="paper", flags={**CPU.flags, "batch_size": 128, "precision": "32-true"})
+PAPER = replace(CPU, as_paper=True, flags={**CPU.flags, "batch_size": 128, "precision": "32-true"})
 RECIPES: dict[str, tuple[Profile, dict[str, Any]]] = {
     "cross-entropy": (CPU, {"recipe": "cross-entropy"}),
     "triplet": (CPU, {"recipe": "triplet", "prototype_weight": 0.0}),

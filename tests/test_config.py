@@ -32,7 +32,7 @@ def test_round_trip_through_toml(tmp_path):
     config = resolve_config({"epochs": "7", "splits": ["0.6", "0.2", "0.1", "0.1"]}, preset="paper-diatoms")
     path = tmp_path / "config.toml"
     path.write_text(to_toml(config.sections()))
-    assert resolve_config(file=read_toml(path)) == config
+    assert resolve_config(file=read_toml(path)).sections() == config.sections()
 
 
 def test_precedence_is_flag_file_preset_default():

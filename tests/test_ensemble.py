@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from maple.backbone import create_backbone, embed
-from maple.config import MAX_MEMBERS, TrainOptions, build_options, resolve_config
+from maple.config import MAX_MEMBERS, PRESETS, TrainOptions, build_options, resolve_config
 from maple.data import open_images
 from maple.ensemble import MEMBERS, member_seeds, train_ensemble
 from maple.errors import RunError, UsageError
@@ -69,6 +69,35 @@ def test_a_killed_ensemble_goes_on(digits, tmp_path):
     assert resumed.history[0]["validation_accuracy"] == pytest.approx(whole.history[0]["validation_accuracy"])
 
 
+def test_an_ensemble_killed_within_a_member_goes_on_after_its_last_epoch(digits, tmp_path):
+    options = replace(OPTIONS, epochs=2)
+    trained = []  # seed of the member, batch by batch
+
+    def make(seed, stop_at=None):
+        backbone = make_backbone(seed)
+
+        def count(module, inputs):
+            if module.training:
+                trained.append(seed)
+                if len(trained) == stop_at:
+                    raise KeyboardInterrupt
+
+        backbone.register_forward_pre_hook(count)
+        return backbone
+
+    whole = train(digits, tmp_path / "whole", options=options, make=make)
+    per_member = trained.count(300)
+    assert trained == [300] * per_member + [301] * per_member
+    trained.clear()
+    killed_at = per_member + per_member * 3 // 4  # in the second epoch of the second member
+    with pytest.raises(KeyboardInterrupt):
+        train(digits, tmp_path / "killed", options=options, make=lambda seed: make(seed, killed_at))
+    trained.clear()
+    resumed = train(digits, tmp_path / "killed", resume=True, options=options, make=make)
+    assert trained == [301] * (per_member // 2)
+    np.testing.assert_array_equal(embed(whole.backbone, digits[1]).logits, embed(resumed.backbone, digits[1]).logits)
+
+
 def test_no_two_ensembles_share_a_member():
     assert member_seeds(0, 5) == [0, 1, 2, 3, 4]
     seeds = [seed for ensemble in range(5) for seed in member_seeds(ensemble, MAX_MEMBERS)]
@@ -95,6 +124,6 @@ def test_an_ensemble_of_another_seed_is_not_gone_on_with(digits, tmp_path):
 
 
 def test_presets_have_the_ensembles_of_the_paper():
-    members = {preset: resolve_config(preset=preset).ensemble.members for preset in ("paper", "paper-imagenet")}
-    assert members == {"paper": 10, "paper-imagenet": 3}
+    members = {preset: resolve_config(preset=preset).ensemble.members for preset in PRESETS}
+    assert members == {"paper": 10, "paper-diatoms": 10, "paper-imagenet": 3}
     assert resolve_config().ensemble.members == 5

@@ -22,7 +22,7 @@ from filelock import FileLock
 from commands import flat, run
 from maple import paper
 from maple.benchmark import Classification, Detection, Histogram, Method, Reliability, Results
-from maple.config import read_names, resolve_config
+from maple.config import read_names
 from maple.detector import list_detectors
 from maple.errors import UsageError
 from maple.recipe import create_recipe, list_recipes
@@ -106,11 +106,22 @@ def test_every_row_can_be_trained_and_read(suite, profile):
     known = {*list_detectors(), *list_recipes(), "maple-paper"}
     for row in suite.rows(profile):
         job = Job(row.training, profile, 3, Path("nowhere"))
-        config = resolve_config(job.flags, preset=profile.preset)
+        config = job.config
         create_recipe(config.model.recipe, **recipe_options(config))
         assert config.train.seed == 3 and row.method in known
         assert row.method in (*STANDARD_DETECTORS, *suite.detectors, config.model.recipe, "maple", "maple-paper")
     assert all(column.title for column in columns_of(suite).values())
+
+
+@pytest.mark.parametrize(
+    ("suite", "epochs", "optimizer", "batch_size", "relabel_every"),
+    [("cifar10", 200, "sgd", 64, 10), ("imagenet", 300, "adam", 64, 20), ("microorganisms", 100, "adam", 4, 10)],
+)
+def test_the_paper_profile_trains_as_the_paper_does_on_such_images(suite, epochs, optimizer, batch_size, relabel_every):
+    row = find_suite(suite).rows(PROFILES["paper"])[-1]
+    config = Job(row.training, PROFILES["paper"], 0, Path("nowhere")).config
+    assert (config.train.epochs, config.train.optimizer, config.train.batch_size) == (epochs, optimizer, batch_size)
+    assert config.recipe.relabel_every == relabel_every
 
 
 def test_suites_share_networks():

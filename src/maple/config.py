@@ -284,6 +284,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "sampler": "shuffle",
         **_PAPER_RECIPE,
         **_PAPER_DETECTOR,
+        "members": 10,
     },
     "paper-imagenet": {  # the paper's ResNet-50 is not among our networks: name another with --backbone
         "backbone": "resnet18",

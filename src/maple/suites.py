@@ -33,6 +33,7 @@ class Protocol:
     test: str | None = None  # where the source has no test images of its own
     corrupted: str | None = None  # a second test set: the first, corrupted
     flags: dict[str, Any] = field(default_factory=dict)
+    preset: str = "paper"  # how the paper trained on such images
 
 
 UNKNOWN_PLANKTON = Path(__file__).with_name("taxa") / "plankton_unknown.txt"
@@ -47,7 +48,11 @@ PROTOCOLS = {
         corrupted=CORRUPTED.format("cifar100/test"),
     ),
     "imagenet": Protocol(
-        "imagenet/train", {"imagenet_o": "imagenet_o"}, test="imagenet/val", flags={"size": 224, "fit": "crop"}
+        "imagenet/train",
+        {"imagenet_o": "imagenet_o"},
+        test="imagenet/val",
+        flags={"size": 224, "fit": "crop"},
+        preset="paper-imagenet",
     ),
     "microorganisms": Protocol(
         "plankton_ndsb",
@@ -58,8 +63,10 @@ PROTOCOLS = {
             "augment": "flip-both",
             "splits": [0.875, 0.0625, 0.0625, 0.0],  # 70 to 10, of the training file; the test file is the other 20
         },
+        preset="paper-diatoms",
     ),
 }
+FULL_PLANKTON = replace(PROTOCOLS["microorganisms"], flags={**PROTOCOLS["microorganisms"].flags, "size": 96})
 _TINY = "simulated-diatoms?n=240&size=32"
 _TINY_OOD = "simulated-diatoms/{}?n=40&size=32&seed={}"
 TINY_PROTOCOLS = {
@@ -84,7 +91,7 @@ class Profile:
     seeds: tuple[int, ...]
     flags: dict[str, Any]
     protocols: dict[str, Protocol]
-    preset: str | None = None
+    as_paper: bool = False  # trained by the presets of the protocols, not by our defaults
     relabel_every: Callable[[int], int] = lambda epochs: epochs  # what the paper's p becomes in shorter trainings
     members: int = 10  # of an ensemble
     clusters: dict[str, Any] = field(default_factory=dict)  # flags that cluster as the paper does
@@ -96,11 +103,11 @@ PAPER_CLUSTERS = {"cluster_method": "xmeans", "cluster_space": "raw"}
 PROFILES = {
     "paper": Profile(
         "paper",
-        "WRN-28-10, 200 epochs, ten seeds, as in the paper: for machines with accelerators",
+        "networks, epochs and optimisers of the paper, ten seeds: for machines with accelerators",
         tuple(range(10)),
         {},
-        PROTOCOLS,
-        preset="paper",
+        {**PROTOCOLS, "microorganisms": FULL_PLANKTON},
+        as_paper=True,
     ),
     "cpu": Profile(
         "cpu",

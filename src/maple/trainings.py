@@ -36,8 +36,8 @@ from maple.progress import say
 from maple.recipe import Step, create_recipe, unused_options
 from maple.splits import fold_shares
 from maple.suites import STANDARD_DETECTORS, Profile, Protocol, Suite, Training
-from maple.train import FREE_OPTIONS, fit_head
-from maple.workflow import CHECKPOINT, LEFT_OUT, TrainRequest, evaluate_run, recipe_options, train_run
+from maple.train import CHECKPOINT, FREE_OPTIONS, fit_head
+from maple.workflow import LEFT_OUT, TrainRequest, evaluate_run, recipe_options, train_run
 
 TRAININGS = "trainings"
 EVALUATIONS = "evaluations"
@@ -63,6 +63,10 @@ class Job:
         return self.profile.protocols[self.training.protocol]
 
     @property
+    def preset(self) -> str | None:
+        return self.protocol.preset if self.profile.as_paper else None
+
+    @property
     def flags(self) -> dict[str, Any]:
         """The flags of ``maple train``."""
         asked = {**self.profile.flags, **self.protocol.flags, **dict(self.training.flags), **self.changes}
@@ -71,7 +75,7 @@ class Job:
 
     @cached_property
     def config(self) -> RunConfig:
-        return resolve_config(self.flags, preset=self.profile.preset)
+        return resolve_config(self.flags, preset=self.preset)
 
     @cached_property
     def key(self) -> str:
@@ -169,7 +173,7 @@ def ensure_trained(job: Job) -> Path:
             out=folder,
             data_root=job.data_root,
             flags=job.flags,
-            preset=job.profile.preset,
+            preset=job.preset,
             resume=started,
             overwrite=folder.exists() and not started,
             report=False,

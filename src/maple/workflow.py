@@ -49,12 +49,11 @@ from maple.progress import counting, is_first_process, say, track, warn
 from maple.recipe import create_recipe, describe_recipe, find_recipe, list_recipes, unused_options
 from maple.report import write_report
 from maple.splits import Splits, load_splits
-from maple.train import FREE_OPTIONS, Run, check_recipe, snapshot_rows, train_backbone
+from maple.train import CHECKPOINT, FREE_OPTIONS, Run, check_recipe, snapshot_rows, train_backbone
 from maple.types import About, Outputs
 
 CONFIG = "config.toml"
 CLASSES = "classes.json"
-CHECKPOINT = "resume.safetensors"
 GALLERY = "gallery"
 RUN_FILES = (
     CONFIG,
@@ -495,6 +494,7 @@ def fit_detectors(
     backbone, cluster_to_class = predictor.backbone, predictor.cluster_to_class
     on_outputs = [detector for detector in found if not isinstance(detector, ImageDetector)]
     if on_outputs:
+        head = linear_head(backbone) if any(detector.needs_head for detector in on_outputs) else None
         unseen = known = embed(backbone, splits.validation, cluster_to_class=cluster_to_class, workers=workers)
         if any(detector.needs_training_images for detector in on_outputs):
             with counting("embedding") as progress:
@@ -502,7 +502,6 @@ def fit_detectors(
                     backbone, splits.train, cluster_to_class=cluster_to_class, progress=progress, workers=workers
                 )
             known = dataclasses.replace(known, cluster_ids=_own_clusters(predictor, known))
-        head = linear_head(backbone) if any(detector.needs_head for detector in on_outputs) else None
         for detector in on_outputs:
             detector.fit(known if detector.needs_training_images else unseen, unseen, head=head)
     for detector in found:

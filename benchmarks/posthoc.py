@@ -1,0 +1,138 @@
+"""Why some post-hoc detectors fall behind: their parts and settings, one by one, on two networks.
+
+    python benchmarks/posthoc.py --shared ../shared --json results/posthoc.json
+
+The networks are the cross-entropy ResNet-9 of ``maple benchmark cifar10`` (trained for 16 epochs; found in ``--runs``,
+or trained now) and the public CIFAR-10 ResNet-20, which others trained to the end. For each, AUROC of CIFAR-10 against
+CIFAR-100, Tiny ImageNet and SVHN:
+
+- of every detector that reads outputs, with its defaults;
+- of ``react`` by the quantile at which it clips;
+- of ``vim`` by the size of its principal space, and of its two parts alone, the energy and the length outside;
+- of ``lee-md`` by its layers, without a step on the image, for the first 2,000 images of each set;
+
+and the mean length of embeddings of each set, relative to that of the test images.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from baselines import DETERMINISTIC, find_jobs
+from maple.backbone import Backbone, embed, linear_head
+from maple.baselines.gradient import ImageDetector, ImageReader
+from maple.baselines.lee import LeeDetector
+from maple.detector import Detector, create_detector, list_detectors
+from maple.metrics import auroc
+from maple.networks import use_fast_allocator
+from maple.predictor import load_predictor
+from maple.trainings import ensure_trained
+from maple.types import Outputs
+from resnet20 import public_resnet20
+from split_study import Study, load_cifar10
+
+QUANTILES = (0.9, 0.95, 0.99, 0.999)
+LEE_IMAGES = 2000
+
+Row = dict[str, float]  # AUROC by OOD set, and their mean
+
+
+def compare(known: np.ndarray, unknown: dict[str, np.ndarray]) -> Row:
+    """AUROC of scores (N,) of known images against those of each unknown set."""
+    row = {name: auroc(known, scores) for name, scores in unknown.items()}
+    return row | {"mean": float(np.mean(list(row.values())))}
+
+
+def measure_network(backbone: Backbone, study: Study) -> dict[str, Any]:
+    """All parts for one network."""
+    train, test = embed(backbone, study.train), embed(backbone, study.test)
+    unknown = {name: embed(backbone, images) for name, images in study.ood.items()}
+    head = linear_head(backbone)
+
+    def judge(detector: Detector) -> Row:
+        detector.fit(train, test, head=head)
+        return compare(detector.score(test), {name: detector.score(part) for name, part in unknown.items()})
+
+    names = [name for name in list_detectors() if name != "maple"]
+    on_outputs = [name for name in names if not isinstance(create_detector(name), ImageDetector)]
+    vim_sizes = [size for size in (8, 16, 32, 64, 96, 112) if size < train.embeddings.shape[1]]
+    lengths = {name: mean_length(part) / mean_length(test) for name, part in unknown.items()}
+    return {
+        "accuracy": float((test.logits.argmax(1) == test.labels).mean()),
+        "share_of_negative_activations": float((train.embeddings < 0).mean()),
+        "relative_length": lengths,
+        "detectors": {name: judge(create_detector(name)) for name in on_outputs},
+        "react by quantile": {str(q): judge(create_detector("react", quantile=q)) for q in QUANTILES},
+        "vim by components": {str(size): judge(create_detector("vim", components=size)) for size in vim_sizes},
+        "vim, length alone": {str(size): length_alone(size, train, test, unknown, head) for size in vim_sizes},
+        "lee-md by layer": measure_layers(backbone, study),
+    }
+
+
+def mean_length(outputs: Outputs) -> float:
+    return float(np.linalg.norm(outputs.embeddings, axis=1).mean())
+
+
+def length_alone(size: int, train: Outputs, test: Outputs, unknown: dict[str, Outputs], head: Any) -> Row:
+    """What ViM's virtual logit is worth without the energy."""
+    detector = create_detector("vim", components=size).fit(train, head=head)
+    read = lambda outputs: detector.space_.residuals(outputs.embeddings.astype(np.float64))  # noqa: E731
+    return compare(read(test), {name: read(part) for name, part in unknown.items()})
+
+
+def measure_layers(backbone: Backbone, study: Study) -> dict[str, Row]:
+    """Each layer of Lee et al. alone, then all of them as ``lee-md`` weighs them; no step on the image."""
+    study = Study(study.train, study.validation, *_first(study))
+    detector = LeeDetector(magnitude=0.0).fit_images(backbone, study.train, study.validation)
+    reader = ImageReader(backbone, 128, 0, None)
+
+    def distances(images: Any) -> np.ndarray:  # (N, L)
+        return np.concatenate([detector.layer_distances(backbone, x)[0] for x, _ in reader.batches(images)])
+
+    known, unknown = distances(study.test), {name: distances(images) for name, images in study.ood.items()}
+    rows = {
+        layer: compare(known[:, i], {name: part[:, i] for name, part in unknown.items()})
+        for i, layer in enumerate(detector.layers_)
+    }
+    weighed = {name: part @ detector.weights_ for name, part in unknown.items()}
+    weights = {layer: float(w) for layer, w in zip(detector.layers_, detector.weights_ * known.std(axis=0))}
+    return {**rows, "weighed": compare(known @ detector.weights_, weighed), "weights per deviation": weights}
+
+
+def _first(study: Study) -> tuple[Any, dict[str, Any]]:
+    rows = np.arange(LEE_IMAGES)
+    return study.test.subset(rows), {name: images.subset(rows) for name, images in study.ood.items()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shared", type=Path, required=True, help="folder with data/ and weights/")
+    parser.add_argument("--runs", type=Path, default=Path("runs/benchmark"), help="--out of maple benchmark")
+    parser.add_argument("--json", type=Path, required=True, help="file of the results")
+    arguments = parser.parse_args()
+    use_fast_allocator()
+    study = load_cifar10(arguments.shared / "data")
+    job = find_jobs(0, arguments.runs, arguments.shared / "data")[DETERMINISTIC]
+    networks = {
+        "resnet9, 16 epochs": lambda: load_predictor(ensure_trained(job)).backbone,
+        "public resnet20": lambda: public_resnet20(arguments.shared),
+    }
+    found: dict[str, Any] = {}
+    for name, load in networks.items():
+        found[name] = measure_network(load(), study)
+        arguments.json.write_text(json.dumps(found, indent=1) + "\n")
+    for name, parts in found.items():
+        print(f"\n{name}: accuracy {parts['accuracy']:.4f}")
+        for part, rows in parts.items():
+            if part == "detectors" or " " in part:
+                for row, values in rows.items():
+                    print(f"  {part:20s} {row:12s}", "  ".join(f"{key} {value:.3f}" for key, value in values.items()))
+
+
+if __name__ == "__main__":
+    main()
