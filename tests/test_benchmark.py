@@ -18,7 +18,7 @@ from scipy.special import softmax
 from sklearn.metrics import roc_auc_score
 
 from maple import metrics
-from maple.benchmark import Results, evaluate, format_table, measure_latency
+from maple.benchmark import ClassFlagged, Results, evaluate, format_table, measure_latency
 from maple.config import DecisionOptions
 from maple.detector import MapleDetector, create_detector
 from maple.errors import DataError, NotFittedError, RunError, UsageError
@@ -113,6 +113,11 @@ def check_probabilities(classification, probabilities, labels):
         kept = confidence > level
         assert classification.share_above[str(level)] == pytest.approx(kept.mean())
         assert classification.accuracy_above[str(level)] == pytest.approx((predicted == labels)[kept].mean())
+
+    order = np.argsort(-confidence)
+    for share, accuracy in zip(classification.kept[::20], classification.accuracy_kept[::20]):
+        most_confident = order[: round(share * len(order))]
+        assert accuracy == pytest.approx((predicted == labels)[most_confident].mean())
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -212,6 +217,21 @@ def test_the_threshold(results, predictor, ind, ood):
         assert results.methods["maple"].detection[name].flagged == predictor.predict_outputs(outputs).is_ood.mean()
         assert math.isnan(results.methods["energy"].detection[name].flagged)
     assert results.methods["maple"].detection["far"].flagged > 0.99
+
+
+def test_unknown_images_are_counted_by_their_classes(predictor, ind, ood):
+    labels = np.arange(len(ood["far"])) % 3 - 1  # some have no label
+    labelled = replace(ood["far"], labels=labels)
+    flagged = predictor.predict_outputs(ood["far"]).is_ood
+    found = evaluate(predictor, ind, {"far": labelled}, ood_classes={"far": ("cup", "pen", "never seen")})
+    assert found.unknown_classes == {
+        "far": {
+            "cup": ClassFlagged(int((labels == 0).sum()), float(flagged[labels == 0].mean())),
+            "pen": ClassFlagged(int((labels == 1).sum()), float(flagged[labels == 1].mean())),
+        }
+    }
+    assert Results.from_json(found.to_json()).unknown_classes == found.unknown_classes
+    assert evaluate(make_predictor(calibrated=False), ind, ood, ood_classes={"far": ("cup",)}).unknown_classes == {}
 
 
 def test_without_calibration_there_is_no_false_alarm_rate(ind, ood):

@@ -23,7 +23,7 @@ from sklearn.datasets import load_digits
 
 import maple.report
 from maple import metrics
-from maple.benchmark import Classification, Detection, Histogram, Method, Reliability, Results
+from maple.benchmark import ClassFlagged, Classification, Detection, Histogram, Method, Reliability, Results
 from maple.checkpoint import save_json
 from maple.config import to_toml
 from maple.errors import DataError, RunError
@@ -72,6 +72,7 @@ def judge(log_p: np.ndarray, labels: np.ndarray) -> Classification:
     confidence, correct = p.max(axis=1), p.argmax(axis=1) == labels
     curve = metrics.reliability_curve(confidence, correct)
     above = {level: metrics.accuracy_above(confidence, correct, float(level)) for level in ("0.5", "0.8", "0.9")}
+    kept, accuracy_kept = metrics.coverage_curve(confidence, correct)
     return Classification(
         accuracy=float(correct.mean()),
         ece=metrics.expected_calibration_error(confidence, correct),
@@ -83,6 +84,8 @@ def judge(log_p: np.ndarray, labels: np.ndarray) -> Classification:
         reliability=Reliability(
             curve.edges.tolist(), curve.count.tolist(), curve.accuracy.tolist(), curve.confidence.tolist()
         ),
+        kept=kept.tolist(),
+        accuracy_kept=accuracy_kept.tolist(),
     )
 
 
@@ -154,6 +157,10 @@ def build_run(folder: Path, names: tuple[str, ...], ood_names: tuple[str, ...] =
         confusion=confusion.tolist(),
         per_class_accuracy=metrics.per_class_accuracy(confusion).tolist(),
         latency_ms=0.31,
+        unknown_classes={
+            ood_names[0]: {"hard": ClassFlagged(100, 0.25), "easy": ClassFlagged(200, 0.75)},
+            ood_names[1]: {"noise": ClassFlagged(200, 1.0)},
+        },
         provenance={
             "seed": 0,
             "versions": {"maple": "0.1.0", "numpy": "2"},
@@ -292,10 +299,15 @@ def test_full_report(run: Path, tmp_path: Path) -> None:
     check_page(page)
     assert "http://" not in page.source and "https://" not in page.source
     assert "predictions" in page.values("id")
-    assert len(page.all("svg")) == 2 * 2 + 1 + 1 + 2 + 3  # per OOD set, reliability, Q-Q, latent space, history
+    assert (
+        len(page.all("svg")) == 2 * 2 + 1 + 1 + 1 + 2 + 3
+    )  # per set, reliability, coverage, Q-Q, latent space, history
     assert "has not been evaluated" not in page.text and "The run holds no" not in page.text
     for words in ("Most uncertain known images", "Most confident mistakes", "look most familiar: near", "ICCVW60793"):
         assert words in page.text
+    row = r'<th scope="row">(\w+)</th><td class="num">(\d+)</td><td><span class="bar"[^>]*></span> (\d+)\s?%'
+    of_unknown = page.source.partition('id="unknown"')[2].partition("</section>")[0]
+    assert re.findall(row, of_unknown) == [("easy", "200", "75"), ("hard", "100", "25")]  # "far" has one class only
     assert "matrix" in page.values("class") and "heat" not in page.values("class")
     assert path.stat().st_size < 2e6
 

@@ -69,6 +69,8 @@ class Classification:
     share_above: dict[str, Number]  # share of images kept at that level
     reliability: Reliability
     ece_floor: Number = math.nan  # the ECE that these confidences would have if they were perfectly calibrated
+    kept: list[float] = field(default_factory=list)  # share of images kept, the most confident first
+    accuracy_kept: list[float] = field(default_factory=list)  # accuracy among them
 
 
 @dataclass(frozen=True)
@@ -83,6 +85,14 @@ class Detection:
     flagged: Number  # share of the OOD set with ``is_ood``; NaN for methods without a threshold
     roc_ind: list[float]  # share of IND flagged along the ROC curve
     roc_ood: list[float]  # share of OOD flagged at the same thresholds
+
+
+@dataclass(frozen=True)
+class ClassFlagged:
+    """The images of one class of unknown ones."""
+
+    images: int
+    flagged: Number  # share of them with ``is_ood``
 
 
 @dataclass(frozen=True)
@@ -145,6 +155,7 @@ class Results:
     scores: dict[str, dict[str, Number]] = field(default_factory=dict)  # AUROC of each one-pass score, by OOD set
     threshold: Number = math.nan  # score above which ``is_ood``; NaN without calibration
     latency_ms: Number = math.nan  # per image
+    unknown_classes: dict[str, dict[str, ClassFlagged]] = field(default_factory=dict)  # by OOD set and class name
     provenance: dict[str, Any] = field(default_factory=dict)
     format_version: int = FORMAT_VERSION
 
@@ -233,6 +244,7 @@ def evaluate(
     detectors: Sequence[str | Detector] | None = None,
     own: Own | None = None,
     scored: Sequence[Scored] = (),
+    ood_classes: Mapping[str, Sequence[str]] | None = None,
     latency_ms: float | None = None,
     seed: int | None = None,
     provenance: Mapping[str, Any] | None = None,
@@ -242,7 +254,7 @@ def evaluate(
     ``detectors`` are names or fitted instances; each adds a row with the detection metrics, and ``softmax`` its class
     probabilities as well. The default is ``softmax`` and ``energy``, or none where the outputs have no logits. ``own``
     is the method of the recipe that made the network, where that is not MAPLE. ``scored`` are rows of detectors that
-    read images, not outputs.
+    read images, not outputs. ``ood_classes`` names the classes that the labels of an OOD set stand for.
     ``seed``, and whatever ``provenance`` holds (configuration, command), is kept next to the versions in use.
     """
     ood = dict(ood or {})
@@ -287,6 +299,11 @@ def evaluate(
         scores=_score_table(found, found_ood),
         threshold=predictor.threshold if _is_calibrated(said) else math.nan,
         latency_ms=math.nan if latency_ms is None else float(latency_ms),
+        unknown_classes={
+            name: _count_flagged(said_ood[name], ood[name].labels, names)
+            for name, names in (ood_classes or {}).items()
+            if _is_calibrated(said)
+        },
         provenance=_plain({**(provenance or {}), "seed": seed, "versions": _versions()}),
     )
 
@@ -417,6 +434,8 @@ def _judge(
 ) -> Classification:
     """The metrics of a confidence (N,) and of whether each class was right."""
     curve = metrics.reliability_curve(confidence, correct)
+    kept, accuracy_kept = metrics.coverage_curve(ranking, correct)
+    shown = np.unique(np.linspace(0, len(kept) - 1, MAX_CURVE_POINTS).round().astype(int))
     above = {f"{level:g}": metrics.accuracy_above(confidence, correct, level) for level in CONFIDENCE_LEVELS}
     return Classification(
         accuracy=float(correct.mean()),
@@ -424,7 +443,9 @@ def _judge(
         ece_floor=metrics.calibration_floor(confidence),
         nll=nll,
         brier=brier,
-        aurc=metrics.aurc(ranking, correct),
+        aurc=float(1 - accuracy_kept.mean()),
+        kept=kept[shown].tolist(),
+        accuracy_kept=accuracy_kept[shown].tolist(),
         accuracy_above={level: accuracy for level, (accuracy, _) in above.items()},
         share_above={level: share for level, (_, share) in above.items()},
         reliability=Reliability(
@@ -495,6 +516,16 @@ def _is_calibrated(prediction: Prediction) -> bool:
 def _share_flagged(prediction: Prediction) -> float:
     """Share of images with ``is_ood``; NaN where nothing was calibrated."""
     return float(prediction.is_ood.mean()) if _is_calibrated(prediction) else math.nan
+
+
+def _count_flagged(
+    prediction: Prediction, labels: np.ndarray | None, class_names: Sequence[str]
+) -> dict[str, ClassFlagged]:
+    """Images and share flagged of each class of unknown images that there is."""
+    if labels is None:
+        return {}
+    flagged = {int(label): prediction.is_ood[labels == label] for label in np.unique(labels[labels >= 0])}
+    return {class_names[label]: ClassFlagged(len(found), float(found.mean())) for label, found in flagged.items()}
 
 
 def _versions() -> dict[str, str]:

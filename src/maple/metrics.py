@@ -237,14 +237,15 @@ def accuracy_above(confidence: Any, correct: Any, level: float) -> tuple[float, 
     return (float(correct[kept].mean()) if kept.any() else math.nan), float(kept.mean())
 
 
-def aurc(confidence: Any, correct: Any) -> float:
-    """Area under the risk-coverage curve: the error among the k most confident images, averaged over k = 1..N.
+def coverage_curve(confidence: Any, correct: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Shares k / N of the most confident images, and the accuracy among them, (N,) each.
 
-    ``1/N sum_k errors(k) / k``; images of equal confidence count as if in random order, so that the order in the
-    arrays never matters. Confidence may be anything that ranks images.
+    Images of equal confidence count as if in random order, so that the order in the arrays never matters. Confidence
+    may be anything that ranks images.
 
-    >>> round(aurc([0.9, 0.8, 0.7, 0.6], [1, 1, 0, 1]), 4)
-    0.1458
+    >>> share, accuracy = coverage_curve([0.9, 0.8, 0.7, 0.6], [1, 1, 0, 1])
+    >>> share, accuracy.round(2)
+    (array([0.25, 0.5 , 0.75, 1.  ]), array([1.  , 1.  , 0.67, 0.75]))
     """
     confidence, correct = _check(confidence, "confidence"), _check_correct(correct)
     _check_lengths(confidence=confidence, correct=correct)
@@ -253,7 +254,31 @@ def aurc(confidence: Any, correct: Any) -> float:
     errors = np.cumsum(np.bincount(group, weights=~correct))
     kept = np.arange(1, len(confidence) + 1)
     expected = np.interp(kept, np.r_[0, ends], np.r_[0.0, errors])  # inside a tie errors arrive evenly
-    return float(np.mean(expected / kept))
+    return kept / len(confidence), 1 - expected / kept
+
+
+def coverage_at(share: Any, accuracy: Any, error: float) -> float:
+    """The largest share of images that can be kept with at most this error among them; 0 where there is none.
+
+    >>> coverage_at(*coverage_curve([0.9, 0.8, 0.7, 0.6], [1, 1, 0, 1]), error=0.25)
+    1.0
+    >>> coverage_at(*coverage_curve([0.9, 0.8, 0.7, 0.6], [1, 1, 0, 1]), error=0.1)
+    0.5
+    """
+    _check_level(error, "error")
+    good = np.asarray(share)[np.asarray(accuracy) >= 1 - error - 1e-12]
+    return float(good.max(initial=0.0))
+
+
+def aurc(confidence: Any, correct: Any) -> float:
+    """Area under the risk-coverage curve: the error among the k most confident images, averaged over k = 1..N.
+
+    ``1/N sum_k errors(k) / k``; see :func:`coverage_curve`.
+
+    >>> round(aurc([0.9, 0.8, 0.7, 0.6], [1, 1, 0, 1]), 4)
+    0.1458
+    """
+    return float(1 - coverage_curve(confidence, correct)[1].mean())
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -280,6 +280,23 @@ def plot_reliability(curves: Sequence[tuple[Line, Reliability]]) -> tuple[Figure
 
 
 @as_plot
+def plot_coverage(curves: Sequence[tuple[Line, Sequence[float], Sequence[float]]]) -> tuple[Figure, str]:
+    """Errors among the images that are kept, against their share, the most certain first; one line per method."""
+    figure, axes = _axes(4.6, 3.9)
+    top = 0.0
+    for order, (line, kept, accuracy) in enumerate(curves):
+        errors = 1 - np.array(accuracy)
+        axes.plot(kept, errors, label=line.label, zorder=3 - order / 10, **line.style())
+        bulk = errors[np.array(kept) >= 0.05]  # the error of a handful of images says nothing
+        top = max(top, float(bulk.max(initial=0.0)))
+    axes.set(xlim=(0, 1), ylim=(0, 1.08 * top or 1), xlabel="images left to the machine, most certain first")
+    axes.set_ylabel("wrong among them")
+    axes.legend(loc="upper left")
+    _percent_axes(axes)
+    return figure, f"Errors against the share of images kept, of {', '.join(line.label for line, *_ in curves)}"
+
+
+@as_plot
 def plot_roc(
     name: str, curves: Sequence[tuple[Line, Sequence[float], Sequence[float]]], false_alarm: float
 ) -> tuple[Figure, str]:

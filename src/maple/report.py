@@ -30,6 +30,7 @@ from maple.config import read_toml
 from maple.decode import decode_image
 from maple.errors import DataError, MapleError, RunError
 from maple.gallery import ClusterExemplars, Example, Examples, Gallery, read_gallery
+from maple.metrics import coverage_at
 from maple.page import render_page
 from maple.plots import (
     BLUE,
@@ -44,6 +45,7 @@ from maple.plots import (
     percent,
     plot_accuracy,
     plot_clusters,
+    plot_coverage,
     plot_losses,
     plot_projection,
     plot_quantiles,
@@ -65,6 +67,8 @@ UNFOLDED_EXAMPLES = 12
 CRISP = 16  # images of so few pixels a side are shown as pixels, not blurred
 MAX_THUMBNAILS = 1_500  # of clusters, in all
 DEFAULT_FALSE_ALARM = 0.05  # compares methods where nothing was calibrated
+ERROR_LEVELS = (0.01, 0.02, 0.05, 0.1)  # at which it is said how many images need no expert
+BAR_WIDTH = 120  # pixels of a share of 1
 OURS = "maple"
 
 _LINES = {
@@ -265,6 +269,7 @@ def _context(record: RunRecord, predictions: Predictions | None) -> dict[str, An
         ("results", _results_heading(results)),
         ("unknown", "Telling unknown images apart"),
         ("calibration", "Are the probabilities honest?"),
+        ("coverage", "How much can be left to the machine?"),
         ("confusion", "Which classes are confused?"),
         ("clusters", "What did the clustering find?"),
         ("images", "Images worth a look"),
@@ -294,6 +299,7 @@ def _context(record: RunRecord, predictions: Predictions | None) -> dict[str, An
         "scores": _score_table(results) if results and results.n_ood and results.scores else None,
         "reliability": _reliability_plot(results) if results else None,
         "calibration_words": _calibration_words(results) if results else [],
+        "coverage": _coverage_section(results) if results else None,
         "confusion": _confusion_section(results) if results else None,
         "clusters": _cluster_section(gallery.clusters),
         "examples": _example_sections(gallery.examples),
@@ -680,9 +686,27 @@ def _ood_sections(results: Results) -> list[dict[str, Any]]:
                 "note": f"{plural(count, 'image')}; {caught}",
                 "roc": _roc_plot(results, name, rate),
                 "scores": plot_scores(name, histogram.edges, histogram.ind, histogram.ood[name], threshold),
+                "classes": _unknown_classes(results, name),
             }
         )
     return sections
+
+
+def _unknown_classes(results: Results, ood_name: str) -> list[dict[str, Any]]:
+    """The classes of an OOD set, those that are caught best first; none where there is only one."""
+    classes = results.unknown_classes.get(ood_name, {})
+    if len(classes) < 2:
+        return []
+    ranked = sorted(classes.items(), key=lambda item: (-item[1].flagged, -item[1].images, item[0]))
+    return [
+        {
+            "name": name,
+            "count": found.images,
+            "share": percent(found.flagged),
+            "width": round(BAR_WIDTH * found.flagged),
+        }
+        for name, found in ranked
+    ]
 
 
 def _roc_plot(results: Results, ood_name: str, false_alarm: float) -> Plot:
@@ -716,6 +740,24 @@ def _calibration_words(results: Results) -> list[str]:
             f"on average {verdict}. Calibration error {number(judged.ece)}."
         )
     return words
+
+
+def _coverage_section(results: Results) -> dict[str, Any] | None:
+    """Errors against images kept, and how many can be kept at a few levels of error."""
+    judged = {name: found for name in _ordered(results) if (found := results.methods[name].classification)}
+    judged = {name: found for name, found in judged.items() if found.kept and name != "softmax-scaled"}
+    if not judged:
+        return None
+    rows = [
+        {
+            "name": method_name(name),
+            "ours": name == OURS,
+            "cells": [percent(coverage_at(found.kept, found.accuracy_kept, error)) for error in ERROR_LEVELS],
+        }
+        for name, found in judged.items()
+    ]
+    curves = [(_line(name), found.kept, found.accuracy_kept) for name, found in judged.items()]
+    return {"plot": plot_coverage(curves), "levels": [percent(error) for error in ERROR_LEVELS], "rows": rows}
 
 
 def _quantile_plot(results: Results) -> Plot:
@@ -871,7 +913,7 @@ def _cluster_strip(part: ClusterExemplars, shown: int) -> dict[str, Any]:
         "number": part.cluster,
         "count": f"{part.count:,}",
         "share": percent(part.share),
-        "width": max(2, round(120 * part.share)),
+        "width": max(2, round(BAR_WIDTH * part.share)),
         "images": [
             {"uri": data_uri(image), "file": file, "alt": f"{part.class_name}, cluster {part.cluster}: {file}"}
             for image, file in zip(part.thumbnails[:shown], part.files)
@@ -924,10 +966,10 @@ def _prediction_section(predictions: Predictions) -> dict[str, Any]:
                 "name": name,
                 "count": f"{count:,}",
                 "share": percent(count / total),
-                "width": round(120 * count / total),
+                "width": round(BAR_WIDTH * count / total),
                 "flagged": f"{predictions.flagged[name]:,}",
                 "flagged_share": percent(predictions.flagged[name] / count),
-                "flagged_width": round(120 * predictions.flagged[name] / count),
+                "flagged_width": round(BAR_WIDTH * predictions.flagged[name] / count),
             }
             for name, count in sorted(predictions.counts.items(), key=lambda item: (-item[1], item[0]))
         ],

@@ -604,6 +604,7 @@ def _evaluate(
         detectors=detectors and [detector for detector in detectors if not isinstance(detector, ImageDetector)],
         own=_own_method(predictor.backbone),
         scored=scored,
+        ood_classes={name: images.class_names for name, images in unknown.items()},
         latency_ms=latency.median_ms,
         seed=options.seed,
         provenance=provenance,
