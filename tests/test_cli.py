@@ -424,6 +424,23 @@ def test_evaluate_adds_unknown_sets_and_the_report(finished, capsys):
     assert "far" in (finished / "report.html").read_text()
 
 
+def test_unknown_images_are_counted_by_class_and_none_is_left_out(finished, image_folder, capsys):
+    """Class folders name classes; an image beside them belongs to no class, but to the set."""
+    assert run("evaluate", finished, "--ood", f"noise={image_folder}", "--json") == 0
+    results = json.loads(capsys.readouterr().out)
+    assert {name: row["images"] for name, row in results["unknown_classes"]["noise"].items()} == {
+        "bright": 12,
+        "dark": 12,
+    }
+    assert results["methods"]["maple"]["detection"]["noise"]["flagged"] == pytest.approx(
+        np.mean([row["flagged"] for row in results["unknown_classes"]["noise"].values()])
+    )
+    Image.new("RGB", (16, 16)).save(image_folder / "loose.png")
+    assert run("evaluate", finished, "--ood", f"noise={image_folder}", "--json") == 0
+    results = json.loads(capsys.readouterr().out)
+    assert results["n_ood"] == {"noise": 25} and results["unknown_classes"] == {"noise": {}}
+
+
 def test_evaluate_works_from_another_folder(image_folder, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert tiny("images", "--out", "r") == 0

@@ -50,6 +50,7 @@ SPLIT_NAMES = {  # what a file or folder of each split may be called
     "test": ("test", "testing"),
 }
 _ALL_SPLIT_NAMES = {name for names in SPLIT_NAMES.values() for name in names}
+LOOSE = "not inside a class subfolder"  # why a labelled image is skipped
 
 
 def open_images(
@@ -189,7 +190,7 @@ def _list_class_folders(folder: Path, name: str) -> Listing:
         labels=np.repeat(np.arange(len(members)), [len(group) for group in members.values()]),
         class_names=tuple(members),
         name=name,
-        skipped=tuple(Skipped(str(path), "not inside a class subfolder") for path in loose),
+        skipped=tuple(Skipped(str(path), LOOSE) for path in loose),
     )
 
 

@@ -35,10 +35,19 @@ from maple.config import (
     resolve_config,
     to_toml,
 )
-from maple.data import SPLIT_NAMES, clean_source, find_source, is_built_in, list_data_sets, open_images, split_files
+from maple.data import (
+    LOOSE,
+    SPLIT_NAMES,
+    clean_source,
+    find_source,
+    is_built_in,
+    list_data_sets,
+    open_images,
+    split_files,
+)
 from maple.detector import Detector, MapleDetector, create_detector, list_detectors
 from maple.ensemble import MEMBERS, remove_checkpoints, train_ensemble
-from maple.errors import RunError, UsageError
+from maple.errors import MapleError, RunError, UsageError
 from maple.explain import component_coordinates
 from maple.gallery import write_gallery
 from maple.images import ImageSet
@@ -457,7 +466,7 @@ def evaluate_run(
     predictor = ready_predictor(folder, decision)
     root = data_root or (Path(origin["data_root"]) if origin.get("data_root") else None)
     needs_splits = ind is None or detectors or LEFT_OUT in (ood or {}).values()
-    splits = _own_splits(folder, origin, config, predictor.size, root) if needs_splits else None
+    splits = own_splits(folder, origin, config, predictor.size, root) if needs_splits else None
     if ind is not None:
         test = open_like(predictor, ind, root, labelled=True).with_class_names(predictor.class_names)
     else:
@@ -541,7 +550,7 @@ def _open_unknown(
     predictor: Predictor, sources: dict[str, str], data_root: Path | None, splits: Splits | None
 ) -> dict[str, ImageSet]:
     unknown = {
-        name: _left_out_images(splits) if source == LEFT_OUT else open_like(predictor, source, data_root)
+        name: _left_out_images(splits) if source == LEFT_OUT else _open_ood(predictor, source, data_root)
         for name, source in sources.items()
     }
     for images in unknown.values():
@@ -550,7 +559,17 @@ def _open_unknown(
     return unknown
 
 
-def _own_splits(folder: Path, origin: dict[str, Any], config: RunConfig, size: int, data_root: Path | None) -> Splits:
+def _open_ood(predictor: Predictor, source: str, data_root: Path | None) -> ImageSet:
+    """All images of a source, with the names of their classes where it has them."""
+    try:
+        images = open_like(predictor, source, data_root, labelled=True)
+    except MapleError:
+        return open_like(predictor, source, data_root)
+    some_are_loose = any(skipped.reason == LOOSE for skipped in images.skipped)
+    return open_like(predictor, source, data_root) if some_are_loose else images
+
+
+def own_splits(folder: Path, origin: dict[str, Any], config: RunConfig, size: int, data_root: Path | None) -> Splits:
     """The splits of a run, cut again from its source, if that is what it was."""
     same_size = dataclasses.replace(config, data=dataclasses.replace(config.data, size=size))
     try:
