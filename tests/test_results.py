@@ -1,0 +1,30 @@
+"""What the pages say is what the files with results hold, and their links lead somewhere."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+if not (ROOT / "benchmarks").exists():
+    pytest.skip("the benchmarks are not part of a source distribution", allow_module_level=True)
+
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("results/**/*.md")])
+
+
+def test_the_tables_of_the_comparison_are_its_results():
+    command = [sys.executable, "benchmarks/baselines.py", "--json", "results/baselines.json", "--only", "table"]
+    printed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    methods, detectors = printed.strip().split("\n\n")
+    page = (ROOT / "docs" / "baselines.md").read_text(encoding="utf-8")
+    assert methods in page and detectors in page
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page):
+    for target in re.findall(r"\]\(([^)#\s]+)", page.read_text(encoding="utf-8")):
+        assert re.match("[a-z]+:", target) or (page.parent / target).exists(), target
