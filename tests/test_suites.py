@@ -39,7 +39,7 @@ from maple.suites import (
     read_figure,
 )
 from maple.tables import SuiteResults, TableRow, table_cells, to_csv, to_markdown
-from maple.trainings import Job, digest_source, list_jobs
+from maple.trainings import Job, digest_source, list_jobs, time_step
 from maple.workflow import recipe_options
 
 TEX = Path(__file__).parents[2] / "shared" / "paper" / "maple_paper.tex"
@@ -122,6 +122,12 @@ def test_the_paper_profile_trains_as_the_paper_does_on_such_images(suite, epochs
     config = Job(row.training, PROFILES["paper"], 0, Path("nowhere")).config
     assert (config.train.epochs, config.train.optimizer, config.train.batch_size) == (epochs, optimizer, batch_size)
     assert config.recipe.relabel_every == relabel_every
+
+
+@pytest.mark.parametrize("recipe", list_recipes())
+def test_the_time_of_every_recipe_can_be_estimated(recipe):
+    config = Job(Training.of("cifar10", recipe=recipe), PROFILES["cpu"], 0, Path("nowhere")).config
+    assert 0 < time_step(config) < 60
 
 
 def test_suites_share_networks():
