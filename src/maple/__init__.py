@@ -27,6 +27,7 @@ _EXPORTS = {
     "create_detector": "maple.detector",
     "list_detectors": "maple.detector",
     "MapleError": "maple.errors",
+    "MahalanobisClassifier": "maple.estimator",
     "explain_outputs": "maple.explain",
     "Moments": "maple.gaussian",
     "ImageSet": "maple.images",

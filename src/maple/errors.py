@@ -22,7 +22,7 @@ class MapleError(Exception):
     exit_code = 1
 
 
-class UsageError(MapleError):
+class UsageError(MapleError, ValueError):
     """The request itself is wrong: an unknown name, option or combination."""
 
     exit_code = 2
@@ -36,7 +36,7 @@ class DataError(MapleError):
     """Images, labels or splits that cannot be used."""
 
 
-class FitError(MapleError):
+class FitError(MapleError, ValueError):
     """Arrays that no Gaussian can be fitted to."""
 
 

@@ -1,0 +1,304 @@
+"""Gaussian classes for anyone with features and labels, as a scikit-learn estimator; needs no torch."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Any, Self
+
+import numpy as np
+from scipy.special import logsumexp
+from sklearn.base import BaseEstimator, ClassifierMixin, ClassNamePrefixFeaturesOutMixin, TransformerMixin
+from sklearn.utils import check_random_state
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import check_consistent_length, check_is_fitted, column_or_1d, validate_data
+
+from maple.calibrate import conformal_p_values
+from maple.cluster import ClusterMethod, ClusterSpace
+from maple.config import DetectorOptions, build_options
+from maple.errors import FitError, UsageError
+from maple.gaussian import (
+    Gaussians,
+    Moments,
+    add_scatter,
+    fit_gaussians,
+    log_chi_square_tail,
+    log_posterior,
+    with_full_covariances,
+)
+from maple.relabel import split_clusters
+from maple.types import Relabelling
+
+
+class MahalanobisClassifier(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClassifierMixin, BaseEstimator):
+    r"""A Gaussian per class, or per cluster of a class, with one covariance: class, probability, and how typical.
+
+    With squared Mahalanobis distances d_m² to clusters m of share w_m, in the K principal components of the
+    standardised features,
+
+    .. math:: p(c \mid x) \propto \sum_{m \in c} w_m \exp(-d_m^2 / 2T), \qquad
+              \mathrm{typicality}(x) = P(\chi_K^2 > \min_m d_m^2).
+
+    Features may be embeddings of any network, or any table. All that is learned are counts, sums and products, which
+    add up: ``partial_fit`` over any parts of the data, in any order, learns what ``fit`` learns from the whole, and
+    new classes may come at any time.
+
+    Args:
+        explained_variance: share of the variance that PCA keeps.
+        pca: reduce the features by PCA first.
+        covariance: ``tied`` (around cluster means), ``global`` (around the common mean) or ``full`` (one per cluster).
+        norm_exponent: features are divided by their norm to this power; 1, the unit sphere, suits embeddings.
+        cluster_method: how each class is split: ``xmeans``, ``gmeans``, ``tmeans`` or ``kmeans``; ``None`` for one
+            Gaussian per class. Only ``fit`` finds clusters.
+        cluster_space: in which space they are sought; see :func:`maple.cluster.map_class`.
+        max_clusters: clusters per class at most.
+        min_cluster_size: points per cluster at least.
+        temperature: T; above 1 for probabilities nearer to each other.
+        random_state: seed of the clustering.
+
+    Attributes:
+        classes_: (C,) labels, sorted.
+        cluster_to_class_: (M,) position in ``classes_`` of each cluster's class.
+        means_: (M, D) mean of each cluster.
+        n_components_: K.
+        n_features_in_: D.
+
+    >>> from sklearn.datasets import load_iris
+    >>> X, y = load_iris(return_X_y=True)
+    >>> model = MahalanobisClassifier().fit(X, y)
+    >>> round(model.score(X, y), 2), model.n_components_
+    (0.93, 2)
+    >>> model.typicality([[5.0, 3.4, 1.5, 0.2], [50.0, 0.0, 90.0, 30.0]]).round(2)
+    array([1., 0.])
+    """
+
+    classes_: np.ndarray
+    moments_: Moments
+    cluster_keys_: np.ndarray  # (M, 2) position of the class, and id within it; sorted
+    calibration_scores_: np.ndarray  # (n,) squared distances to the nearest cluster
+
+    def __init__(
+        self,
+        explained_variance: float = 0.95,
+        pca: bool = True,
+        covariance: str = "tied",
+        norm_exponent: float = 0.0,
+        cluster_method: ClusterMethod | None = None,
+        cluster_space: ClusterSpace = "raw",
+        max_clusters: int = 5,
+        min_cluster_size: int = 20,
+        temperature: float = 1.0,
+        random_state: Any = None,
+    ) -> None:
+        self.explained_variance = explained_variance
+        self.pca = pca
+        self.covariance = covariance
+        self.norm_exponent = norm_exponent
+        self.cluster_method = cluster_method
+        self.cluster_space = cluster_space
+        self.max_clusters = max_clusters
+        self.min_cluster_size = min_cluster_size
+        self.temperature = temperature
+        self.random_state = random_state
+
+    # -- learning
+
+    def fit(self, X: Any, y: Any, cluster_ids: Any = None) -> Self:
+        """Learn from ``X`` (n, D) and ``y`` (n,); ``cluster_ids`` (n,) tells clusters within classes apart, if known.
+
+        Equal ids in different classes are different clusters.
+        """
+        self._check_parameters()
+        X, y = validate_data(self, X, y, dtype=(np.float64, np.float32), ensure_min_samples=2)
+        self._forget()
+        self.classes_, labels = self._read_labels(y)
+        if cluster_ids is None and self.cluster_method is not None:
+            cluster_ids = self._find_clusters(X, labels, self.cluster_method)
+        clusters = self._add(X, labels, self._read_clusters(X, cluster_ids))
+        if self.covariance == "full":
+            self.__dict__["gaussians_"] = self._fit_full(X, clusters)
+        else:
+            _ = self.gaussians_  # what cannot be fitted is better known now
+        return self
+
+    def partial_fit(self, X: Any, y: Any, classes: Any = None, cluster_ids: Any = None) -> Self:
+        """Add data to what was learned, also of new classes; ``classes`` names those to come, as elsewhere.
+
+        Clusters are not sought: give ``cluster_ids``, or have one Gaussian per class.
+        """
+        self._check_parameters()
+        if self.covariance == "full":
+            raise UsageError("covariance='full' needs all data at once: call fit, or use covariance='tied'")
+        first = not hasattr(self, "moments_")
+        X, y = validate_data(self, X, y, dtype=(np.float64, np.float32), reset=first)
+        if first:
+            self._forget()
+        present, labels = self._read_labels(y)
+        known = np.unique(np.concatenate([*([] if first else [self.classes_]), present, *_as_lists(classes)]))
+        if not first:  # the classes of before may have moved
+            self.cluster_keys_[:, 0] = np.searchsorted(known, self.classes_)[self.cluster_keys_[:, 0]]
+        self.classes_ = known
+        self._add(X, np.searchsorted(known, present)[labels], self._read_clusters(X, cluster_ids))
+        return self
+
+    def _check_parameters(self) -> None:
+        names = ("explained_variance", "pca", "covariance", "norm_exponent")
+        build_options(DetectorOptions, {name: getattr(self, name) for name in names}, where=type(self).__name__)
+        if not self.temperature > 0:
+            raise UsageError(f"temperature is {self.temperature}: give a number above 0")
+
+    def _forget(self) -> None:
+        for name in ("moments_", "cluster_keys_", "calibration_scores_", "gaussians_"):
+            self.__dict__.pop(name, None)
+
+    @staticmethod
+    def _read_labels(y: Any) -> tuple[np.ndarray, np.ndarray]:
+        check_classification_targets(y)
+        return np.unique(column_or_1d(y, warn=True), return_inverse=True)
+
+    @staticmethod
+    def _read_clusters(X: np.ndarray, cluster_ids: Any) -> np.ndarray:
+        if cluster_ids is None:
+            return np.zeros(len(X), dtype=np.int64)
+        cluster_ids = column_or_1d(cluster_ids)
+        check_consistent_length(X, cluster_ids)
+        if not np.issubdtype(cluster_ids.dtype, np.integer):
+            raise FitError(f"cluster ids must be integers, not {cluster_ids.dtype}")
+        return cluster_ids.astype(np.int64)
+
+    def _find_clusters(self, X: np.ndarray, labels: np.ndarray, method: ClusterMethod) -> np.ndarray:
+        n_classes = len(self.classes_)
+        found = split_clusters(
+            X,
+            np.arange(len(X)),
+            Relabelling.initial(labels, n_classes),
+            np.arange(n_classes),
+            method=method,
+            space=self.cluster_space,
+            max_clusters=self.max_clusters,
+            min_cluster_size=self.min_cluster_size,
+            seed=int(check_random_state(self.random_state).randint(2**31)),
+        )
+        return found.cluster_ids
+
+    def _add(self, X: np.ndarray, labels: np.ndarray, cluster_ids: np.ndarray) -> np.ndarray:
+        """Add to the moments, which have a row per class and cluster id, sorted; the cluster (n,) of each point."""
+        keys = np.column_stack([labels, cluster_ids])
+        before = self.cluster_keys_ if hasattr(self, "moments_") else keys[:0]
+        self.cluster_keys_, places = np.unique(np.concatenate([before, keys]), axis=0, return_inverse=True)
+        places = places.ravel()
+        moments = Moments(len(self.cluster_keys_), X.shape[1], norm_exponent=self.norm_exponent)
+        if len(before):
+            moments.shift, moments.second = self.moments_.shift, self.moments_.second
+            moments.counts[places[: len(before)]] = self.moments_.counts
+            moments.sums[places[: len(before)]] = self.moments_.sums
+        clusters = places[len(before) :]
+        self.moments_ = moments.update(X, clusters)
+        for stale in ("gaussians_", "calibration_scores_"):
+            self.__dict__.pop(stale, None)
+        return clusters
+
+    def _fit_full(self, X: np.ndarray, clusters: np.ndarray) -> Gaussians:
+        tied, counts = self._fit_tied(), self.moments_.counts
+        scatter = np.zeros((len(counts), tied.n_components, tied.n_components))
+        add_scatter(scatter, tied.project(X), clusters, tied.centroids)
+        return with_full_covariances(tied, scatter / counts[:, None, None], counts)
+
+    def _fit_tied(self) -> Gaussians:
+        return fit_gaussians(
+            self.moments_, explained_variance=self.explained_variance, pca=self.pca, covariance=self.covariance
+        )
+
+    # -- what was learned
+
+    @cached_property
+    def gaussians_(self) -> Gaussians:
+        """The Gaussians in use, from the moments."""
+        return self._fit_tied()
+
+    @property
+    def cluster_to_class_(self) -> np.ndarray:
+        return self.cluster_keys_[:, 0]
+
+    @property
+    def means_(self) -> np.ndarray:
+        return self.moments_.means
+
+    @property
+    def n_components_(self) -> int:
+        return self.gaussians_.n_components
+
+    @property
+    def _n_features_out(self) -> int:
+        return self.n_components_
+
+    def __sklearn_is_fitted__(self) -> bool:
+        return hasattr(self, "moments_")
+
+    # -- what it says
+
+    def _check_new(self, X: Any) -> np.ndarray:
+        check_is_fitted(self)
+        return validate_data(self, X, dtype=(np.float64, np.float32), reset=False)
+
+    def squared_distances(self, X: Any) -> np.ndarray:
+        """Squared Mahalanobis distance to each cluster (n, M)."""
+        X = self._check_new(X)
+        return self.gaussians_.squared_distances(X)
+
+    def predict_log_proba(self, X: Any) -> np.ndarray:
+        """Log probability of each class (n, C); -inf for classes of which nothing was learned yet."""
+        squared = self.squared_distances(X)
+        present, compact = np.unique(self.cluster_to_class_, return_inverse=True)
+        logs = np.full((len(squared), len(self.classes_)), -np.inf)
+        logs[:, present] = log_posterior(squared, self.gaussians_.log_weights, compact, self.temperature)
+        return logs
+
+    def predict_proba(self, X: Any) -> np.ndarray:
+        """Probability of each class (n, C); rows sum to 1."""
+        return np.exp(self.predict_log_proba(X))
+
+    def predict(self, X: Any) -> np.ndarray:
+        """The most probable class (n,)."""
+        logs = self.predict_log_proba(X)
+        return self.classes_[logs.argmax(axis=1)]
+
+    def decision_function(self, X: Any) -> np.ndarray:
+        """Log probabilities (n, C); of two classes the log odds (n,) of the second."""
+        logs = self.predict_log_proba(X)
+        return logs[:, 1] - logs[:, 0] if logs.shape[1] == 2 else logs
+
+    def score_samples(self, X: Any) -> np.ndarray:
+        """Log density (n,) of the whole mixture in the space of :meth:`transform`; higher is more typical."""
+        squared = self.squared_distances(X)
+        logs = logsumexp(self.gaussians_.log_weights - squared / 2, axis=1)
+        return logs - self.n_components_ / 2 * np.log(2 * np.pi)
+
+    def typicality(self, X: Any) -> np.ndarray:
+        """Chi-square tail (n,) of the squared distance to the nearest cluster: near 0 for what no class explains."""
+        return np.exp(log_chi_square_tail(self.squared_distances(X).min(axis=1), self.n_components_))
+
+    def transform(self, X: Any) -> np.ndarray:
+        """The features (n, K) in which squared distances are plain Euclidean ones, unless each cluster has its own."""
+        X = self._check_new(X)
+        leading = np.abs(self.gaussians_.matrix).argmax(axis=0)  # directions have no sign of their own
+        signs = np.sign(self.gaussians_.matrix[leading, np.arange(self.n_components_)])
+        return self.gaussians_.project(X) * signs
+
+    # -- decisions
+
+    def calibrate(self, X: Any) -> Self:
+        """Remember how far data (n, D) of the known classes, not learned from, lie out: what p-values are made of."""
+        self.calibration_scores_ = self.squared_distances(X).min(axis=1)
+        return self
+
+    def p_values(self, X: Any) -> np.ndarray:
+        """Conformal p-values (n,): of data like that of :meth:`calibrate`, at most a share a has one of at most a."""
+        check_is_fitted(self)
+        if not hasattr(self, "calibration_scores_"):
+            raise UsageError("p-values need data that nothing was learned from: call calibrate(X) first")
+        return conformal_p_values(self.squared_distances(X).min(axis=1), self.calibration_scores_)
+
+
+def _as_lists(classes: Any) -> list[np.ndarray]:
+    """As a list of arrays, empty where there are none."""
+    return [] if classes is None else [np.asarray(classes)]
