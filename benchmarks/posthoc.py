@@ -12,6 +12,9 @@ CIFAR-100, Tiny ImageNet and SVHN:
 - of ``lee-md`` by its layers, without a step on the image, for the first 2,000 images of each set;
 
 and the mean length of embeddings of each set, relative to that of the test images.
+
+The network of ``mc-dropout`` is judged as well, with dropout switched off and with its ten samples, on the same first
+2,000 images: what leaving out units costs while learning, and what the average over samples brings back.
 """
 
 from __future__ import annotations
@@ -22,13 +25,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from scipy.special import log_softmax
 
 from baselines import DETERMINISTIC, find_jobs
 from maple.backbone import Backbone, embed, linear_head
 from maple.baselines.gradient import ImageDetector, ImageReader
 from maple.baselines.lee import LeeDetector
 from maple.detector import Detector, create_detector, list_detectors
-from maple.metrics import auroc
+from maple.metrics import auroc, negative_log_likelihood
 from maple.networks import use_fast_allocator
 from maple.predictor import load_predictor
 from maple.trainings import ensure_trained
@@ -37,7 +41,7 @@ from resnet20 import public_resnet20
 from split_study import Study, load_cifar10
 
 QUANTILES = (0.9, 0.95, 0.99, 0.999)
-LEE_IMAGES = 2000
+FEW_IMAGES = 2000
 
 Row = dict[str, float]  # AUROC by OOD set, and their mean
 
@@ -104,9 +108,34 @@ def measure_layers(backbone: Backbone, study: Study) -> dict[str, Row]:
     return {**rows, "weighed": compare(known @ detector.weights_, weighed), "weights per deviation": weights}
 
 
+def measure_dropout(backbone: Backbone, study: Study) -> dict[str, Row]:
+    """Dropout switched off, and averaged over its samples, read by max softmax."""
+    test, ood = _first(study)
+    head = linear_head(backbone)
+
+    def read(images: Any) -> tuple[Outputs, dict[str, np.ndarray]]:
+        outputs = embed(backbone, images)
+        off = outputs.embeddings @ head.weight.T + head.bias  # the embedding is that of a pass without dropout
+        return outputs, {"off": log_softmax(off, axis=1), "samples": log_softmax(outputs.logits, axis=1)}
+
+    (known, logs), unknown = read(test), {name: read(images)[1] for name, images in ood.items()}
+    return {
+        way: {
+            "accuracy": float((logs[way].argmax(1) == known.labels).mean()),
+            "nll": negative_log_likelihood(logs[way], known.labels, log=True),
+            **compare(-logs[way].max(1), {name: -part[way].max(1) for name, part in unknown.items()}),
+        }
+        for way in logs
+    }
+
+
 def _first(study: Study) -> tuple[Any, dict[str, Any]]:
-    rows = np.arange(LEE_IMAGES)
+    rows = np.arange(FEW_IMAGES)
     return study.test.subset(rows), {name: images.subset(rows) for name, images in study.ood.items()}
+
+
+def format_row(values: dict[str, float]) -> str:
+    return "  ".join(f"{key} {value:.3f}" for key, value in values.items())
 
 
 def main() -> None:
@@ -117,21 +146,27 @@ def main() -> None:
     arguments = parser.parse_args()
     use_fast_allocator()
     study = load_cifar10(arguments.shared / "data")
-    job = find_jobs(0, arguments.runs, arguments.shared / "data")[DETERMINISTIC]
+    jobs = find_jobs(0, arguments.runs, arguments.shared / "data")
+    load = lambda recipe: load_predictor(ensure_trained(jobs[recipe])).backbone  # noqa: E731
     networks = {
-        "resnet9, 16 epochs": lambda: load_predictor(ensure_trained(job)).backbone,
+        "resnet9, 16 epochs": lambda: load(DETERMINISTIC),
         "public resnet20": lambda: public_resnet20(arguments.shared),
     }
     found: dict[str, Any] = {}
-    for name, load in networks.items():
-        found[name] = measure_network(load(), study)
+    for name, network in networks.items():
+        found[name] = measure_network(network(), study)
         arguments.json.write_text(json.dumps(found, indent=1) + "\n")
+    dropout = measure_dropout(load("mc-dropout"), study)
+    arguments.json.write_text(json.dumps({**found, "mc-dropout": dropout}, indent=1) + "\n")
     for name, parts in found.items():
         print(f"\n{name}: accuracy {parts['accuracy']:.4f}")
         for part, rows in parts.items():
             if part == "detectors" or " " in part:
                 for row, values in rows.items():
-                    print(f"  {part:20s} {row:12s}", "  ".join(f"{key} {value:.3f}" for key, value in values.items()))
+                    print(f"  {part:20s} {row:12s}", format_row(values))
+    print("\nmc-dropout")
+    for way, values in dropout.items():
+        print(f"  {way:12s}", format_row(values))
 
 
 if __name__ == "__main__":

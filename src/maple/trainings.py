@@ -44,7 +44,10 @@ TRAININGS = "trainings"
 EVALUATIONS = "evaluations"
 FACTS = ("minutes", "parameters")  # columns that the training tells, not the results
 FINISHED = "results.json"  # the last file of a training that matters
-TIMED_BATCH, TIMED_STEPS, TIMED_IMAGES = 8, 2, 1000
+TIMED_BATCHES = (4, 4, 64)  # to warm up, for large networks, and for those that are fast enough
+TIMED_IMAGES = 1000
+TIMED_SECONDS = 0.5  # a step that takes longer is not tried with more images
+TIMED_SIZE = 64  # pixels at most; the time of larger images is in proportion to their area
 DEFAULT_SIZE = 32  # pixels, where a source decides
 _SHORT = {  # how titles say a flag, in the paper's letters where it has some
     "backbone": "{}",
@@ -110,11 +113,14 @@ class Job:
         return self.root / TRAININGS / self.key
 
     @property
-    def title(self) -> str:
-        """What sets it apart, in few words: ``maple on cifar10, seed 0: xmeans raw t=0.3 K<=5 p=4``."""
+    def name(self) -> str:
+        """What sets it apart from others of its seed, in few words: ``maple on cifar10, xmeans raw t=0.3 K<=5 p=4``."""
         said = [_SHORT.get(key, f"{key}={{}}").format(value) for key, value in self.training.flags if key != "recipe"]
-        name = f"{self.config.model.recipe} on {self.training.protocol}, seed {self.seed}"
-        return f"{name}: {' '.join(said)}" if said else name
+        return f"{self.config.model.recipe} on {self.training.protocol}{', ' if said else ''}{' '.join(said)}"
+
+    @property
+    def title(self) -> str:
+        return f"{self.name}, seed {self.seed}"
 
     @property
     def is_finished(self) -> bool:
@@ -229,21 +235,22 @@ def training_facts(job: Job) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class Plan:
-    """What a training will take."""
+    """What a training will take, over all its seeds."""
 
-    job: Job
-    state: str  # finished, started, new, or what is missing
+    jobs: tuple[Job, ...]  # one per seed
+    state: str  # finished, so many finished, started, new, or what is missing
     n_images: int | None  # to learn from; None where that is not known
-    seconds: float  # estimate, as if from the start; NaN where that is not known
+    seconds: float  # estimate for the seeds that are not finished, as if from the start; NaN where that is not known
 
     def to_dict(self) -> dict[str, Any]:
         hours = None if math.isnan(self.seconds) else round(self.seconds / 3600, 2)
-        config = self.job.config
+        config = self.jobs[0].config
         return {
-            "training": self.job.title,
+            "training": self.jobs[0].name,
             "network": config.model.backbone,
             "epochs": config.train.epochs,
             "images": self.n_images,
+            "seeds": len(self.jobs),
             "hours": hours,
             "state": self.state,
         }
@@ -252,41 +259,44 @@ class Plan:
 def plan_jobs(jobs: Sequence[Job]) -> Iterator[Plan]:
     """State, images and estimated time of each training; a few steps of each kind of network are timed for that."""
     per_image: dict[Any, float] = {}
-    for job in jobs:
-        config, n_images = job.config, count_images(job)
+    for training in dict.fromkeys(job.training for job in jobs):
+        seeds = tuple(job for job in jobs if job.training == training)
+        config, n_images = seeds[0].config, count_images(seeds[0])
         kind = (config.model.recipe, config.model.backbone, config.data.size)
-        state = _state(job)
+        state, n_finished = _state(seeds)
         seconds = 0.0
-        if state != "finished":
+        if n_finished < len(seeds):
             if kind not in per_image:
                 per_image[kind] = time_step(config)
             members = config.ensemble.members if config.model.recipe == "ensemble" else 1
-            seconds = math.nan if n_images is None else per_image[kind] * n_images * config.train.epochs * members
-        yield Plan(job, state, n_images, seconds)
+            each = math.nan if n_images is None else per_image[kind] * n_images * config.train.epochs * members
+            seconds = each * (len(seeds) - n_finished)
+        yield Plan(seeds, state, n_images, seconds)
 
 
-def _state(job: Job) -> str:
-    try:
-        return "finished" if job.is_finished else "started" if job.is_started else "new"
-    except UsageError:
-        return f"no {job.protocol.source}"
+def _state(seeds: Sequence[Job]) -> tuple[str, int]:
+    """In words, and how many of the seeds are finished."""
+    first = seeds[0]
+    if "train" not in _count_splits(first.protocol.source, first.data_root):
+        return f"no {first.protocol.source.partition('/')[0]}/train", 0
+    n_finished = sum(job.is_finished for job in seeds)
+    if n_finished == len(seeds):
+        return "finished", n_finished
+    if n_finished:
+        return f"{n_finished} of {len(seeds)} finished", n_finished
+    return ("started" if any(job.is_started for job in seeds) else "new"), 0
 
 
 def count_images(job: Job) -> int | None:
     """Images to learn from: those of the source, less the shares of other splits; none is opened."""
     source, shares = job.protocol.source, job.config.data.splits
     if is_built_in(source):
-        asked = re.search(r"[?&]n=(\d+)", source)
-        return round(int(asked[1]) * shares[0]) if asked else None
-    try:
-        path = find_source(source, job.data_root)
-    except UsageError:
-        name = source.partition("/")[0]
+        return round(_count_splits(source, None)["train"] * shares[0])
+    sizes = _count_splits(source, job.data_root)
+    name = source.partition("/")[0]
+    if "train" not in sizes:
         known = CATALOGUE[name].splits if name in CATALOGUE else ()
         sizes = {split.name: split.images for split in known}
-    else:
-        files = {"train": path} if path.is_file() else split_files(path)
-        sizes = {role: pq.read_metadata(file).num_rows for role, file in files.items() if file.suffix == ".parquet"}
     held = [
         role
         for role in ("validation", "calibration", "test")
@@ -295,27 +305,42 @@ def count_images(job: Job) -> int | None:
     return round(sizes["train"] * fold_shares(shares, held)[0]) if "train" in sizes else None
 
 
+def _count_splits(source: str, data_root: Path | None) -> dict[str, int]:
+    """Images in each split of a source that is here; empty for one that is not."""
+    if is_built_in(source):
+        asked = re.search(r"[?&]n=(\d+)", source)
+        return {"train": int(asked[1]) if asked else 0}
+    try:
+        path = find_source(source, data_root)
+    except UsageError:
+        return {}
+    files = {"train": path} if path.is_file() else split_files(path)
+    return {role: pq.read_metadata(file).num_rows for role, file in files.items() if file.suffix == ".parquet"}
+
+
 def time_step(config: RunConfig) -> float:
     """Seconds per image of a training step, measured on random images."""
     torch.manual_seed(0)
     device = make_fabric(config.train).device
-    size = config.data.size if isinstance(config.data.size, int) else DEFAULT_SIZE
+    asked = config.data.size if isinstance(config.data.size, int) else DEFAULT_SIZE
+    size = min(asked, TIMED_SIZE)
     recipe = create_recipe(config.model.recipe, **recipe_options(config))
     backbone = create_backbone(config.model.backbone, 10, embedding_size=config.model.embedding_size)
     backbone.head = fit_head(backbone, recipe, 10)
     recipe.prepare(backbone)
-    labels = torch.arange(TIMED_BATCH) % 10
-    x = torch.rand(TIMED_BATCH, 3, size, size)
     rows = torch.randn(TIMED_IMAGES, backbone.embedding_size).numpy()  # stand for embeddings of the training images
     recipe.start(backbone, lambda chosen: rows[chosen], np.arange(TIMED_IMAGES) % 10, 0)
     backbone.to(device)
     recipe.begin_epoch(backbone, 1, 1)
-    x, labels = x.to(device), labels.to(device)
-    seconds = []
-    for _ in range(1 + TIMED_STEPS):
+    seconds = math.inf
+    for n in TIMED_BATCHES:
+        images = torch.rand(n, 3, size, size, device=device).requires_grad_(recipe.needs_image_gradients)
+        labels = torch.arange(n, device=device) % 10
         started = time.perf_counter()
-        images = x.clone().requires_grad_(recipe.needs_image_gradients)
         embeddings, logits = backbone(images)
         weighted_sum(recipe.loss(Step(images, embeddings, logits, labels, 0.5, backbone))).backward()
-        seconds.append(time.perf_counter() - started)
-    return min(seconds[1:]) / TIMED_BATCH
+        took = time.perf_counter() - started
+        seconds = min(seconds, took / n)
+        if took > TIMED_SECONDS:
+            break
+    return seconds * (asked / size) ** 2
