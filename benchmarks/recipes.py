@@ -33,6 +33,8 @@ RECIPES: dict[str, tuple[Profile, dict[str, Any]]] = {
     "maple": (CPU, {"recipe": "maple"}),
     "maple, raw X-Means": (CPU, {"recipe": "maple", "cluster_method": "xmeans", "cluster_space": "raw"}),
     "batch-hard": (CPU, {"recipe": "triplet", "prototype_weight": 0.0, "triplet_softness": 0.0}),
+    "duq": (CPU, {"recipe": "duq"}),
+    "duq, no penalty": (CPU, {"recipe": "duq", "duq_gradient_penalty": 0.0}),
     "paper": (PAPER, {}),
     "paper, triangular schedule": (PAPER, {"schedule": "triangular"}),
 }
