@@ -41,7 +41,7 @@ SUITE = find_suite("cifar10")
 METHODS = [dict(training.flags)["recipe"] for training in SUITE.trainings(PROFILE)]
 NOT_POSTHOC = ("maple", "lee-md-ood")  # has rows of its own; sees unknown images
 TIMED_STEPS, TIMED_ROUNDS = 10, 5
-LATENCY_BATCH, LATENCY_REPEATS = 64, 15
+LATENCY_BATCH, LATENCY_REPEATS = 64, 40
 
 
 def find_jobs(seed: int, runs: Path, data_root: Path) -> dict[str, Job]:
@@ -106,13 +106,18 @@ def measure_times(jobs: dict[str, Job]) -> dict[str, dict[str, float]]:
     training, latency = interleave(steps, TIMED_ROUNDS), interleave(predict, LATENCY_REPEATS)
     return {
         name: {
-            "training": float(np.median(training[name] / training[DETERMINISTIC])) * members(job),
+            "training": ratio(training, name) * members(job),
             "training_spread": spread(training[name] / training[DETERMINISTIC]) * members(job),
-            "latency": float(np.median(latency[name] / latency[DETERMINISTIC])),
+            "latency": ratio(latency, name),
             "latency_spread": spread(latency[name] / latency[DETERMINISTIC]),
         }
         for name, job in jobs.items()
     }
+
+
+def ratio(seconds: dict[str, np.ndarray], name: str) -> float:
+    """Median time relative to that of the deterministic network."""
+    return float(np.median(seconds[name]) / np.median(seconds[DETERMINISTIC]))
 
 
 def spread(ratios: np.ndarray) -> float:
