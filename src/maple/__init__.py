@@ -31,6 +31,7 @@ _EXPORTS = {
     "explain_outputs": "maple.explain",
     "Moments": "maple.gaussian",
     "ImageSet": "maple.images",
+    "open_model": "maple.models",
     "StreamMonitor": "maple.monitor",
     "compare_scores": "maple.monitor",
     "Predictor": "maple.predictor",
@@ -45,6 +46,7 @@ _EXPORTS = {
     "Outputs": "maple.types",
     "Prediction": "maple.types",
     "Relabelling": "maple.types",
+    "update_predictor": "maple.update",
 }
 
 __all__ = sorted(_EXPORTS)

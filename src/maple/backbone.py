@@ -20,7 +20,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, RandomSampler
+from torch.utils.data import DataLoader, Dataset, RandomSampler, Subset
 
 from maple.batches import evaluation_batches
 from maple.errors import UsageError, suggest
@@ -77,6 +77,7 @@ class Backbone(nn.Module):
         self.size = size  # side of the images it was made for, where known
         self.memory_format = memory_format
         self.made_by: dict[str, Any] | None = None  # recipe, its options and outputs, where the head is not linear
+        self.origin: dict[str, Any] | None = None  # where layers of others come from: plain JSON, see maple.models
         self.register_buffer("mean", _per_channel(mean, "mean"))
         self.register_buffer("std", _per_channel(std, "std"))
         if not bool((self.std > 0).all()):
@@ -177,7 +178,7 @@ def create_backbone(
 # Finding the embedding inside someone else's network
 
 
-class _Pick(nn.Module):
+class Pick(nn.Module):
     """One entry of the output of a module that returns a dictionary or a tuple."""
 
     def __init__(self, module: nn.Module, path: tuple[Any, ...]) -> None:
@@ -226,8 +227,7 @@ def wrap_backbone(
     """
     if isinstance(module, Backbone):
         return module
-    if other := {p.dtype for p in module.parameters() if p.is_floating_point()} - {torch.float32}:
-        raise UsageError(f"the module computes in {other.pop()}: call module.float() before wrapping it")
+    check_dtype(module)
     settings = _timm_settings(module)
     mean = settings.get("mean", (0.0, 0.0, 0.0)) if mean is None else mean
     std = settings.get("std", (1.0, 1.0, 1.0)) if std is None else std
@@ -240,32 +240,51 @@ def wrap_backbone(
         raise UsageError(f"the module has no layer '{shallow}': {suggest(shallow, dict(module.named_modules()))}")
     layers = _possible_heads(module, head)
     with evaluating(module):
-        x, calls, output = _run_example(module, layers, example, size, mean, std)
-        name, path = _find_head(calls, dict(_leaves(output)), head)
+        x, calls, output = run_example(module, layers, example, size, mean, std)
+        name, path = _find_head(calls, dict(leaves(output)), head)
         if calls[name].input.ndim != 2:
             raise UsageError(
                 f"the head '{name}' sees {tuple(calls[name].input.shape)}, not one vector per image (N, D): "
                 "name a layer behind the pooling with head=..., or pool inside the module"
             )
-        module.set_submodule(name, nn.Identity())
-        body = _Pick(module, path) if path else module
+        body, found = split_head(module, name, path)
         embedding = body(x)
         seen = calls[name]
-        if not same_values(embedding, seen.input) or not same_values(layers[name](embedding), seen.output):
+        if not same_values(embedding, seen.input) or not same_values(found(embedding), seen.output):
             raise UsageError(
                 f"without its head '{name}' the module does not return what the head saw: "
                 "let forward return the output of the head, computed once, and nothing made of it"
             )
-    return Backbone(
+    backbone = Backbone(
         body,
-        layers[name],
+        found,
         embedding_size=embedding.shape[1],
         mean=mean,
         std=std,
         name=type(module).__name__,
         size=size,
         shallow=f"module.{shallow}" if shallow and path else shallow,
-    ).to(embedding.device)
+    )
+    backbone.origin = {"head": name, "path": list(path)}
+    return backbone.to(embedding.device)
+
+
+def check_dtype(module: nn.Module) -> None:
+    """Refuse networks that do not compute in float32."""
+    if other := {p.dtype for p in module.parameters() if p.is_floating_point()} - {torch.float32}:
+        raise UsageError(f"the module computes in {other.pop()}: call module.float() before wrapping it")
+
+
+def split_head(module: nn.Module, head: str, path: Sequence[Any] = ()) -> tuple[nn.Module, nn.Module]:
+    """The module without the layer called ``head``, and that layer; ``path`` leads to the logits in its output.
+
+    >>> body, head = split_head(nn.Sequential(nn.Flatten(), nn.Linear(12, 5)), "1")
+    >>> body(torch.rand(2, 3, 2, 2)).shape, head.out_features
+    (torch.Size([2, 12]), 5)
+    """
+    layer = module.get_submodule(head)
+    module.set_submodule(head, nn.Identity())
+    return (Pick(module, tuple(path)) if path else module), layer
 
 
 def _timm_settings(module: nn.Module) -> dict[str, Any]:
@@ -284,7 +303,7 @@ def _possible_heads(module: nn.Module, head: str | None) -> dict[str, nn.Module]
     return {head: layers[head]}
 
 
-def _run_example(
+def run_example(
     module: nn.Module,
     layers: dict[str, nn.Module],
     example: Tensor | np.ndarray | None,
@@ -314,7 +333,7 @@ def _run_example(
     reason = " ".join(str(failure).split())
     raise UsageError(
         f"the module failed on images of {tried} pixels ({type(failure).__name__}: {reason}): "
-        "pass example=, a batch (N, 3, H, W) in [0, 1] of the size it takes"
+        "pass example=, a batch (N, 3, H, W) in [0, 1] of the size it takes (maple fit: --size)"
     ) from failure
 
 
@@ -330,16 +349,16 @@ def _trace(module: nn.Module, layers: dict[str, nn.Module], x: Tensor) -> tuple[
         return calls, module(x)
 
 
-def _leaves(output: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Tensor]]:
+def leaves(output: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Tensor]]:
     """Every tensor in nested tuples, lists and dictionaries, with the keys that lead to it."""
     if isinstance(output, Tensor):
         yield path, output
     elif isinstance(output, Mapping):
         for key, value in output.items():
-            yield from _leaves(value, (*path, key))
+            yield from leaves(value, (*path, key))
     elif isinstance(output, tuple | list):
         for i, value in enumerate(output):
-            yield from _leaves(value, (*path, i))
+            yield from leaves(value, (*path, i))
 
 
 def _find_head(
@@ -424,12 +443,12 @@ def embed(
     """Embeddings, logits and labels of all images, in order: evaluation mode, no gradients, no augmentation, float32.
 
     ``images`` is an ``ImageSet``; or a tensor or array of shape (N, 3, H, W) or (N, H, W, 3), uint8 in 0..255 or float
-    in [0, 1]; or a ``DataLoader`` (or any iterable) of such batches x, or of (x, labels). ``indices`` picks images and
-    sets their order. ``batch_size`` changes results by rounding at most; much larger ones are slower on a CPU, by
-    page faults, unless ``use_fast_allocator`` was called. ``cluster_ids`` (N,) has one id per image of ``images``.
-    ``progress`` is called after each batch with the numbers of images done and in all (0 where a loader does not say).
-    The backbone's mode and statistics are as before afterwards. ``logits=False`` leaves out the head, and with it all
-    passes but one of a backbone that samples.
+    in [0, 1]; or a ``Dataset`` of such images x or (x, label); or a ``DataLoader`` (or any iterable) of batches x or
+    (x, labels). ``indices`` picks images and sets their order. ``batch_size`` changes results by rounding at most; much
+    larger ones are slower on a CPU, by page faults, unless ``use_fast_allocator`` was called. ``cluster_ids`` (N,) has
+    one id per image of ``images``. ``progress`` is called after each batch with the numbers of images done and in all
+    (0 where a loader does not say). The backbone's mode and statistics are as before afterwards. ``logits=False``
+    leaves out the head, and with it all passes but one of a backbone that samples.
 
     >>> outputs = embed(create_backbone("resnet9", n_classes=10), np.zeros((3, 32, 32, 3), np.uint8))
     >>> outputs.embeddings.shape, outputs.embeddings.dtype, outputs.logits.shape
@@ -535,7 +554,8 @@ def count_images(images: Images, indices: np.ndarray | None) -> int:
         return len(indices)
     if isinstance(images, ImageSet | Tensor | np.ndarray):
         return len(images)
-    return len(images.dataset) if isinstance(images, DataLoader) and isinstance(images.dataset, Sized) else 0
+    source = images.dataset if isinstance(images, DataLoader) else images if isinstance(images, Dataset) else None
+    return len(source) if isinstance(source, Sized) else 0
 
 
 def _rows(cluster_ids: np.ndarray, index: np.ndarray) -> np.ndarray:
@@ -560,10 +580,17 @@ def read_batches(
         for start in range(0, len(positions), batch_size):
             position = positions[start : start + batch_size]
             yield as_image_batch(images[position]), position, None
+    elif isinstance(images, Dataset):
+        chosen = images if indices is None else Subset(images, [int(i) for i in indices])
+        for x, position, labels in _read_loader(DataLoader(chosen, batch_size, num_workers=workers), None, ordered):
+            yield x, position if indices is None else np.asarray(indices)[position], labels
     elif isinstance(images, Iterable) and not isinstance(images, str | bytes):
         yield from _read_loader(images, indices, ordered)
     else:
-        raise UsageError(f"cannot embed {type(images).__name__}: give an ImageSet, a tensor, an array or a DataLoader")
+        raise UsageError(
+            f"cannot embed {type(images).__name__}: give an ImageSet (open_images makes one), a tensor, an array, a "
+            "Dataset or a DataLoader"
+        )
 
 
 def _read_loader(loader: Iterable[Any], indices: np.ndarray | None, ordered: bool) -> Iterator[Batch]:
@@ -614,29 +641,35 @@ def load_weights(backbone: Backbone, path: str | Path) -> Backbone:
     is changed unless everything fits.
     """
     path = Path(path)
-    state = _read_state(path)
-    own = backbone.state_dict()
-    state = _rename(state, own, backbone, path)
+    load_state(backbone, rename_state(read_state(path), backbone, path), path, backbone.name)
+    return backbone
+
+
+def load_state(module: nn.Module, state: Mapping[str, Tensor], path: Path, name: str) -> None:
+    """Put tensors read from ``path`` into a network called ``name``; nothing is changed unless everything fits."""
+    own = module.state_dict()
+    if further := [key for key in state if key not in own]:
+        raise UsageError(f"'{path}' also holds {_some(further)}: it holds another network than '{name}'")
     missing = [key for key in own if key not in state and not key.endswith("num_batches_tracked")]
     missing = [key for key in missing if key not in ("mean", "std")]
     if missing:
-        raise UsageError(f"'{path}' lacks {_some(missing)}: it holds another network than '{backbone.name}'")
+        raise UsageError(f"'{path}' lacks {_some(missing)}: it holds another network than '{name}'")
     for key, value in state.items():
         if value.shape != own[key].shape:
             raise UsageError(
                 f"'{path}' has {key} of shape {tuple(value.shape)}, the backbone {tuple(own[key].shape)}: "
                 "create the backbone with the network, number of classes and embedding size of the file"
             )
-    backbone.load_state_dict({**own, **state})
-    return backbone
+    module.load_state_dict({**own, **state})
 
 
-def _read_state(path: Path) -> dict[str, Tensor]:
+def read_state(path: Path) -> dict[str, Tensor]:
+    """The tensors of a weights file by name, without a ``module.`` in front of all of them; see ``load_weights``."""
     if not path.is_file():
         raise UsageError(f"there is no weights file '{path}': check the path")
     try:
         if path.suffix == ".safetensors":
-            return load_file(path)
+            return _without_wrapper(load_file(path))
         content = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError:
         raise UsageError(
@@ -650,16 +683,21 @@ def _read_state(path: Path) -> dict[str, Tensor]:
             content = content[key]
     if not isinstance(content, Mapping) or not content or not all(isinstance(v, Tensor) for v in content.values()):
         raise UsageError(f"'{path}' holds no state dictionary: save it as torch.save(model.state_dict(), ...)")
-    return dict(content)
+    return _without_wrapper(dict(content))
 
 
-def _rename(state: dict[str, Tensor], own: dict[str, Tensor], backbone: Backbone, path: Path) -> dict[str, Tensor]:
+def _without_wrapper(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Without the ``module.`` that DataParallel puts in front of every name."""
+    wrapped = all(key.startswith("module.") for key in state)
+    return {key.removeprefix("module."): value for key, value in state.items()} if wrapped else state
+
+
+def rename_state(state: dict[str, Tensor], backbone: Backbone, path: Path) -> dict[str, Tensor]:
     """The names of the file turned into those of the backbone."""
-    if all(key.startswith("module.") for key in state):
-        state = {key.removeprefix("module."): value for key, value in state.items()}
+    own = backbone.state_dict()
     if all(key in own for key in state):
         return state
-    prefix = "body.module." if isinstance(backbone.body, _Pick) else "body."
+    prefix = "body.module." if isinstance(backbone.body, Pick) else "body."
     renamed = {prefix + key: value for key, value in state.items() if prefix + key in own}
     left = {key: value for key, value in state.items() if prefix + key not in own}
     layers = {key.rpartition(".")[0] for key in left}

@@ -262,6 +262,8 @@ def evaluate(
         raise DataError("there are no in-distribution images: check their source")
     if empty := [name for name, outputs in ood.items() if len(outputs) == 0]:
         raise DataError(f"the OOD set '{empty[0]}' has no images: check its source")
+    ind = predictor.detector.complete(ind)  # the head may not know all classes, after maple update
+    ood = {name: predictor.detector.complete(outputs) for name, outputs in ood.items()}
     n_classes = len(predictor.class_names)
     labels = _labels(ind, n_classes)
     found = predictor.detector.describe(ind)

@@ -124,9 +124,24 @@ def pool(log_posterior: np.ndarray, log_softmax: np.ndarray, weight: float) -> n
 
     log p(c) = log p_Gaussians(c) + weight log p_network(c), normalised.
 
+    A network may lack classes, which came to the Gaussians later: -inf in ``log_softmax``. Let O be those that it has.
+    By the law of total probability,
+
+        p(c) = p_Gaussians(O) pool(c | O)  for c in O,    p(c) = p_Gaussians(c)  for all others:
+
+    the network has a say in which of its own classes an image belongs to, and none in whether it is one of them.
+
     >>> np.exp(pool(np.log([[0.5, 0.5]]), np.log([[0.9, 0.1]]), 1.0)).round(3)
     array([[0.9, 0.1]])
+    >>> np.exp(pool(np.log([[0.2, 0.2, 0.6]]), np.array([[np.log(0.9), np.log(0.1), -np.inf]]), 1.0)).round(3)
+    array([[0.36, 0.04, 0.6 ]])
     """
+    known = ~np.isneginf(log_softmax).any(axis=0)  # (C,)
+    if not known.all():
+        logs = log_posterior.copy()
+        inside = logsumexp(logs[:, known], axis=1, keepdims=True)  # (N, 1) log p_Gaussians(O)
+        logs[:, known] = inside + pool(logs[:, known], log_softmax[:, known], weight)
+        return logs
     pooled = log_posterior + weight * log_softmax
     return pooled - logsumexp(pooled, axis=1, keepdims=True)
 

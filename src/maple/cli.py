@@ -43,6 +43,27 @@ RunDataRoot = Annotated[
 Workers = Annotated[int, typer.Option(min=0, help="processes that decode images too many to hold in memory")]
 OodSources = Annotated[list[str] | None, typer.Option(help="NAME=SOURCE of unknown images; may be repeated")]
 AsJson = Annotated[bool, typer.Option("--json", help="print JSON instead of a table")]
+
+
+def _trust(context: typer.Context, value: bool) -> bool:
+    """Let whatever opens a run while the command lasts, in any process, trust it: by the environment, MAPLE_TRUST=1."""
+    if value:
+        before = os.environ.get("MAPLE_TRUST")
+        os.environ["MAPLE_TRUST"] = "1"
+        context.call_on_close(lambda: _set_environment("MAPLE_TRUST", before))
+    return value
+
+
+def _set_environment(name: str, value: str | None) -> None:
+    os.environ.pop(name, None)
+    if value is not None:
+        os.environ[name] = value
+
+
+Trust = Annotated[
+    bool,
+    typer.Option("--trust", callback=_trust, help="let the network run code, which TorchScript, .pt2 and python: do"),
+]
 PANELS = {name: name.capitalize() for name in GROUPS} | {
     "train": "Training",
     "mc_dropout": "MC-Dropout",
@@ -189,6 +210,107 @@ def train(
 
 
 @app.command()
+@with_options("detector", "decision", "data")
+def fit(
+    model: Annotated[
+        str,
+        typer.Argument(
+            help="timm/NAME, torchvision/NAME or resnet20, with --weights; a Hugging Face folder; a TorchScript, .pt2 "
+            "or .onnx file; python:package.module:function"
+        ),
+    ],
+    flags: dict[str, Any],
+    data: Annotated[str, typer.Option(help="labelled images that the network was trained on")],
+    calibrate: Annotated[
+        str | None,
+        typer.Option(
+            help="labelled images that it has not seen: --splits divides them into validation and calibration"
+        ),
+    ] = None,
+    test: Annotated[str | None, typer.Option(help="labelled test images, which it has not seen either")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="run folder to write [dim]\\[default: runs/<name of the data>][/]")
+    ] = None,
+    weights: Annotated[Path | None, typer.Option(help="weights of the network: .safetensors or a torch file")] = None,
+    classes: Annotated[
+        int | None, typer.Option(min=1, help="number of classes [dim]\\[default: as in the weights][/]")
+    ] = None,
+    class_names: Annotated[
+        str | None,
+        typer.Option(
+            help="classes in the order of the logits, or @FILE with one per line [dim]\\[default: the network's, if it "
+            "names those of the data, else in the order of the data][/]"
+        ),
+    ] = None,
+    head: Annotated[
+        str | None,
+        typer.Option(
+            help="layer that gives the logits; of ONNX the output with the embedding [dim]\\[default: found][/]"
+        ),
+    ] = None,
+    drop_head: Annotated[
+        bool, typer.Option("--drop-head", help="use only the embedding: for classes that the network does not know")
+    ] = False,
+    mean: Annotated[
+        str | None,
+        typer.Option(metavar="R,G,B", help="what it subtracts from images in 0..1 [dim]\\[default: its own, or 0][/]"),
+    ] = None,
+    std: Annotated[
+        str | None,
+        typer.Option(metavar="R,G,B", help="what it then divides by [dim]\\[default: its own, or 1][/]"),
+    ] = None,
+    shallow: Annotated[
+        str | None,
+        typer.Option(help="layer half-way up, whose channels the score listens to [dim]\\[default: none][/]"),
+    ] = None,
+    trust: Trust = False,
+    ood: OodSources = None,
+    data_root: DataRoot = None,
+    workers: Workers = 2,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="replace an existing run")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Make a run of a network that someone else trained, without training; the run folder holds everything."""
+    from maple.fit_run import FitRequest, fit_run
+    from maple.workflow import default_out
+
+    request = FitRequest(
+        model=model,
+        source=data,
+        calibrate=calibrate,
+        test=test,
+        out=out or default_out(data),
+        weights=weights,
+        n_classes=classes,
+        class_names=() if class_names is None else tuple(read_names(class_names)),
+        head=head,
+        drop_head=drop_head,
+        mean=_channels(mean, "--mean"),
+        std=_channels(std, "--std"),
+        shallow=shallow,
+        trust=trust,
+        ood=_named_sources(ood or []),
+        data_root=data_root,
+        flags={**flags, "workers": workers},
+        overwrite=overwrite,
+        command=_command_line(),
+    )
+    results = fit_run(request)
+    if results is not None:
+        _finish(results, as_json)
+
+
+def _channels(text: str | None, flag: str) -> tuple[float, ...] | None:
+    if text is None:
+        return None
+    try:
+        red, green, blue = (float(part) for part in text.split(","))
+    except ValueError:
+        raise UsageError(f"{flag} takes three numbers, such as 0.485,0.456,0.406; got '{text}'") from None
+    return red, green, blue
+
+
+@app.command()
 @with_options("model", "train", *RECIPE_SECTIONS, "detector", "decision", "data")
 def tune(
     data: Annotated[str, typer.Argument(help="image folder, .parquet, .npz, or the name of a data set")],
@@ -298,6 +420,7 @@ def predict(
     batch_size: Annotated[int, typer.Option(min=1, help="images per forward pass")] = 256,
     workers: Workers = 2,
     data_root: DataRoot = None,
+    trust: Trust = False,
 ) -> None:
     """Class, probability, uncertainty and in/out decision for each image: one row each."""
     from maple.predict_files import predict_images
@@ -328,6 +451,7 @@ def explain(
     limit: Annotated[int | None, typer.Option(help="explain only the images with the highest scores, so many")] = None,
     workers: Workers = 2,
     data_root: DataRoot = None,
+    trust: Trust = False,
     as_json: Annotated[bool, typer.Option("--json", help="print JSON instead of sentences")] = False,
 ) -> None:
     """Why each image was called what it was: nearest cluster, runner-up, and what sets the image apart."""
@@ -359,6 +483,7 @@ def evaluate(
     ] = None,
     workers: Workers = 2,
     data_root: RunDataRoot = None,
+    trust: Trust = False,
     as_json: AsJson = False,
 ) -> None:
     """Measure accuracy, calibration and detection of unknown images, and update the report."""
@@ -376,6 +501,48 @@ def evaluate(
         ood_validation,
     )
     _finish(results, as_json)
+
+
+@app.command()
+def update(
+    run: Annotated[Path, typer.Argument(help="run folder")],
+    data: Annotated[str | None, typer.Option(help="labelled images to learn from, of known or of new classes")] = None,
+    calibrate: Annotated[
+        str | None,
+        typer.Option(
+            help="labelled images of all classes that nothing was learned from: a half teaches temperature and score, "
+            "the other half thresholds"
+        ),
+    ] = None,
+    only: Annotated[
+        str | None, typer.Option(metavar="NAME,...", help="classes of --data to learn [dim]\\[default: all][/]")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="run folder to write [dim]\\[default: replace RUN][/]")] = None,
+    workers: Workers = 2,
+    data_root: RunDataRoot = None,
+    trust: Trust = False,
+    as_json: Annotated[bool, typer.Option("--json", help="print JSON instead of sentences")] = False,
+) -> None:
+    """Add images or whole new classes to a run, without retraining and without the old images.
+
+    Thresholds are void then: nothing is flagged until --calibrate, in the same command or a later one.
+    """
+    from maple.update import UpdateRequest, update_run
+
+    request = UpdateRequest(
+        run,
+        data=data,
+        calibrate=calibrate,
+        only=tuple(read_names(only or "")),
+        out=out,
+        data_root=data_root,
+        workers=workers,
+    )
+    done = update_run(request)
+    if as_json:
+        print(json.dumps(done.to_dict(), indent=1))
+    else:
+        output.print(done.describe(), markup=False, highlight=False, soft_wrap=True)
 
 
 @app.command()
@@ -500,6 +667,7 @@ def monitor(
     batch_size: Annotated[int, typer.Option(min=1, help="images per forward pass")] = 256,
     workers: Workers = 2,
     data_root: DataRoot = None,
+    trust: Trust = False,
     as_json: Annotated[bool, typer.Option("--json", help="print JSON instead of sentences")] = False,
 ) -> None:
     """Have the images drifted away from the calibration images? The exit code tells.

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cached_property
 from typing import Any, ClassVar, Self, TypeVar
 
@@ -311,7 +311,10 @@ class Description:
 
     @cached_property
     def log_softmax(self) -> np.ndarray:
-        """Log class probabilities of the network itself (N, C), summed over the clusters of a class."""
+        """Log class probabilities of the network itself (N, C), summed over the clusters of a class.
+
+        -inf for a class that the head has no column for: see :meth:`MapleDetector.extend`.
+        """
         if self.logits is None:
             raise UsageError("the network's own probabilities need logits: embed with a backbone that has a head")
         logits = as_array(self.logits).astype(np.float64)
@@ -381,12 +384,21 @@ class Description:
 
     @cached_property
     def energy(self) -> np.ndarray:
-        """Negative log-sum-exp of the logits (N,)."""
+        """Negative log-sum-exp of the logits (N,).
+
+        Where the head knows only some of the classes, O, it is given the logits that it lacks: those with which its
+        softmax would agree with the Gaussians on O against the others. Their exponentials sum to
+        exp(-energy) (1 - p(O)) / p(O), p by the Gaussians, and the energy of all logits is that of the head's own plus
+        log p(O): the same beside a class of the head, low beside another one, of which the head can say nothing.
+        """
         if self.logits is None:
             raise UsageError(
                 "the energy needs logits: embed with a backbone that has a head, or use score_by 'normalised'"
             )
-        return energy_score(self.logits)
+        energy = energy_score(self.logits)
+        if self.detector.appended_:
+            energy += logsumexp(self.log_posterior()[:, self.detector.head_classes_], axis=1)
+        return energy
 
     @cached_property
     def shallow(self) -> np.ndarray:
@@ -445,6 +457,8 @@ class MapleDetector(DetectorOptions, Detector):
     score_: Score
     surprises_: dict[Score, Surprise]  # of the scores that ``fused`` adds up; empty without validation images
     cluster_to_class_: np.ndarray  # (M,) int64
+    appended_: int = 0  # clusters, the last ones, of classes that the head of the network does not know
+    first_gaussians_: Gaussians  # those of ``fit``, by which ``extend`` tells clusters; only after ``extend``
 
     # Options are compared and hashed by value, detectors are not: what they have learned differs.
     __eq__ = object.__eq__
@@ -478,6 +492,65 @@ class MapleDetector(DetectorOptions, Detector):
         self.__dict__.pop("gaussians_", None)
         self.fitted_ = True
         return self
+
+    def extend(self, outputs: Source) -> Self:
+        """Add labelled images of known or new classes to what was learned, without the images learned from before.
+
+        An image of a known class goes to the nearest cluster of that class, as told by the Gaussians of ``fit``: in how
+        many parts images are added, and in which order, makes no difference. A class id beyond those known is a new
+        class of one cluster, for which the head of the network has no column (:meth:`complete`). Deviation, PCA and
+        covariance follow from all moments, as if all images had been there from the start; exponent and score stay
+        what validation images chose, until :meth:`learn_score`.
+
+        >>> rng = np.random.default_rng(0)
+        >>> labels = np.arange(400) % 4
+        >>> outputs = Outputs(rng.normal(size=(400, 8)) + 6 * np.eye(4, 8)[labels], labels=labels)
+        >>> grown = MapleDetector(norm_exponent=0).fit(outputs[labels < 3]).extend(outputs[labels == 3])
+        >>> whole = MapleDetector(norm_exponent=0).fit(outputs)
+        >>> bool(np.allclose(grown.squared_distances(outputs), whole.squared_distances(outputs), rtol=1e-8))
+        True
+        """
+        self._check_fitted()
+        self._check_one_pass()
+        for batch in Batches(outputs).start():
+            if len(batch) == 0:
+                continue
+            if not hasattr(self, "first_gaussians_"):
+                self.first_gaussians_ = self.gaussians_
+            labels, known = _cluster_ids(replace(batch, cluster_ids=None)), self.cluster_to_class_
+            classes = np.append(known, np.arange(known.max() + 1, labels.max() + 1))  # of each cluster, old and new
+            own = nearest_of_class(self.first_gaussians_, batch.embeddings, labels, classes)
+            self.partial_fit(replace(batch, cluster_ids=own, cluster_to_class=classes))
+            self.appended_ += len(classes) - len(known)
+        self._check_fitted()
+        return self
+
+    def learn_score(self, validation: Outputs) -> Self:
+        """Learn anew from images that taught nothing else how to rank; few of them leave the score as it is."""
+        self._check_fitted()
+        if validation.logits is not None and len(validation) >= MIN_VALIDATION:
+            self._learn_score(validation)
+        return self
+
+    @property
+    def head_classes_(self) -> np.ndarray:
+        """Whether the head of the network has columns for each class (C,), bool."""
+        n_columns = len(self.cluster_to_class_) - self.appended_
+        return np.isin(np.arange(int(self.cluster_to_class_.max()) + 1), self.cluster_to_class_[:n_columns])
+
+    def complete(self, outputs: Outputs) -> Outputs:
+        """The same outputs with one logit per cluster: -inf, probability 0, where the head has no column for it."""
+        if not self.appended_ or outputs.logits is None:
+            return outputs
+        logits, n_clusters = as_array(outputs.logits), len(self.cluster_to_class_)
+        missing = n_clusters - logits.shape[1]
+        if missing not in (0, self.appended_):
+            raise UsageError(
+                f"logits have {logits.shape[1]} columns, but the detector expects {n_clusters - self.appended_}: "
+                "use the same backbone"
+            )
+        logits = np.pad(logits, ((0, 0), (0, missing)), constant_values=-np.inf)
+        return replace(outputs, logits=logits, cluster_to_class=self.cluster_to_class_)
 
     def _merge(self, sum_over_ranks: SumOverRanks) -> None:
         """The moments of all processes in each of them."""
@@ -646,6 +719,7 @@ class MapleDetector(DetectorOptions, Detector):
     def _describe(self, outputs: Outputs | np.ndarray) -> Description:
         if not isinstance(outputs, Outputs):
             outputs = Outputs(as_embeddings(outputs))
+        outputs = self.complete(outputs)
         distances = self.gaussians_.squared_distances(outputs.embeddings)
         return Description(self, as_embeddings(outputs.embeddings), outputs.logits, outputs.shallow, distances)
 
@@ -695,7 +769,9 @@ class MapleDetector(DetectorOptions, Detector):
             arrays |= _add_prefix("plain.", self.plain_gaussians_.to_arrays())  # moments do not tell them
         for name, surprise in self.surprises_.items():
             arrays |= _add_prefix(f"surprise.{name}.", surprise.to_arrays())
-        return arrays, metadata | {"exponent": self.exponent_, "score": self.score_}
+        if hasattr(self, "first_gaussians_"):
+            arrays |= _add_prefix("first.", self.first_gaussians_.to_arrays())
+        return arrays, metadata | {"exponent": self.exponent_, "score": self.score_, "appended": self.appended_}
 
     @classmethod
     def from_state(cls, arrays: dict[str, np.ndarray], metadata: dict[str, Any]) -> Self:
@@ -708,13 +784,28 @@ class MapleDetector(DetectorOptions, Detector):
         if shallow := _with_prefix(arrays, "shallow."):
             detector.shallow_moments_ = Moments.from_arrays(shallow)
         detector.exponent_, detector.score_ = float(metadata["exponent"]), metadata["score"]
+        detector.appended_ = int(metadata.get("appended", 0))
         detector.gaussians_ = Gaussians.from_arrays(_with_prefix(arrays, "gaussians."))
+        if first := _with_prefix(arrays, "first."):
+            detector.first_gaussians_ = Gaussians.from_arrays(first)
         if plain := _with_prefix(arrays, "plain."):
             detector.__dict__["plain_gaussians_"] = Gaussians.from_arrays(plain)
         detector.surprises_ = {
             name: Surprise.from_arrays(saved) for name in FUSED if (saved := _with_prefix(arrays, f"surprise.{name}."))
         }
         return detector
+
+
+def nearest_of_class(
+    gaussians: Gaussians, embeddings: np.ndarray, labels: np.ndarray, cluster_to_class: np.ndarray
+) -> np.ndarray:
+    """For labelled images (N,), the nearest cluster of the class that each belongs to.
+
+    Clusters beyond those of ``gaussians`` are each the only one of their class.
+    """
+    distances = np.zeros((len(labels), len(cluster_to_class)))  # (N, M)
+    distances[:, : gaussians.n_clusters] = gaussians.squared_distances(embeddings)
+    return np.where(cluster_to_class != labels[:, None], np.inf, distances).argmin(axis=1)
 
 
 def _agreed(known: np.ndarray, new: np.ndarray) -> np.ndarray:

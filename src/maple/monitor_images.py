@@ -14,7 +14,7 @@ from maple.errors import RunError, UsageError
 from maple.images import ImageSet
 from maple.monitor import Comparison, StreamMonitor, compare_scores
 from maple.plots import plot_drift, standalone_svg
-from maple.predict_files import describe_skipped, embed_for, open_like, ready_predictor
+from maple.predict_files import MORE_CALIBRATION, describe_skipped, embed_for, open_like, ready_predictor
 from maple.predictor import Predictor
 from maple.progress import counting, warn
 
@@ -161,10 +161,7 @@ def _open_stream(predictor: Predictor, folder: Path, level: float | None, state:
     """The stream of a state file, or a new one."""
     calibration = predictor.calibration_scores
     if len(calibration) == 0:
-        raise RunError(
-            f"'{folder}' has no calibration images, with which new images are compared: "
-            "train with some (--calibration, or the third share of --splits)"
-        )
+        raise RunError(f"'{folder}' has no calibration images, with which new images are compared: {MORE_CALIBRATION}")
     if state is None or not state.exists():
         return StreamMonitor(calibration, LEVEL if level is None else level)
     try:

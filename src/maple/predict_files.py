@@ -26,6 +26,10 @@ from maple.progress import counting, warn
 from maple.types import PREDICTION_COLUMNS, Outputs, Skipped
 
 JSON_SUFFIXES = (".jsonl", ".ndjson")
+MORE_CALIBRATION = (  # where there are none, or too few
+    "calibrate with maple update RUN --calibrate IMAGES, or train with more of them (--calibration, or the third share "
+    "of --splits)"
+)
 SET_SEPARATOR = " | "  # between the classes of a prediction set, in CSV
 SUFFIXES = (".csv", *JSON_SUFFIXES)
 
@@ -70,11 +74,10 @@ def _check_request(predictor: Predictor, fdr: float | None, coverage: float | No
     for flag, rate in (("--fdr", fdr), ("--coverage", coverage)):
         if rate is not None and not 0 < rate < 1:
             raise UsageError(f"{flag} {rate:g}: give a share between 0 and 1")
-    more = "train with some (--calibration, or the third share of --splits)"
     if fdr is not None and not len(predictor.calibration):
-        raise UsageError(f"--fdr needs calibration images, and the run has none: {more}")
+        raise UsageError(f"--fdr needs calibration images, and the run has none: {MORE_CALIBRATION}")
     if coverage is not None and not len(predictor.calibration.set_scores):
-        raise UsageError(f"--coverage needs labelled calibration images, and the run has none: {more}")
+        raise UsageError(f"--coverage needs labelled calibration images, and the run has none: {MORE_CALIBRATION}")
     taken = [name for name in predictor.class_names if all_probabilities and f"p_{name}" in PREDICTION_COLUMNS]
     if taken:
         raise UsageError(f"the class '{taken[0]}' would need the column p_{taken[0]}, which is taken: rename the class")
@@ -128,8 +131,8 @@ def ready_predictor(folder: Path, decision: dict[str, Any] | None = None, fdr: f
         warn_if_nothing_is_flagged(predictor)
         if predictor.options.per_class and not predictor.decision.n_own_thresholds:
             warn(
-                "--per-class changes nothing: no class has enough calibration images for a threshold of its own; train "
-                "with more of them (--calibration, or the third share of --splits)"
+                "--per-class changes nothing: no class has enough calibration images for a threshold of its own; "
+                + MORE_CALIBRATION
             )
     elif decision:
         flags = " and ".join(flag_name(key) for key in decision)
@@ -164,8 +167,7 @@ def warn_if_nothing_is_flagged(predictor: Predictor) -> None:
     other_rate = f", or use --false-alarm {least} or more" if n and options.confidence is None else ""
     warn(
         f"no image will be flagged as out-of-distribution: --false-alarm {options.false_alarm:g}{confidence} takes at "
-        f"least {needed} calibration images, and the run has {n}; train with more of them (--calibration, or the "
-        f"third share of --splits){other_rate}"
+        f"least {needed} calibration images, and the run has {n}; {MORE_CALIBRATION}{other_rate}"
     )
 
 

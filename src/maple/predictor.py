@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,12 +22,14 @@ from maple.calibrate import (
     prediction_sets,
     true_class_scores,
 )
-from maple.checkpoint import load_arrays, save_arrays
+from maple.checkpoint import load_arrays, save_arrays, write_atomic
 from maple.config import DecisionOptions, as_dict, build_options
+from maple.data import open_images
 from maple.decode import Fit
 from maple.detector import Description, MapleDetector
 from maple.errors import DataError, RunError, UsageError
-from maple.images import ImageSet
+from maple.images import ImageSet, Progress
+from maple.models import rebuild_model
 from maple.processes import together
 from maple.recipe import create_recipe
 from maple.relabel import ClassRule, class_probabilities
@@ -35,6 +37,7 @@ from maple.types import Outputs, Prediction, Relabelling
 
 WEIGHTS = "weights.safetensors"
 DETECTOR = "detector.safetensors"
+NETWORK = "network"  # folder of a network that is a file itself, inside a run
 CALIBRATION = "calibration."  # of the names of arrays
 STATISTICS_IMAGES = 5000
 
@@ -44,7 +47,8 @@ class Predictor:
 
     ``temperature`` softens the class posterior of the Gaussians, ``network_weight`` is what the network's own
     probabilities count beside it; both are fitted on validation images. ``calibration`` is what calibration images
-    taught, ``decision`` the threshold and p-values that follow from it at the level of ``options``.
+    taught, ``decision`` the threshold and p-values that follow from it at the level of ``options``. Classes are
+    numbered where they have no names; ``size`` is that of the backbone where it knows it.
     """
 
     decision: Decision
@@ -53,9 +57,9 @@ class Predictor:
         self,
         backbone: Backbone,
         detector: MapleDetector,
-        class_names: tuple[str, ...],
+        class_names: Sequence[str] | None = None,
         *,
-        size: int,
+        size: int | None = None,
         fit: Fit = "pad",
         temperature: float = 1.0,
         network_weight: float = 0.0,
@@ -64,8 +68,12 @@ class Predictor:
         options: DecisionOptions | None = None,
         class_rule: ClassRule = "sum",
     ) -> None:
+        if class_names is None:
+            class_names = [str(i) for i in range(detector.cluster_to_class_.max() + 1)]
+        if (side := size or backbone.size) is None:
+            raise UsageError("the backbone does not know how large its images are: give the predictor size=, in pixels")
         self.backbone, self.detector, self.class_names = backbone, detector, tuple(class_names)
-        self.size, self.fit = size, fit
+        self.size, self.fit = side, fit
         self.temperature, self.network_weight = temperature, network_weight
         self.softmax_temperature = softmax_temperature  # of the network alone, for comparison
         self.calibration = calibration or Calibration.empty(len(self.class_names))
@@ -103,7 +111,9 @@ class Predictor:
         return build_options(DecisionOptions, {**as_dict(self.options), **options}, "decision")
 
     def __call__(self, images: Any) -> Prediction:
-        """Predict a batch of images: tensor or array with values in [0, 1] or uint8, or an ``ImageSet``."""
+        """Predict images: whatever ``embed`` takes, or paths of images and folders, which become ``size`` pixels."""
+        if is_path(images) or (isinstance(images, list | tuple) and images and all(map(is_path, images))):
+            images = open_images(images, size=self.size, fit=self.fit, labelled=False)
         return self.predict_outputs(embed(self.backbone, images, cluster_to_class=self.cluster_to_class))
 
     def predict_outputs(self, outputs: Outputs) -> Prediction:
@@ -145,9 +155,12 @@ class Predictor:
     def calibrate(self, images: Any, **options: Any) -> Predictor:
         """Learn p-values, threshold and prediction sets from calibration images that have chosen nothing else.
 
+        ``images`` are whatever ``embed`` takes, its outputs, or the path of a folder or file of labelled images;
         ``options`` as for :meth:`decide`. Only prediction sets need labels.
         """
         self._changed(options)  # a wrong option leaves the predictor as it is
+        if is_path(images):
+            images = open_images(images, size=self.size, fit=self.fit).with_class_names(self.class_names)
         outputs = images if isinstance(images, Outputs) else embed(self.backbone, images)
         found = self.detector.describe(outputs)
         logs = self.log_probabilities(found)  # (N, C)
@@ -180,8 +193,13 @@ class Predictor:
         )
 
 
-def load_predictor(folder: str | Path) -> Predictor:
-    """The predictor of a finished run."""
+def load_predictor(folder: str | Path, *, trust: bool = False) -> Predictor:
+    """The predictor of a finished run.
+
+    ``trust`` allows networks that run code (see :mod:`maple.models`), as does MAPLE_TRUST=1 in the environment. That is
+    what ``--trust`` sets while a command lasts: whatever opens a run on the way to a prediction, also in another
+    process, then opens it without being told.
+    """
     folder = Path(folder)
     if not folder.is_dir():
         raise RunError(f"'{folder}' is not a run folder: train one with maple train DATA --out '{folder}'")
@@ -190,7 +208,7 @@ def load_predictor(folder: str | Path) -> Predictor:
         name.removeprefix(CALIBRATION): arrays.pop(name) for name in list(arrays) if name.startswith(CALIBRATION)
     }
     return Predictor(
-        load_backbone(folder / WEIGHTS),
+        load_backbone(folder / WEIGHTS, trust=trust),
         MapleDetector.from_state(arrays, metadata["detector"]),
         tuple(metadata["class_names"]),
         size=metadata["size"],
@@ -205,7 +223,7 @@ def load_predictor(folder: str | Path) -> Predictor:
 
 
 def save_backbone(path: Path, backbone: Backbone) -> None:
-    """Write the weights with what is needed to build the network again."""
+    """Write the weights with what is needed to build the network again; a network that is a file is copied beside."""
     asked = None if isinstance(backbone.embedding_layer, nn.Identity) else backbone.embedding_size
     n_outputs = backbone.head.out_features if isinstance(backbone.head, nn.Linear) else 0
     metadata = {
@@ -213,44 +231,69 @@ def save_backbone(path: Path, backbone: Backbone) -> None:
         "n_outputs": n_outputs,
         "embedding_size": asked,
         "made_by": backbone.made_by,
+        "origin": backbone.origin,
     }
     state = backbone.state_dict()
     if not _can_rebuild(state, metadata):
         raise RunError(
-            f"a run can hold only networks made by create_backbone, not '{backbone.name}': keep your module's own "
-            "weights, and call fit_predictor again after loading them"
+            f"a run can hold only networks made by create_backbone or open_model, not '{backbone.name}': open your "
+            "module by python:package.module:function, or keep its own weights and call fit_predictor again after "
+            "loading them"
         )
+    if backbone.origin and "file" in backbone.origin:
+        metadata["origin"] = {**backbone.origin, "file": _copy_network(Path(backbone.origin["file"]), path.parent)}
     save_arrays(path, {name: tensor.detach().cpu().numpy() for name, tensor in state.items()}, metadata)
+
+
+def _copy_network(file: Path, folder: Path) -> str:
+    """Copy a network that is a file, and the tensors that ONNX may keep beside it, into a run; the name of the file."""
+    for source in (file, file.with_name(f"{file.name}.data")):
+        target = folder / NETWORK / source.name
+        if source.is_file() and source != target.resolve():
+            write_atomic(target, source.read_bytes())
+    return file.name
 
 
 def _can_rebuild(state: dict[str, torch.Tensor], metadata: dict[str, Any]) -> bool:
     """Whether a network made anew from ``metadata`` has the same tensors."""
+    shapes = {name: tuple(tensor.shape) for name, tensor in state.items()}
     try:
         with torch.random.fork_rng(devices=[]):
-            again = _new_backbone(metadata).state_dict()
+            again = _new_backbone(metadata, shapes, trust=True).state_dict()  # it was opened here already
     except UsageError:
         return False
-    return {name: tensor.shape for name, tensor in state.items()} == {n: t.shape for n, t in again.items()}
+    return shapes == {name: tuple(tensor.shape) for name, tensor in again.items()}
 
 
-def _new_backbone(metadata: dict[str, Any]) -> Backbone:
-    """A network of the same layers, with random weights."""
+def _new_backbone(metadata: dict[str, Any], shapes: Mapping[str, Sequence[int]], trust: bool) -> Backbone:
+    """A network of the same layers, with random weights; ``shapes`` are those of its tensors."""
     maker, embedding_size = metadata.get("made_by"), metadata["embedding_size"]
+    n_outputs = metadata["n_outputs"]
+    if maker is not None:
+        n_outputs = maker["n_outputs"]
+        embedding_size = maker.get("embedding_size", embedding_size)  # of a member, in an ensemble
+    if metadata.get("origin"):
+        backbone = rebuild_model(metadata["origin"], shapes, trust=trust)
+    else:
+        has_head = any(name.startswith("head.") for name in shapes)
+        backbone = create_backbone(metadata["backbone"], n_outputs if has_head else 1, embedding_size=embedding_size)
+        backbone.head = backbone.head if has_head else None
     if maker is None:
-        return create_backbone(metadata["backbone"], metadata["n_outputs"], embedding_size=embedding_size)
-    recipe, n_outputs = create_recipe(maker["recipe"], **maker["options"]), maker["n_outputs"]
-    embedding_size = maker.get("embedding_size", embedding_size)  # of a member, in an ensemble
-    backbone = create_backbone(metadata["backbone"], n_outputs, embedding_size=embedding_size)
+        return backbone
+    recipe = create_recipe(maker["recipe"], **maker["options"])
     if recipe.own_head:
         backbone.head = recipe.build_head(backbone.embedding_size, n_outputs)
     backbone.made_by = maker
     return recipe.rebuild(backbone)
 
 
-def load_backbone(path: Path) -> Backbone:
-    """The network that :func:`save_backbone` wrote."""
+def load_backbone(path: Path, *, trust: bool = False) -> Backbone:
+    """The network that :func:`save_backbone` wrote; ``trust`` as for :func:`load_predictor`."""
     arrays, metadata = load_arrays(path)
-    backbone = _new_backbone(metadata)
+    origin = metadata.get("origin") or {}
+    if "file" in origin:
+        origin["file"] = str((path.parent / NETWORK / Path(origin["file"]).name).resolve())
+    backbone = _new_backbone(metadata, {name: array.shape for name, array in arrays.items()}, trust)
     try:
         backbone.load_state_dict({name: torch.from_numpy(array.copy()) for name, array in arrays.items()})
     except RuntimeError as error:
@@ -261,11 +304,15 @@ def load_backbone(path: Path) -> Backbone:
 # --- fitting ---------------------------------------------------------------------------------------------------------
 
 
+def is_path(source: Any) -> bool:
+    return isinstance(source, str | Path)
+
+
 def fit_predictor(
     backbone: Backbone,
-    train: ImageSet,
-    validation: ImageSet,
-    calibration: ImageSet | None = None,
+    train: ImageSet | str | Path,
+    validation: ImageSet | Outputs | str | Path,
+    calibration: ImageSet | Outputs | str | Path | None = None,
     *,
     relabelling: Relabelling | None = None,
     detector: MapleDetector | None = None,
@@ -274,12 +321,21 @@ def fit_predictor(
     class_rule: ClassRule = "sum",
     fabric: Any = None,
     workers: int = 0,
+    progress: Progress | None = None,
 ) -> Predictor:
     """Fit the Gaussians on training images, temperature and score on validation, thresholds on calibration images.
 
-    Embeddings are taken without augmentation, batch by batch, so that memory does not grow with the number of images.
-    With a ``fabric`` of several processes each embeds its share, and the moments are summed over all of them.
+    Embeddings are taken without augmentation, batch by batch, so that memory does not grow with the number of images;
+    of validation and calibration images, outputs of the backbone will do. Paths are opened as by ``open_images``, in
+    the size of the backbone where it knows it. With a ``fabric`` of several processes each embeds its share, and the
+    moments are summed over all of them. ``progress`` counts the training images.
     """
+    if isinstance(train, str | Path):
+        train = open_images(train, size=backbone.size or "auto", fit=fit)
+    if isinstance(validation, str | Path):
+        validation = open_images(validation, size=train.size, fit=fit).with_class_names(train.class_names)
+    if isinstance(calibration, str | Path):
+        calibration = open_images(calibration, size=train.size, fit=fit).with_class_names(train.class_names)
     detector = detector or MapleDetector()
     relabelling = relabelling or Relabelling.initial(train.labels, len(train.class_names))
     rank, world_size = (fabric.global_rank, fabric.world_size) if fabric else (0, 1)
@@ -291,20 +347,24 @@ def fit_predictor(
         cluster_to_class=relabelling.cluster_to_class,
         workers=workers,
         logits=False,
+        progress=progress,
     )
-    unseen = embed(backbone, validation, workers=workers)
+    unseen = validation if isinstance(validation, Outputs) else embed(backbone, validation, workers=workers)
+    labels = unseen.labels
+    if labels is None:
+        raise UsageError("the validation outputs have no labels: embed labelled images")
     if world_size == 1:
         detector.fit(embed_share, unseen)
     else:
         mine = partial(embed_share, indices=np.arange(rank, len(train), world_size))
         detector.fit(_in_step(fabric, mine), unseen, sum_over_ranks=_all_reduce(fabric))
     found = detector.describe(unseen)
-    taught = (found.squared_distances, validation.labels, found.log_weights, found.cluster_to_class)
+    taught = (found.squared_distances, labels, found.log_weights, found.cluster_to_class)
     if unseen.logits is None:
         temperature, network_weight, softmax_temperature = fit_temperature(*taught), 0.0, 1.0
     else:
         temperature, network_weight = fit_pool(*taught, found.log_softmax)
-        softmax_temperature = fit_softmax_temperature(found.log_softmax, validation.labels)
+        softmax_temperature = fit_softmax_temperature(found.log_softmax, labels)
     predictor = Predictor(
         backbone,
         detector,
@@ -318,7 +378,8 @@ def fit_predictor(
         class_rule=class_rule,
     )
     if calibration is not None and len(calibration):
-        predictor.calibrate(embed(backbone, calibration, workers=workers))
+        known = calibration if isinstance(calibration, Outputs) else embed(backbone, calibration, workers=workers)
+        predictor.calibrate(known)
     return predictor
 
 

@@ -363,7 +363,7 @@ def _line(method: str) -> Line:
 def summary_sentences(record: RunRecord) -> list[str]:
     """What a reader who stops here should know."""
     results = record.results
-    sentences = [_training_sentence(record)]
+    sentences = [_training_sentence(record), *_update_sentences(record)]
     if results is None:
         return [*sentences, "How good it is has not been measured yet."]
     ours = _ours(results)
@@ -409,6 +409,19 @@ def _training_sentence(record: RunRecord) -> str:
     split = len(sizes) - n_classes
     how = f", which were split into {len(sizes):,} clusters" if split > 0 else ""
     return f"{what}{how}; it learnt them from {plural(int(sum(sizes)), 'image')}."
+
+
+def _update_sentences(record: RunRecord) -> Iterator[str]:
+    """What ``maple update`` added, and what is void since."""
+    updates = record.classes.get("updates", []) if record.classes else []
+    learned = sum(sum(update["images"].values()) for update in updates)
+    new = [name for update in updates for name in update["new_classes"]]
+    if learned:
+        classes = f"; the network itself does not know {listed(new)}" if new else ""
+        yield f"{plural(learned, 'image')} of these came with maple update, after its training{classes}."
+    if updates and not updates[-1]["calibration_images"]:
+        command = shlex.join(["maple", "update", str(record.folder), "--calibrate"])
+        yield f"Its thresholds are void since then: nothing is flagged until {command} IMAGES."
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,7 @@ from maple.checkpoint import FORMAT_VERSION, check_format, load_json, save_json,
 from maple.config import (
     GROUPS,
     RECIPE_SECTIONS,
+    DataOptions,
     RunConfig,
     TrainOptions,
     as_dict,
@@ -45,21 +46,21 @@ from maple.data import (
     open_images,
     split_files,
 )
-from maple.detector import Detector, MapleDetector, create_detector, list_detectors
+from maple.detector import Detector, MapleDetector, create_detector, list_detectors, nearest_of_class
 from maple.ensemble import MEMBERS, remove_checkpoints, train_ensemble
-from maple.errors import MapleError, RunError, UsageError
+from maple.errors import DataError, MapleError, RunError, UsageError
 from maple.explain import component_coordinates
 from maple.gallery import write_gallery
-from maple.images import ImageSet
+from maple.images import ImageSet, Progress
 from maple.predict_files import describe_skipped, open_like, ready_predictor, warn_if_nothing_is_flagged
-from maple.predictor import Predictor, channel_statistics, fit_predictor
+from maple.predictor import NETWORK, Predictor, channel_statistics, fit_predictor
 from maple.processes import make_fabric, together
 from maple.progress import counting, is_first_process, say, track, warn
 from maple.recipe import create_recipe, describe_recipe, find_recipe, list_recipes, unused_options
 from maple.report import write_report
-from maple.splits import Splits, load_splits
-from maple.train import CHECKPOINT, FREE_OPTIONS, Run, check_recipe, snapshot_rows, train_backbone
-from maple.types import About, Outputs
+from maple.splits import Splits, load_splits, split_indices
+from maple.train import CHECKPOINT, FREE_OPTIONS, check_recipe, snapshot_rows, train_backbone
+from maple.types import About, Outputs, Relabelling, Skipped
 
 CONFIG = "config.toml"
 CLASSES = "classes.json"
@@ -82,33 +83,45 @@ DEMO_EPOCHS = 14
 DEMO_OOD = {"near": "simulated-diatoms/near?n=1000&size=32", "far": "simulated-diatoms/far?n=1000&size=32"}
 
 
-@dataclass(frozen=True)
-class TrainRequest:
-    """What ``maple train`` was asked to do."""
+@dataclass(frozen=True, kw_only=True)
+class RunRequest:
+    """What every command that makes a run is asked."""
 
     source: str
     out: Path
     data_root: Path | None = None
-    validation: str | None = None
-    calibration: str | None = None
     test: str | None = None
     ood: dict[str, str] = field(default_factory=dict)  # sources of unknown images to be tried in the end, by name
     flags: dict[str, Any] = field(default_factory=dict)
-    file: dict[str, Any] = field(default_factory=dict)
-    preset: str | None = None
-    resume: bool = False
     overwrite: bool = False
     report: bool = True  # whether to draw the report in the end; maple report does so at any time
-    command: str = "maple train"
+    command: str
 
     def origin(self) -> dict[str, Any]:
         """Where the images come from, wherever the next command is started: section [origin] of ``config.toml``."""
         return {
             "source": absolute_source(self.source),
             "data_root": str(self.data_root.expanduser().resolve()) if self.data_root else None,
+            "test": absolute_source(self.test),
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainRequest(RunRequest):
+    """What ``maple train`` was asked to do."""
+
+    validation: str | None = None
+    calibration: str | None = None
+    file: dict[str, Any] = field(default_factory=dict)
+    preset: str | None = None
+    resume: bool = False
+    command: str = "maple train"
+
+    def origin(self) -> dict[str, Any]:
+        return {
+            **super().origin(),
             "validation": absolute_source(self.validation),
             "calibration": absolute_source(self.calibration),
-            "test": absolute_source(self.test),
             "preset": self.preset,
         }
 
@@ -156,12 +169,10 @@ def train_run(request: TrainRequest) -> Results | None:
     check_options(config.train)
     check_flags(request.flags, request.file, config.model.recipe)
     recipe = create_recipe(config.model.recipe, **recipe_options(config))
-    for source in map(clean_source, request.ood.values()):  # better missed now than after the training
-        if source != LEFT_OUT and not is_built_in(source) and not glob.has_magic(source):
-            find_source(source, request.data_root)
-    splits = _load_splits(request.origin(), config, request.data_root)
+    check_unknown(request)
+    splits = load_run_splits(request.origin(), config, request.data_root)
     if LEFT_OUT in request.ood.values():
-        _left_out_images(splits)
+        left_out_images(splits)
     if not len(splits.validation):
         raise UsageError("training needs validation images: give them a share of --splits, or --validation")
     mean, std = channel_statistics(splits.train)
@@ -182,7 +193,9 @@ def train_run(request: TrainRequest) -> Results | None:
     with together(fabric):
         if fabric.is_global_zero:
             _announce(request, splits, config)
-            _prepare_folder(request, splits, config)
+            if not request.resume:
+                prepare_folder(request, config.sections())
+            save_json(request.out / CLASSES, _classes(splits))
     how: dict[str, Any] = {"folder": request.out, "resume": request.resume, "options": config.train, "fabric": fabric}
     if isinstance(recipe, EnsembleRecipe):
         run = train_ensemble(make_backbone, recipe, splits.train, splits.validation, **how)
@@ -203,29 +216,46 @@ def train_run(request: TrainRequest) -> Results | None:
     )
     if not fabric.is_global_zero:
         return None
-    return _finish_run(request, config, run, splits, predictor)
+    labels = splits.validation.labels[snapshot_rows(len(splits.validation))]
+    snapshots = {name: Outputs(embeddings, labels=labels) for name, embeddings in run.snapshots.items()}
+    results = finish_run(request, config, splits, predictor, run.relabelling, snapshots, run.snapshot_epochs)
+    (request.out / CHECKPOINT).unlink(missing_ok=True)
+    remove_checkpoints(request.out)
+    return results
 
 
-def _finish_run(
-    request: TrainRequest, config: RunConfig, run: Run, splits: Splits, predictor: Predictor
+def check_unknown(request: RunRequest) -> None:
+    """Refuse sources of unknown images that are not there: better missed now than after the training."""
+    for source in map(clean_source, request.ood.values()):
+        if source != LEFT_OUT and not is_built_in(source) and not glob.has_magic(source):
+            find_source(source, request.data_root)
+
+
+def finish_run(
+    request: RunRequest,
+    config: RunConfig,
+    splits: Splits,
+    predictor: Predictor,
+    relabelling: Relabelling,
+    snapshots: Mapping[str, Outputs],
+    snapshot_epochs: Mapping[str, int],
 ) -> Results | None:
-    """Save, test, draw."""
+    """Save, test, draw; ``snapshots`` are validation images as the network saw them at ``snapshot_epochs``."""
     folder = request.out
     predictor.save(folder)
-    save_json(folder / CLASSES, {**_classes(splits), **_clusters(run)})
-    _write_training_gallery(folder, run, splits, predictor)
+    save_json(folder / CLASSES, {**_classes(splits), **_clusters(relabelling), "snapshot_epochs": snapshot_epochs})
+    _write_training_gallery(folder, splits, predictor, relabelling, snapshots)
     warn_if_nothing_is_flagged(predictor)
     results = None
     if len(splits.test):
-        provenance = _provenance(config, predictor, request.command)
+        _, sections = read_run_config(folder)
+        provenance = _provenance(config, sections, predictor, request.command)
         unknown = _open_unknown(predictor, request.ood, request.data_root, splits)
         results = _evaluate(folder, predictor, splits.test, unknown, provenance, config.train)
     else:
         warn(f"there are no test images, so that nothing was measured: use maple evaluate {folder} --ind IMAGES")
     if request.report:
         say(f"report: {write_report(folder)}")
-    (folder / CHECKPOINT).unlink(missing_ok=True)
-    remove_checkpoints(folder)
     return results
 
 
@@ -257,17 +287,78 @@ def check_flags(flags: Mapping[str, Any], file: Mapping[str, Any], recipe: str) 
             raise UsageError(f"section [{section}] belongs to another recipe than {recipe}: leave it out")
 
 
-def _load_splits(origin: dict[str, Any], config: RunConfig, data_root: Path | None) -> Splits:
+def load_run_splits(origin: dict[str, Any], config: RunConfig, data_root: Path | None) -> Splits:
+    """The splits of a run, as its section [origin] describes them.
+
+    Where that has a key ``calibrate``, the source holds what a network of others was trained on, all of it for train;
+    where it has ``classes``, these are the classes in the order of the head's outputs.
+    """
     with counting("decoding") as progress:
-        return load_splits(
-            origin["source"],
-            config.data,
-            data_root=data_root,
-            test=origin.get("test"),
-            validation=origin.get("validation"),
-            calibration=origin.get("calibration"),
-            progress=progress,
+        if origin.get("calibrate"):
+            splits = _split_unseen(origin, config.data, data_root, progress)
+        else:
+            splits = load_splits(
+                origin["source"],
+                config.data,
+                data_root=data_root,
+                test=origin.get("test"),
+                validation=origin.get("validation"),
+                calibration=origin.get("calibration"),
+                progress=progress,
+            )
+    return order_classes(splits, origin["classes"]) if origin.get("classes") else splits
+
+
+def _split_unseen(
+    origin: dict[str, Any], options: DataOptions, data_root: Path | None, progress: Progress | None
+) -> Splits:
+    """Images of ``calibrate``, which the network has not seen, as validation and calibration images.
+
+    They are divided by the two shares of these in ``--splits``. What also is in the source has been seen: it counts
+    neither as one of these nor as a test image.
+    """
+    how: dict[str, Any] = {"fit": options.fit, "data_root": data_root, "progress": progress}
+    train = open_images(origin["source"], size=options.size, split="train", **how)
+
+    def open_unseen(role: str, split: str) -> ImageSet:
+        images = open_images(origin[role], size=train.size, split=split, **how)
+        seen = np.isin(images.keys, train.keys)
+        if seen.all():
+            raise DataError(
+                f"every image of --{role} '{images.name}' is among those that the network was trained on "
+                f"('{train.name}'): give images that it has not seen"
+            )
+        reason = f"left out of {role}: the network was trained on it"
+        repeated = tuple(Skipped(images.files[i], reason) for i in np.flatnonzero(seen))
+        return dataclasses.replace(images.subset(~seen), skipped=images.skipped + repeated)
+
+    unseen = open_unseen("calibrate", "validation")
+    _, validation, calibration, _ = options.splits
+    if not validation or not calibration:
+        raise UsageError("--splits leaves no images for validation or calibration: give both shares above 0")
+    shares = (validation / (validation + calibration), calibration / (validation + calibration))
+    parts = split_indices(unseen.labels, unseen.keys, shares, options.split_seed, unseen.class_names)
+    return load_splits(
+        train,
+        dataclasses.replace(options, splits=(1.0, 0.0, 0.0, 0.0)),
+        data_root=data_root,
+        test=open_unseen("test", "test") if origin.get("test") else None,
+        validation=dataclasses.replace(unseen.subset(parts[0]), skipped=unseen.skipped),
+        calibration=unseen.subset(parts[1]),
+        progress=progress,
+    )
+
+
+def order_classes(splits: Splits, names: Sequence[str]) -> Splits:
+    """The same splits with their classes in another order."""
+    if set(names) != set(splits.class_names) or len(names) != len(splits.class_names):
+        missing = sorted(set(names) ^ set(splits.class_names)) or ["a name given twice"]
+        raise UsageError(
+            f"the {len(names)} class names are not those of the {len(splits.class_names)} classes of the data, "
+            f"first '{missing[0]}': give each class of the data once"
         )
+    ordered = {role: getattr(splits, role).with_class_names(names) for role in SPLIT_NAMES}
+    return dataclasses.replace(splits, **ordered)
 
 
 # --- the run folder --------------------------------------------------------------------------------------------------
@@ -278,11 +369,7 @@ def _check_folder(request: TrainRequest) -> None:
     folder = request.out
     if request.resume and request.overwrite:
         raise UsageError("--resume continues a run and --overwrite replaces it: give one of them")
-    if folder.exists() and not folder.is_dir():
-        raise UsageError(f"'{folder}' is a file: choose a folder for --out")
-    started, finished = (folder / CONFIG).exists(), (folder / "detector.safetensors").exists()
-    if started:
-        read_run_config(folder, oldest=1)  # a file of that name that is not ours is not to be replaced
+    started, finished = holds_run(folder), (folder / "detector.safetensors").exists()
     if started and not request.resume and not request.overwrite:
         raise UsageError(f"'{folder}' already holds a run: add --resume to continue it, --overwrite to replace it")
     if not request.resume:
@@ -293,6 +380,16 @@ def _check_folder(request: TrainRequest) -> None:
         if finished:
             raise UsageError(f"'{folder}' is a finished run: there is nothing to resume; choose another --out")
         warn(f"'{folder}' has no checkpoint yet: the training starts from the beginning")
+
+
+def holds_run(folder: Path) -> bool:
+    """Whether there is a run in a folder that was chosen for one."""
+    if folder.exists() and not folder.is_dir():
+        raise UsageError(f"'{folder}' is a file: choose a folder for --out")
+    started = (folder / CONFIG).exists()
+    if started:
+        read_run_config(folder, oldest=1)  # a file of that name that is not ours is not to be replaced
+    return started
 
 
 def _as_started(request: TrainRequest) -> tuple[TrainRequest, RunConfig]:
@@ -320,23 +417,21 @@ def _started_otherwise(folder: Path, flag: str, then: Any, now: Any) -> UsageErr
     )
 
 
-def _prepare_folder(request: TrainRequest, splits: Splits, config: RunConfig) -> None:
-    """Remove what is to be replaced, and write down what is known before training."""
+def prepare_folder(request: RunRequest, sections: Mapping[str, Mapping[str, Any]]) -> None:
+    """Remove what is to be replaced, and write down what is known beforehand."""
     folder = request.out
     if request.overwrite and (folder / CONFIG).exists():
         for name in RUN_FILES:
             (folder / name).unlink(missing_ok=True)
-        for name in (GALLERY, MEMBERS):
+        for name in (GALLERY, MEMBERS, NETWORK):
             shutil.rmtree(folder / name, ignore_errors=True)
-    if not request.resume:
-        root = request.data_root or os.environ.get("MAPLE_DATA")
-        origin = {
-            "format": FORMAT_VERSION,
-            **dataclasses.replace(request, data_root=Path(root) if root else None).origin(),
-            "command": request.command,
-        }
-        write_atomic(folder / CONFIG, to_toml({"origin": origin, **config.sections()}))
-    save_json(folder / CLASSES, _classes(splits))
+    root = request.data_root or os.environ.get("MAPLE_DATA")
+    origin = {
+        "format": FORMAT_VERSION,
+        **dataclasses.replace(request, data_root=Path(root) if root else None).origin(),
+        "command": request.command,
+    }
+    write_atomic(folder / CONFIG, to_toml({"origin": origin, **sections}))
 
 
 def read_run_config(folder: Path, oldest: int = FORMAT_VERSION) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -350,19 +445,24 @@ def read_run_config(folder: Path, oldest: int = FORMAT_VERSION) -> tuple[dict[st
 
 
 def _announce(request: TrainRequest, splits: Splits, config: RunConfig) -> None:
-    sizes = {name: len(getattr(splits, name)) for name in ("train", "validation", "calibration", "test")}
     augment = splits.train.augment if config.train.augment == "auto" else config.train.augment
+    announce_images(request, splits, config.data, f"; augmentation {augment}")
+
+
+def announce_images(request: RunRequest, splits: Splits, options: DataOptions, more: str = "") -> None:
+    """Say what images there are, and what was left out."""
+    sizes = {name: len(getattr(splits, name)) for name in SPLIT_NAMES}
     say(
         f"{splits.train.name}: {len(splits.class_names)} classes, {splits.train.size} x {splits.train.size} pixels, "
         + ", ".join(f"{n} {name}" for name, n in sizes.items())
-        + f"; augmentation {augment}"
+        + more
     )
     say(f"run folder: {request.out}")
     if splits.skipped:
         warn(f"{describe_skipped(splits.skipped)}; all are listed in {CLASSES} of the run")
-    few = [name for name in splits.left_out if name not in config.data.leave_out]
+    few = [name for name in splits.left_out if name not in options.leave_out]
     if few:
-        warn(f"{len(few)} classes with fewer than {config.data.min_images} images are left out")
+        warn(f"{len(few)} classes with fewer than {options.min_images} images are left out")
 
 
 def _classes(splits: Splits) -> dict[str, Any]:
@@ -375,13 +475,9 @@ def _classes(splits: Splits) -> dict[str, Any]:
     }
 
 
-def _clusters(run: Run) -> dict[str, Any]:
-    sizes = np.bincount(run.relabelling.cluster_ids, minlength=run.relabelling.n_clusters)
-    return {
-        "cluster_to_class": run.relabelling.cluster_to_class,
-        "cluster_sizes": sizes,
-        "snapshot_epochs": run.snapshot_epochs,
-    }
+def _clusters(relabelling: Relabelling) -> dict[str, Any]:
+    sizes = np.bincount(relabelling.cluster_ids, minlength=relabelling.n_clusters)
+    return {"cluster_to_class": relabelling.cluster_to_class, "cluster_sizes": sizes}
 
 
 def digest_images(images: ImageSet) -> str:
@@ -398,26 +494,29 @@ def digest_images(images: ImageSet) -> str:
     return hashlib.blake2b(b"\0".join(parts), digest_size=16).hexdigest()
 
 
-def _write_training_gallery(folder: Path, run: Run, splits: Splits, predictor: Predictor) -> None:
+def _write_training_gallery(
+    folder: Path, splits: Splits, predictor: Predictor, relabelling: Relabelling, snapshots: Mapping[str, Outputs]
+) -> None:
     """Exemplars of each cluster and the latent space before and after: what the report draws of the training."""
-    rows = sample_rows(run.relabelling.cluster_ids, GALLERY_SAMPLE)
-    outputs = embed(
-        run.backbone,
-        splits.train,
-        indices=rows,
-        cluster_ids=run.relabelling.cluster_ids,
-        cluster_to_class=run.cluster_to_class,
-    )
+    rows = sample_rows(relabelling.cluster_ids, GALLERY_SAMPLE)
+    with counting("looking for exemplars") as progress:
+        outputs = embed(
+            predictor.backbone,
+            splits.train,
+            indices=rows,
+            cluster_ids=relabelling.cluster_ids,
+            cluster_to_class=relabelling.cluster_to_class,
+            progress=progress,
+        )
     distances = predictor.detector.squared_distances(outputs)
     assert outputs.cluster_ids is not None
-    labels = splits.validation.labels[snapshot_rows(len(splits.validation))]
     write_gallery(
         folder / GALLERY,
         train=(splits.train.subset(rows), outputs),
         squared_distance=distances[np.arange(len(rows)), outputs.cluster_ids],
-        cluster_sizes=np.bincount(run.relabelling.cluster_ids, minlength=run.relabelling.n_clusters),
-        snapshots={name: Outputs(embeddings, labels=labels) for name, embeddings in run.snapshots.items()},
-        class_names=run.class_names,
+        cluster_sizes=np.bincount(relabelling.cluster_ids, minlength=relabelling.n_clusters),
+        snapshots=snapshots,
+        class_names=splits.class_names,
         components=component_coordinates(predictor.detector.gaussians_, outputs.embeddings),
     )
 
@@ -464,6 +563,11 @@ def evaluate_run(
     origin, sections = read_run_config(folder)
     config = resolve_config({} if workers is None else {"workers": workers}, sections)
     predictor = ready_predictor(folder, decision)
+    if detectors and predictor.detector.appended_:
+        raise UsageError(
+            "--detector fits others on the training images of the run, and those of the classes that maple update "
+            "added are not kept: leave it out"
+        )
     root = data_root or (Path(origin["data_root"]) if origin.get("data_root") else None)
     needs_splits = ind is None or detectors or LEFT_OUT in (ood or {}).values()
     splits = own_splits(folder, origin, config, predictor.size, root) if needs_splits else None
@@ -474,6 +578,11 @@ def evaluate_run(
         if not len(splits.test):
             raise UsageError(f"'{folder}' was trained without test images: give some with --ind")
         test = splits.test
+        if added := [name for name in predictor.class_names if name not in test.class_names]:
+            warn(
+                f"the test images of the run do not show '{added[0]}', which came with maple update: give test images "
+                "of all classes with --ind"
+            )
     if test.skipped:
         warn(describe_skipped(test.skipped, of=f" of '{test.name}'"))
     unknown = _open_unknown(predictor, ood or {}, root, splits)
@@ -481,7 +590,7 @@ def evaluate_run(
     if detectors is not None:
         tuning = open_like(predictor, ood_validation, root) if ood_validation else None
         fitted = fit_detectors(detectors, predictor, splits, tuning, workers=config.train.workers)
-    provenance = _provenance(config, predictor, command)
+    provenance = _provenance(config, sections, predictor, command)
     results = _evaluate(folder, predictor, test, unknown, provenance, config.train, fitted)
     if report:
         say(f"report: {write_report(folder)}")
@@ -510,7 +619,9 @@ def fit_detectors(
                 known = embed(
                     backbone, splits.train, cluster_to_class=cluster_to_class, progress=progress, workers=workers
                 )
-            known = dataclasses.replace(known, cluster_ids=_own_clusters(predictor, known))
+            assert known.labels is not None
+            own = nearest_of_class(predictor.detector.gaussians_, known.embeddings, known.labels, cluster_to_class)
+            known = dataclasses.replace(known, cluster_ids=own)
         for detector in on_outputs:
             detector.fit(known if detector.needs_training_images else unseen, unseen, head=head)
     for detector in found:
@@ -528,15 +639,7 @@ def fit_detectors(
     return found
 
 
-def _own_clusters(predictor: Predictor, outputs: Outputs) -> np.ndarray:
-    """For labelled images (N,) the nearest cluster of the class that each belongs to."""
-    distances = predictor.detector.squared_distances(outputs)  # (N, M)
-    assert outputs.labels is not None
-    others = predictor.cluster_to_class[None, :] != outputs.labels[:, None]
-    return np.where(others, np.inf, distances).argmin(axis=1)
-
-
-def _left_out_images(splits: Splits | None) -> ImageSet:
+def left_out_images(splits: Splits | None) -> ImageSet:
     """The images of the classes that were left out."""
     images = splits.left_out_images if splits else None
     if images is None or not len(images):
@@ -550,13 +653,25 @@ def _open_unknown(
     predictor: Predictor, sources: dict[str, str], data_root: Path | None, splits: Splits | None
 ) -> dict[str, ImageSet]:
     unknown = {
-        name: _left_out_images(splits) if source == LEFT_OUT else _open_ood(predictor, source, data_root)
+        name: _still_unknown(predictor, left_out_images(splits))
+        if source == LEFT_OUT
+        else _open_ood(predictor, source, data_root)
         for name, source in sources.items()
     }
     for images in unknown.values():
         if images.skipped:
             warn(describe_skipped(images.skipped, of=f" of '{images.name}'"))
     return unknown
+
+
+def _still_unknown(predictor: Predictor, images: ImageSet) -> ImageSet:
+    """The images of classes that the run was not taught later on, by ``maple update``."""
+    unknown = np.array([name not in predictor.class_names for name in images.class_names])[images.labels]
+    if not unknown.any():
+        raise UsageError(
+            f"maple update added all classes that were left out, so that '{LEFT_OUT}' is empty: leave it out"
+        )
+    return images.subset(unknown)
 
 
 def _open_ood(predictor: Predictor, source: str, data_root: Path | None) -> ImageSet:
@@ -573,7 +688,7 @@ def own_splits(folder: Path, origin: dict[str, Any], config: RunConfig, size: in
     """The splits of a run, cut again from its source, if that is what it was."""
     same_size = dataclasses.replace(config, data=dataclasses.replace(config.data, size=size))
     try:
-        splits = _load_splits(origin, same_size, data_root)
+        splits = load_run_splits(origin, same_size, data_root)
     except UsageError as error:
         raise RunError(f"the images of the run cannot be opened again; give test images with --ind: {error}") from None
     digests = load_json(folder / CLASSES).get("digests", {})
@@ -644,10 +759,11 @@ def _own_method(backbone: Backbone) -> Own | None:
     return Own(recipe, find_recipe(recipe).own_detector)
 
 
-def _provenance(config: RunConfig, predictor: Predictor, command: str) -> dict[str, Any]:
+def _provenance(config: RunConfig, own: Mapping[str, Any], predictor: Predictor, command: str) -> dict[str, Any]:
+    """How results came about; of the options, those of the sections that the run's own ``config.toml`` has."""
     return {
         "command": command,
-        "config": config.sections(),
+        "config": {name: values for name, values in config.sections().items() if name in own},
         "false_alarm": predictor.false_alarm,
         "calibration_images": len(predictor.calibration),
         "decision": predictor.decision.describe(),

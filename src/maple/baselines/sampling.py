@@ -88,7 +88,7 @@ class SampledBackbone(Backbone):
             memory_format=backbone.memory_format,
             shallow=backbone.shallow,
         )
-        sampled.n_samples, sampled.made_by = n_samples, backbone.made_by
+        sampled.n_samples, sampled.made_by, sampled.origin = n_samples, backbone.made_by, backbone.origin
         return sampled.to(backbone.mean.device).train(backbone.training)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,0 +1,204 @@
+"""``maple fit``: a network that someone else trained becomes a run like any other, without training."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from maple.backbone import Backbone, embed
+from maple.benchmark import Results
+from maple.config import RunConfig, as_dict, resolve_config
+from maple.detector import MapleDetector
+from maple.errors import MapleError, UsageError
+from maple.images import ImageSet
+from maple.models import needs_weights, open_model
+from maple.networks import use_fast_allocator
+from maple.predictor import Predictor, fit_predictor
+from maple.progress import counting, say, warn
+from maple.splits import Splits
+from maple.train import count_outputs, snapshot_rows
+from maple.types import Outputs, Relabelling
+from maple.workflow import (
+    LEFT_OUT,
+    RunRequest,
+    absolute_source,
+    announce_images,
+    check_unknown,
+    finish_run,
+    holds_run,
+    left_out_images,
+    load_run_splits,
+    order_classes,
+    prepare_folder,
+)
+
+SECTIONS = ("data", "detector", "decision")  # of the options, those that fitting reads
+
+
+@dataclass(frozen=True, kw_only=True)
+class FitRequest(RunRequest):
+    """What ``maple fit`` was asked to do; options of the network as for :func:`~maple.models.open_model`."""
+
+    model: str
+    calibrate: str | None = None  # images that the network has not seen, for validation and calibration
+    weights: Path | None = None
+    n_classes: int | None = None
+    class_names: tuple[str, ...] = ()  # in the order of the head's outputs, where that is not the order of the data
+    head: str | None = None
+    drop_head: bool = False
+    mean: tuple[float, ...] | None = None
+    std: tuple[float, ...] | None = None
+    shallow: str | None = None
+    trust: bool = False
+    command: str = "maple fit"
+
+    def origin(self) -> dict[str, Any]:
+        return {
+            **super().origin(),
+            "calibrate": absolute_source(self.calibrate),
+            "classes": list(self.class_names) or None,
+            "model": absolute_source(self.model),
+            "weights": str(self.weights.expanduser().resolve()) if self.weights else None,
+        }
+
+
+def fit_run(request: FitRequest) -> Results | None:
+    """Open the network, fit, calibrate, test and report; the results, or ``None`` without test images.
+
+    All images of the source, which the network was trained on, teach the Gaussians. Those of ``calibrate``, which it
+    has not seen, teach temperature and score with one part and thresholds with the other, disjoint and stratified.
+    Without ``calibrate`` the source is split four ways, which is right only for a network that has seen none of it.
+    Whatever can be wrong with the request is found before the run folder is touched.
+    """
+    if holds_run(request.out) and not request.overwrite:
+        raise UsageError(f"'{request.out}' already holds a run: add --overwrite to replace it")
+    check_unknown(request)
+    if request.calibrate is None and not request.drop_head:
+        raise UsageError(
+            "there are no images that the network has not seen: give some with --calibrate, or add --drop-head where "
+            "it was trained on other images altogether"
+        )
+    if request.weights is None and needs_weights(request.model):
+        raise UsageError(
+            f"'{request.model}' is a network without weights: give those of yours with --weights FILE (nothing is "
+            "downloaded)"
+        )
+    config = resolve_config(request.flags)
+    backbone = _open_backbone(request, config)
+    config = _follow_model(request, config, backbone)
+    splits = load_run_splits(request.origin(), config, request.data_root)
+    request, splits = _order_like_head(request, splits, backbone)
+    if not len(splits.validation):
+        raise UsageError("fitting needs validation images: give them a share of --splits, or --calibrate")
+    if LEFT_OUT in request.ood.values():
+        left_out_images(splits)
+    check_head(backbone, splits)
+    _try_image(backbone, splits.train)
+    _announce(request, backbone, splits, config)
+    sections = {name: config.section(name) for name in SECTIONS}
+    prepare_folder(request, {"model": {"backbone": request.model}, **sections})
+    use_fast_allocator()
+    workers = config.train.workers
+    with counting("embedding unseen images") as progress:
+        validation = embed(backbone, splits.validation, workers=workers, progress=progress)
+    with counting("embedding calibration images") as progress:
+        calibration = embed(backbone, splits.calibration, workers=workers, progress=progress)
+    with counting("fitting") as progress:
+        predictor = fit_predictor(
+            backbone,
+            splits.train,
+            validation,
+            calibration,
+            detector=MapleDetector(**as_dict(config.detector)),
+            fit=config.data.fit,
+            options=config.decision,
+            workers=workers,
+            progress=progress,
+        )
+    _warn_of_another_order(predictor, validation)
+    relabelling = Relabelling.initial(splits.train.labels, len(splits.class_names))
+    snapshots = {"after": validation[snapshot_rows(len(validation))]}
+    return finish_run(request, config, splits, predictor, relabelling, snapshots, {})
+
+
+def _open_backbone(request: FitRequest, config: RunConfig) -> Backbone:
+    return open_model(
+        request.model,
+        weights=request.weights,
+        n_classes=request.n_classes,
+        head=request.head,
+        size=None if config.data.size == "auto" else config.data.size,
+        mean=request.mean,
+        std=request.std,
+        shallow=request.shallow,
+        drop_head=request.drop_head,
+        trust=request.trust,
+    )
+
+
+def _follow_model(request: FitRequest, config: RunConfig, backbone: Backbone) -> RunConfig:
+    """The options with size and shape of images as the network's own configuration has them, unless they were given."""
+    own_fit = (backbone.origin or {}).get("fit")
+    size = backbone.size or config.data.size
+    fit = config.data.fit if "fit" in request.flags or own_fit is None else own_fit
+    return dataclasses.replace(config, data=dataclasses.replace(config.data, size=size, fit=fit))
+
+
+def _order_like_head(request: FitRequest, splits: Splits, backbone: Backbone) -> tuple[FitRequest, Splits]:
+    """Where the network names its classes, and they are those of the data, take them in its order."""
+    names = (backbone.origin or {}).get("class_names", ())
+    if request.class_names or backbone.head is None or set(names) != set(splits.class_names):
+        return request, splits
+    return dataclasses.replace(request, class_names=tuple(names)), order_classes(splits, names)
+
+
+def check_head(backbone: Backbone, splits: Splits) -> None:
+    """Refuse a head that was made for another number of classes."""
+    if backbone.head is None:
+        return
+    n_outputs, n_classes = count_outputs(backbone.head, backbone.embedding_size), len(splits.class_names)
+    if n_outputs != n_classes:
+        raise UsageError(
+            f"the head of '{backbone.name}' gives {n_outputs} logits, but '{splits.train.name}' has {n_classes} "
+            "classes: give images of just the classes that it was trained for, or add --drop-head to use its embedding "
+            "for others"
+        )
+
+
+def _try_image(backbone: Backbone, images: ImageSet) -> None:
+    """Better known now than after the run folder is written."""
+    try:
+        embed(backbone, images, indices=np.arange(1))
+    except MapleError:
+        raise
+    except Exception as error:  # whatever a stranger's forward raises
+        reason = " ".join(str(error).split())
+        raise UsageError(
+            f"'{backbone.name}' failed on an image of {images.size} pixels ({type(error).__name__}: {reason}): give "
+            "the size that it takes with --size"
+        ) from error
+
+
+def _announce(request: FitRequest, backbone: Backbone, splits: Splits, config: RunConfig) -> None:
+    mean, std = (", ".join(f"{value:g}" for value in part.tolist()) for part in (backbone.mean, backbone.std))
+    n_outputs = 0 if backbone.head is None else count_outputs(backbone.head, backbone.embedding_size)
+    head = f"{n_outputs} logits" if n_outputs else "no head"
+    say(f"{backbone.name}: embedding of {backbone.embedding_size}, {head}; mean {mean} and deviation {std} of images")
+    announce_images(request, splits, config.data)
+
+
+def _warn_of_another_order(predictor: Predictor, validation: Outputs) -> None:
+    """A head whose classes are in another order than those of the data is wrong where the Gaussians are right."""
+    said = predictor.predict_outputs(validation)
+    by_head, by_gaussians = (
+        float((class_id == validation.labels).mean()) for class_id in (said.softmax_class_id, said.md_class_id)
+    )
+    if by_head < by_gaussians / 2:
+        warn(
+            f"the head is right about {by_head:.0%} of the validation images, the Gaussians about {by_gaussians:.0%}: "
+            "if its classes are in another order than those of the data, give them with --class-names"
+        )
