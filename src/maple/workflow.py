@@ -617,7 +617,12 @@ def fit_detectors(
         if any(detector.needs_training_images for detector in on_outputs):
             with counting("embedding") as progress:
                 known = embed(
-                    backbone, splits.train, cluster_to_class=cluster_to_class, progress=progress, workers=workers
+                    backbone,
+                    splits.train,
+                    cluster_to_class=cluster_to_class,
+                    progress=progress,
+                    workers=workers,
+                    logits=False,  # what is learned of logits is learned from images that the network has not seen
                 )
             assert known.labels is not None
             own = nearest_of_class(predictor.detector.gaussians_, known.embeddings, known.labels, cluster_to_class)
