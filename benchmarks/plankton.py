@@ -48,7 +48,6 @@ RATES = (0.01, 0.05, 0.1)
 ERRORS = (0.05, 0.1, 0.15, 0.2)
 SHOWN_RATE = 0.05
 MAX_CLASSES, PER_CLUSTER, THUMBNAIL = 8, 8, 48
-CURVE_POINTS = 300
 
 
 def find_job(runs: Path, data_root: Path) -> Job:
@@ -159,10 +158,7 @@ def draw_clusters(split: dict[str, list[ClusterExemplars]]) -> bytes:
 
 def draw_stream(curves: dict[str, tuple[np.ndarray, np.ndarray]]) -> str:
     lines = [Line(name, *style) for name, style in zip(curves, ((ORANGE, "--"), (BLUE, "-"), (GREEN, ":")))]
-    n = len(next(iter(curves.values()))[0])
-    shown = np.unique(np.linspace(0, n - 1, CURVE_POINTS).round().astype(int))
-    drawn = [(line, share[shown], accuracy[shown]) for line, (share, accuracy) in zip(lines, curves.values())]
-    return standalone_svg(plot_coverage(drawn))
+    return standalone_svg(plot_coverage([(line, *curve) for line, curve in zip(lines, curves.values())]))
 
 
 # ---------------------------------------------------------------------------------------------------------------------

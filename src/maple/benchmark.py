@@ -437,7 +437,7 @@ def _judge(
     """The metrics of a confidence (N,) and of whether each class was right."""
     curve = metrics.reliability_curve(confidence, correct)
     kept, accuracy_kept = metrics.coverage_curve(ranking, correct)
-    shown = np.unique(np.linspace(0, len(kept) - 1, MAX_CURVE_POINTS).round().astype(int))
+    shown = metrics.spaced_rows(len(kept), MAX_CURVE_POINTS)
     above = {f"{level:g}": metrics.accuracy_above(confidence, correct, level) for level in CONFIDENCE_LEVELS}
     return Classification(
         accuracy=float(correct.mean()),
@@ -445,7 +445,7 @@ def _judge(
         ece_floor=metrics.calibration_floor(confidence),
         nll=nll,
         brier=brier,
-        aurc=float(1 - accuracy_kept.mean()),
+        aurc=metrics.aurc(ranking, correct),
         kept=kept[shown].tolist(),
         accuracy_kept=accuracy_kept[shown].tolist(),
         accuracy_above={level: accuracy for level, (accuracy, _) in above.items()},

@@ -257,6 +257,15 @@ def coverage_curve(confidence: Any, correct: Any) -> tuple[np.ndarray, np.ndarra
     return kept / len(confidence), 1 - expected / kept
 
 
+def spaced_rows(n: int, points: int) -> np.ndarray:
+    """All of n rows, or ``points`` of them, evenly spaced, the first and the last among them.
+
+    >>> spaced_rows(3, 9), spaced_rows(9, 3)
+    (array([0, 1, 2]), array([0, 4, 8]))
+    """
+    return np.unique(np.linspace(0, n - 1, min(n, points)).round().astype(int))
+
+
 def coverage_at(share: Any, accuracy: Any, error: float) -> float:
     """The largest share of images that can be kept with at most this error among them; 0 where there is none.
 

@@ -26,6 +26,7 @@ from matplotlib.path import Path as Outline
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from maple.benchmark import Reliability
+from maple.metrics import spaced_rows
 
 # Matplotlib writes these colours, the page puts its own in their place.
 INK, MUTED, GRID, CARD, REST, BLUE, ORANGE, GREEN, PINK = (f"#0{i}0{i}0{i}" for i in range(1, 10))
@@ -285,9 +286,10 @@ def plot_coverage(curves: Sequence[tuple[Line, Sequence[float], Sequence[float]]
     figure, axes = _axes(4.6, 3.9)
     top = 0.0
     for order, (line, kept, accuracy) in enumerate(curves):
-        errors = 1 - np.array(accuracy)
-        axes.plot(kept, errors, label=line.label, zorder=3 - order / 10, **line.style())
-        bulk = errors[np.array(kept) >= 0.05]  # the error of a handful of images says nothing
+        rows = spaced_rows(len(kept), MAX_VERTICES)
+        share, errors = np.array(kept)[rows], 1 - np.array(accuracy)[rows]
+        axes.plot(share, errors, label=line.label, zorder=3 - order / 10, **line.style())
+        bulk = errors[share >= 0.05]  # the error of a handful of images says nothing
         top = max(top, float(bulk.max(initial=0.0)))
     axes.set(xlim=(0, 1), ylim=(0, 1.08 * top or 1), xlabel="images left to the machine, most certain first")
     axes.set_ylabel("wrong among them")
@@ -552,7 +554,7 @@ def _draw_shares_above(axes: Axes, calibration_scores: np.ndarray, scores: np.nd
         (scores, "new images", ORANGE, "--"),
     ):
         ordered = np.sort(values)
-        rows = _spaced(len(ordered))
+        rows = spaced_rows(len(ordered), MAX_VERTICES)
         above = 1 - (rows + 1) / len(ordered)
         axes.step(
             np.concatenate([[low], ordered[rows], [max(high, ordered[-1])]]),
@@ -571,7 +573,9 @@ def _draw_shares_above(axes: Axes, calibration_scores: np.ndarray, scores: np.nd
 
 
 def _draw_wealth(axes: Axes, log_wealth: np.ndarray, level: float, alarms: np.ndarray) -> None:
-    rows = np.unique(np.concatenate([_spaced(len(log_wealth)), [int(log_wealth.argmax())], alarms])).astype(int)
+    rows = np.unique(
+        np.concatenate([spaced_rows(len(log_wealth), MAX_VERTICES), [int(log_wealth.argmax())], alarms])
+    ).astype(int)
     powers = np.concatenate([[0], log_wealth[rows] / math.log(10)])  # it starts at 1
     axes.plot(np.concatenate([[0], rows + 1]), powers, color=GREEN, label="wealth")
     alarm = -math.log10(level)
@@ -621,8 +625,3 @@ def plot_rows(rows: Sequence[str], panels: Sequence[Panel], ours: str, other: st
 def _legend_above(axes: Axes) -> None:
     """Between title and axes, where no line can pass through it."""
     axes.legend(loc="lower left", bbox_to_anchor=(-0.02, 0.99), ncols=3, columnspacing=1.2, handlelength=1.6)
-
-
-def _spaced(n: int) -> np.ndarray:
-    """All of n rows, or as many evenly spaced ones as a line needs."""
-    return np.unique(np.linspace(0, n - 1, min(n, MAX_VERTICES)).round().astype(int))
