@@ -6,22 +6,25 @@ STAMP := $(VENV)/.installed
 # Two pytest workers with one thread each finish sooner than one worker with two.
 WORKERS ?= 2
 
-.PHONY: setup demo check test check-wheel clean
+.PHONY: setup demo docs check test check-wheel clean
 
 setup: $(STAMP)
 
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[torch,dev]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[torch,dev,docs]'
 	touch $@
 
 demo: setup  ## train, fit, evaluate and report on embedded data
 	$(BIN)/maple demo --out runs/demo
 
+docs: setup  ## build the site into build/site; open build/site/index.html
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
 check: setup  ## lint, format, types, layers
-	$(BIN)/ruff check src tests benchmarks
-	$(BIN)/ruff format --check src tests benchmarks
+	$(BIN)/ruff check src tests benchmarks examples docs
+	$(BIN)/ruff format --check src tests benchmarks examples docs
 	$(BIN)/lint-imports
 	$(BIN)/mypy
 

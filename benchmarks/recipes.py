@@ -5,8 +5,8 @@
 Trainings are kept as those of ``maple benchmark`` are, and shared with them: one that is finished is not trained again,
 one that was interrupted goes on where it stopped. Each row of the JSON file is one training, with accuracies,
 calibration, AUROC of every score against CIFAR-100, Tiny ImageNet and SVHN, the share of the time that relabelling
-took, and the seconds of all epochs (comparable only between trainings that had the machine to themselves). Rows that
-are there are not measured again.
+took, the validation accuracy before and after every relabelling, and the seconds of all epochs (comparable only between
+trainings that had the machine to themselves). Rows that are there are not measured again.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import argparse
 import csv
 import json
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +27,15 @@ from maple.trainings import Job, ensure_evaluated
 
 CPU = PROFILES["cpu"]
 PAPER = replace(CPU, as_paper=True, flags={**CPU.flags, "batch_size": 128, "precision": "32-true"})
+X_MEANS = {"cluster_method": "xmeans", "cluster_space": "raw", "relabel_every": 4}  # early and often, as a suite has it
 RECIPES: dict[str, tuple[Profile, dict[str, Any]]] = {
     "cross-entropy": (CPU, {"recipe": "cross-entropy"}),
     "triplet": (CPU, {"recipe": "triplet", "prototype_weight": 0.0}),
     "prototypes": (CPU, {"recipe": "triplet", "triplet_weight": 0.0}),
     "maple": (CPU, {"recipe": "maple"}),
     "maple, raw X-Means": (CPU, {"recipe": "maple", "cluster_method": "xmeans", "cluster_space": "raw"}),
+    "X-Means, rows kept": (CPU, {"recipe": "maple", **X_MEANS}),
+    "X-Means, fresh head": (CPU, {"recipe": "maple", **X_MEANS, "head_growth": "fresh"}),
     "batch-hard": (CPU, {"recipe": "triplet", "prototype_weight": 0.0, "triplet_softness": 0.0}),
     "duq": (CPU, {"recipe": "duq"}),
     "duq, no penalty": (CPU, {"recipe": "duq", "duq_gradient_penalty": 0.0}),
@@ -71,6 +75,16 @@ def read_history(folder: Path) -> dict[str, Any]:
         "relabel_share": relabelling / seconds,
         "relabel_shift": max((float(row["relabel_shift"]) for row in rows if row["relabel_shift"]), default=None),
         "validation_accuracy": float(rows[-1]["validation_accuracy"]),
+        "events": [
+            {
+                "epoch": int(row["epoch"]),
+                "clusters": int(row["clusters"]),
+                "accuracy_before": float(row["validation_accuracy"]),
+                "accuracy_after": float(after["validation_accuracy"]),  # an epoch later
+            }
+            for row, after in pairwise(rows)
+            if row["relabelled"]
+        ],
     }
 
 

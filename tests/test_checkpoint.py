@@ -25,6 +25,15 @@ def test_round_trip(tmp_path):
         assert loaded[name].dtype == array.dtype
 
 
+def test_shapes_survive(tmp_path):
+    """Also of a number, which is no vector of one."""
+    arrays = {"count": np.array(3), "vector": np.ones(1), "columns": np.asfortranarray(np.arange(6.0).reshape(2, 3))}
+    save_arrays(tmp_path / "a.safetensors", arrays, {})
+    loaded, _ = load_arrays(tmp_path / "a.safetensors")
+    assert {name: array.shape for name, array in loaded.items()} == {"count": (), "vector": (1,), "columns": (2, 3)}
+    np.testing.assert_array_equal(loaded["columns"], arrays["columns"])
+
+
 def test_full_disk_keeps_the_previous_version(tmp_path, monkeypatch):
     path = tmp_path / "weights.safetensors"
     save_arrays(path, {"a": np.ones(3)}, {})

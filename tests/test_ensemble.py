@@ -124,6 +124,7 @@ def test_an_ensemble_of_another_seed_is_not_gone_on_with(digits, tmp_path):
 
 
 def test_presets_have_the_ensembles_of_the_paper():
-    members = {preset: resolve_config(preset=preset).ensemble.members for preset in PRESETS}
+    papers = [preset for preset in PRESETS if preset.startswith("paper")]
+    members = {preset: resolve_config(preset=preset).ensemble.members for preset in papers}
     assert members == {"paper": 10, "paper-diatoms": 10, "paper-imagenet": 3}
     assert resolve_config().ensemble.members == 5

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import sys
+import warnings
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -17,6 +19,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
+from commands import run
 from maple.backbone import Backbone, create_backbone, embed, linear_head, wrap_backbone
 from maple.compat import import_torchvision
 from maple.detector import MapleDetector
@@ -288,75 +291,187 @@ def test_exported(tmp_path: Path) -> None:
         open_model(str(tmp_path / "two.pt2"), trust=True)
 
 
-# --- ONNX, with a stand-in for onnxruntime
+# --- ONNX, with the real onnxruntime
 
 
-class Session:
-    """What onnxruntime's InferenceSession does, by torch."""
+class WithEmbedding(nn.Module):
+    """A small classifier that also gives what its head sees."""
 
-    module: nn.Module
-    names = ("logits", "embedding")
-    batch: Any = "n"
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
 
-    def __init__(self, path: str, options: Any, providers: list[str]) -> None:
-        assert Path(path).read_bytes() == b"graph" and providers == ["CPUExecutionProvider"]
-
-    def get_inputs(self) -> list[Any]:
-        return [SimpleNamespace(name="images", shape=[self.batch, 3, 16, 16])]
-
-    def get_outputs(self) -> list[Any]:
-        return [SimpleNamespace(name=name) for name in self.names]
-
-    def run(self, names: list[str], feed: dict[str, np.ndarray]) -> list[np.ndarray]:
-        x = feed["images"]
-        assert x.dtype == np.float32 and self.batch in ("n", len(x))
-        seen: dict[str, Tensor] = {}
-        handle = self.module.classifier.register_forward_hook(lambda layer, x, y: seen.update(embedding=x[0], logits=y))
-        with torch.no_grad():
-            self.module(torch.from_numpy(x))
-        handle.remove()
-        return [seen.get(name, seen["logits"]).numpy() for name in names]
+    def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        seen: list[Tensor] = []
+        with self.module.classifier.register_forward_hook(lambda layer, x, y: seen.append(x[0])):
+            return self.module(images), seen[0]
 
 
-@pytest.fixture
-def onnx_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    runtime = ModuleType("onnxruntime")
-    runtime.InferenceSession, runtime.SessionOptions = Session, SimpleNamespace
-    monkeypatch.setitem(sys.modules, "onnxruntime", runtime)
-    Session.module = settle(Small())
-    (tmp_path / "net.onnx").write_bytes(b"graph")
-    (tmp_path / "net.onnx.data").write_bytes(b"tensors")
-    return tmp_path / "net.onnx"
+@pytest.fixture(scope="module")
+def small() -> nn.Module:
+    return settle(Small())
 
 
-@pytest.mark.parametrize("batch", ["n", 1])
-def test_onnx(onnx_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, batch: Any) -> None:
-    monkeypatch.setattr(Session, "batch", batch)
-    backbone = open_model(str(onnx_file), mean=(0.5, 0.5, 0.5))
+def export_onnx(module: nn.Module, path: Path, *outputs: str) -> Path:
+    pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    options = {"input_names": ["images"], "output_names": outputs, "dynamic_shapes": ({0: torch.export.Dim("n")},)}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of the exporter, about itself
+        torch.onnx.export(module, (torch.rand(2, 3, 16, 16),), path, verbose=False, **options)
+    return path
+
+
+@pytest.fixture(scope="module")
+def two_outputs(small: nn.Module, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return export_onnx(WithEmbedding(small), tmp_path_factory.mktemp("two") / "net.onnx", "logits", "embedding")
+
+
+@pytest.fixture(scope="module")
+def one_output(small: nn.Module, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return export_onnx(small, tmp_path_factory.mktemp("one") / "net.onnx", "logits")
+
+
+def test_onnx(small: nn.Module, two_outputs: Path, tmp_path: Path) -> None:
+    backbone = open_model(str(two_outputs), mean=(0.5, 0.5, 0.5))
     assert backbone.size == 16 and backbone.embedding_size == 5
     x = torch.rand(3, 3, 16, 16)
     embedding, logits = backbone(x)
-    torch.testing.assert_close(logits, Session.module(x - 0.5).detach())
-    torch.testing.assert_close(Session.module.classifier(embedding).detach(), logits)
+    torch.testing.assert_close(logits, small(x - 0.5).detach())
+    torch.testing.assert_close(small.classifier(embedding).detach(), logits)
     again = assert_survives(backbone, tmp_path / "run", 16)
     assert again.mean.tolist() == [0.5, 0.5, 0.5]
-    assert (tmp_path / "run" / "network" / "net.onnx.data").read_bytes() == b"tensors"
+    data = Path("network") / "net.onnx.data"  # where the exporter of torch puts the tensors
+    assert (tmp_path / "run" / data).read_bytes() == two_outputs.with_name(data.name).read_bytes()
     with pytest.raises(UsageError, match="cannot be computed alone"):
         again.head(embedding)
-    headless = open_model(str(onnx_file), drop_head=True)
+    headless = open_model(str(two_outputs), drop_head=True)
     assert headless.head is None and headless.embed(x).shape == (3, 5)
+    assert len(load_predictor(tmp_path / "run")(np.zeros((0, 16, 16, 3), np.uint8))) == 0
 
 
-def test_onnx_outputs_and_inputs(onnx_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Session, "names", ("probabilities", "classes", "embedding"))
-    with pytest.raises(UsageError, match="several other outputs"):
-        open_model(str(onnx_file))
-    monkeypatch.setattr(Session, "names", ("logits", "pooled"))
-    with pytest.raises(UsageError, match="no output called 'embedding', only logits, pooled"):
-        open_model(str(onnx_file))
-    monkeypatch.setattr(Session, "batch", 8)
-    with pytest.raises(UsageError, match="any number or 1"):
-        open_model(str(onnx_file))
+def test_onnx_for_one_image_at_a_time(small: nn.Module, two_outputs: Path, tmp_path: Path) -> None:
+    import onnx
+
+    model = onnx.load(two_outputs)
+    model.graph.input[0].type.tensor_type.shape.dim[0].dim_value = 1
+    onnx.save(model, tmp_path / "net.onnx")
+    backbone, x = open_model(str(tmp_path / "net.onnx")), torch.rand(3, 3, 16, 16)
+    assert backbone.body.batch == 1
+    torch.testing.assert_close(backbone(x)[1], small(x).detach())
+    assert_survives(backbone, tmp_path / "run", 16)
+
+
+def test_onnx_with_the_embedding_inside(small: nn.Module, one_output: Path, tmp_path: Path) -> None:
+    """It is what the last linear layer sees, or a tensor by its name; both survive in a run."""
+    import onnx
+
+    assert [output.name for output in onnx.load(one_output).graph.output] == ["logits"]
+    backbone, x = open_model(str(one_output)), torch.rand(3, 3, 16, 16)
+    embedding, logits = backbone(x)
+    torch.testing.assert_close(logits, small(x).detach())
+    torch.testing.assert_close(small.classifier(embedding).detach(), logits)
+    assert_survives(backbone, tmp_path / "found", 16)
+    name = next(node.output[0] for node in onnx.load(one_output).graph.node if node.op_type == "ReduceMean")
+    pooled = open_model(str(one_output), head=name)
+    assert pooled.embedding_size == 6
+    torch.testing.assert_close(pooled.embed(x), small.conv(x).mean((2, 3)).detach())
+    torch.testing.assert_close(pooled(x)[1], logits)
+    again = assert_survives(pooled, tmp_path / "named", 16)
+    assert again.origin["embedding"] == name and again.embedding_size == 6
+    with pytest.raises(UsageError, match=f"no tensor '{name}s': did you mean '{name}'"):
+        open_model(str(one_output), head=f"{name}s")
+
+
+def write_onnx(path: Path, *outputs: str, batch: int | str = "n", dtype: str = "FLOAT", location: str = "") -> str:
+    """The mean colour and a matrix product, as other exporters write a linear layer; tensors may be elsewhere."""
+    onnx = pytest.importorskip("onnx")
+    pytest.importorskip("onnxruntime")
+    node, info, kind = onnx.helper.make_node, onnx.helper.make_tensor_value_info, getattr(onnx.TensorProto, dtype)
+    nodes = [
+        node("GlobalAveragePool", ["images"], ["mean"]),
+        node("Flatten", ["mean"], ["colour"]),
+        node("MatMul", ["colour", "weight"], ["product"]),
+        node("Add", ["bias", "product"], ["logits"]),
+        node("Softmax", ["logits"], ["probabilities"]),
+        node("Neg", ["logits"], ["energies"]),
+    ]
+    number = onnx.helper.tensor_dtype_to_np_dtype(kind)
+    tensors = [onnx.numpy_helper.from_array(array.astype(number), name) for name, array in TENSORS.items()]
+    images = info("images", kind, [batch, 3, 8, 8])
+    graph = onnx.helper.make_graph(nodes, "net", [images], [info(name, kind, None) for name in outputs], tensors)
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=9)
+    onnx.save(model, path, save_as_external_data=bool(location), location=location or None, size_threshold=0)
+    return str(path)
+
+
+TENSORS = {"weight": np.float32(9 * np.eye(3) + np.arange(9).reshape(3, 3) / 9), "bias": np.float32([0.5, 0, -0.5])}
+
+
+def test_onnx_with_a_product_and_a_sum(tmp_path: Path) -> None:
+    x = torch.rand(4, 3, 8, 8)
+    backbone = open_model(write_onnx(tmp_path / "net.onnx", "logits"))
+    embedding, logits = backbone(x)
+    torch.testing.assert_close(embedding, x.mean((2, 3)))
+    torch.testing.assert_close(logits, torch.from_numpy(x.mean((2, 3)).numpy() @ TENSORS["weight"] + TENSORS["bias"]))
+    assert backbone.origin["embedding"] == "colour" and backbone.size == 8
+    assert_survives(backbone, tmp_path / "run", 8)
+    alone = open_model(write_onnx(tmp_path / "net.onnx", "colour"), head="colour")
+    assert alone.head is None and alone.embedding_size == 3
+
+
+def test_onnx_from_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The run no longer needs the file that it was made of."""
+    monkeypatch.chdir(tmp_path)
+    images = make_images(8, 120)
+    for name, part in (("train", slice(0, 60)), ("unseen", slice(60, 120))):
+        np.savez(f"{name}.npz", images=images.pixels[part], labels=images.labels[part])
+    file = write_onnx(Path("net.onnx"), "logits")
+    assert run("fit", file, "--data", "train.npz", "--calibrate", "unseen.npz", "--head", "colour", "--out", "run") == 0
+    Path(file).unlink()
+    assert run("predict", "run", "unseen.npz", "--out", "said.csv") == 0
+    with Path("said.csv").open() as lines:
+        said = list(csv.DictReader(lines))
+    expected = load_predictor("run")(images.pixels[60:])
+    assert [row["class"] for row in said] == [str(label) for label in images.labels[60:]]
+    assert [float(row["score"]) for row in said] == pytest.approx(expected.score.tolist(), rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("outputs", "head", "reason"),
+    [
+        (["probabilities"], None, r"no linear layer gives 'probabilities'.*no softmax"),
+        (["probabilities"], "colour", r"are probabilities: export it without its softmax, or add --drop-head"),
+        (["energies", "probabilities"], "colour", r"several other outputs \(energies, probabilities\)"),
+        (["logits"], "nowhere", "no tensor 'nowhere': its outputs are logits"),
+        (["logits"], "mean", r"\(2, 3, 1, 1\).*must be one vector per image"),
+    ],
+)
+def test_onnx_outputs_that_will_not_do(outputs: list[str], head: str | None, reason: str, tmp_path: Path) -> None:
+    file = write_onnx(tmp_path / "net.onnx", *outputs)
+    with pytest.raises(UsageError, match=reason):
+        open_model(file, head=head)
+    if "drop-head" in reason:
+        assert open_model(file, head=head, drop_head=True).embedding_size == 3
+
+
+def test_onnx_files_that_will_not_do(tmp_path: Path) -> None:
+    file = tmp_path / "net.onnx"
+    with pytest.raises(UsageError, match=r"takes tensor\(float\) \[8, 3, 8, 8\].*any number or 1"):
+        open_model(write_onnx(file, "logits", batch=8))
+    with pytest.raises(UsageError, match=r"takes tensor\(float16\).*in float32"):
+        open_model(write_onnx(file, "mean", dtype="FLOAT16"), head="mean")
+    write_onnx(file, "logits", location="tensors.bin")
+    with pytest.raises(UsageError, match=r"tensors in 'tensors.bin'.*'net.onnx.data'"):
+        open_model(str(file))
+    write_onnx(file, "logits", location="net.onnx.data")
+    assert open_model(str(file)).embedding_size == 3
+    (tmp_path / "net.onnx.data").unlink()
+    with pytest.raises(UsageError, match="cannot read the network"):
+        open_model(str(file))
+    file.write_bytes(b"no graph")
+    with pytest.raises(UsageError, match="cannot read the network"):
+        open_model(str(file))
 
 
 def test_missing_packages_name_their_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from importlib.util import find_spec
 
 import pytest
 
@@ -12,6 +13,8 @@ import maple
 
 @pytest.mark.parametrize("name", maple.__all__)
 def test_exported_names_exist(name):
+    if name == "MapleCallback" and not any(map(find_spec, ("pytorch_lightning", "lightning"))):
+        pytest.skip("Lightning is not installed")
     assert getattr(maple, name) is not None
 
 
@@ -37,6 +40,7 @@ def test_names_do_not_shadow_modules():
             ["torch", "matplotlib"],
         ),
         ("import maple.report", ["torch"]),
+        ("import maple.callback, maple.own_loop", ["pytorch_lightning", "lightning"]),
     ],
 )
 def test_import_weight(statement, heavy):

@@ -171,7 +171,8 @@ def test_the_space_of_clustering_is_an_option(rng):
 
 
 def test_presets_cluster_raw_embeddings_as_the_paper_does():
-    assert {preset["cluster_space"] for preset in PRESETS.values()} == {"raw"}
+    papers = [preset for name, preset in PRESETS.items() if name.startswith("paper")]
+    assert {preset["cluster_space"] for preset in papers} == {"raw"}
 
 
 def test_only_hard_classes_are_embedded():

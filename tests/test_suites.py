@@ -39,7 +39,7 @@ from maple.suites import (
     read_figure,
 )
 from maple.tables import SuiteResults, TableRow, table_cells, to_csv, to_markdown
-from maple.trainings import Job, digest_source, list_jobs, time_step
+from maple.trainings import Job, digest_source, list_jobs, time_step, train_all
 from maple.workflow import recipe_options
 
 TEX = Path(__file__).parents[2] / "shared" / "paper" / "maple_paper.tex"
@@ -130,6 +130,12 @@ def test_the_time_of_every_recipe_can_be_estimated(recipe):
     assert 0 < time_step(config) < 60
 
 
+def test_only_networks_trained_as_in_the_paper_have_a_single_reading():
+    titles = {name: [row.title for row in SUITES["ablation"].rows(PROFILES[name])] for name in ("cpu", "paper")}
+    assert [title for title in titles["cpu"] if not title.endswith(", normalised")] == titles["paper"]
+    assert sum(title.endswith(", normalised") for title in titles["cpu"]) == 4
+
+
 def test_suites_share_networks():
     """The paper's own setting, t = 0.3, p = 10, at most 5 clusters, is one training, whoever asks."""
     profile = PROFILES["cpu"]
@@ -208,7 +214,7 @@ def test_every_figure_is_read_from_its_own_place():
     expected = {
         "accuracy": 0.21, "ece": 0.22, "nll": 0.23, "accuracy@0.5": 0.26, "share@0.5": 0.27, "softmax_accuracy": 0.31,
         "auroc/svhn": 0.11, "aupr/svhn": 0.12, "components": 41.0, "gaussian_error": 0.42, "clusters": 12.0,
-        "latency_ms": 0.51, "minutes": 9.0,
+        "gaussian_error_per_component": 0.42 / 41, "latency_ms": 0.51, "minutes": 9.0,
     }  # fmt: skip
     assert {column: read_figure(results, "md", column, {"minutes": 9.0}) for column in expected} == expected
     assert math.isnan(read_figure(results, "energy", "ece"))
@@ -291,6 +297,9 @@ def test_figures_are_read_from_the_right_place(everything):
     plain = [ablation[name] for name in ("DNN+MD", "DNN+PCA+MD", "DNN+PCA+ED")]
     assert len({row.figures["softmax_accuracy"][0] for row in plain}) == 1  # one network
     assert plain[0].figures["components"] != plain[1].figures["components"] == plain[2].figures["components"]
+    read_as_paper, normalised = (ablation[f"MAPLE, X-Means, P_MD{way}"].figures for way in ("", ", normalised"))
+    assert read_as_paper["softmax_accuracy"] == normalised["softmax_accuracy"]  # one network, two readings
+    assert read_as_paper["auroc/svhn"] != normalised["auroc/svhn"]
     confidence = by_name["confidence"].rows[0].figures
     assert confidence["share@0.5"][0] >= confidence["share@0.8"][0] >= confidence["share@0.9"][0]
     comparison = {row.title: row.figures for row in by_name["cifar10"].rows}
@@ -332,6 +341,36 @@ def test_a_killed_benchmark_goes_on(everything, tmp_path):
     for before, after in zip(expected.rows, again.rows, strict=True):
         for column in before.figures:
             np.testing.assert_allclose(after.figures[column], before.figures[column], rtol=1e-6, err_msg=column)
+
+
+def test_processes_share_the_work(tmp_path):
+    """Two benchmarks at once: every network is trained by one of them, and both end with the table."""
+    command = [sys.executable, "-m", "maple", "benchmark", "md", "--profile", "tiny", "--out", str(tmp_path)]
+    both = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(2)]
+    ends = [process.communicate(timeout=300) for process in both]
+    assert [process.returncode for process in both] == [0, 0], ends
+    trained = [line for _, said in ends for line in said.splitlines() if line.startswith(("training:", "continuing:"))]
+    jobs = list_jobs([SUITES["md"]], PROFILES["tiny"], [0], tmp_path)
+    assert sorted(trained) == sorted(f"training: {job.title}" for job in jobs)
+
+
+def test_what_another_process_trains_is_left_to_it(tmp_path, monkeypatch):
+    """And taken over should that process end without having finished it."""
+    jobs = list_jobs([SUITES["md"]], PROFILES["tiny"], [0], tmp_path)
+    trained = []
+
+    def train(job):
+        trained.append(job)
+        job.folder.mkdir()
+        (job.folder / "results.json").touch()
+        other.release()
+
+    monkeypatch.setattr("maple.trainings._train", train)
+    (tmp_path / "trainings").mkdir()
+    other = FileLock(jobs[0].folder.with_suffix(".lock"))
+    other.acquire()
+    train_all(jobs)
+    assert trained == [*jobs[1:], jobs[0]]
 
 
 # --- command line ----------------------------------------------------------------------------------------------------

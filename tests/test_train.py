@@ -17,6 +17,7 @@ from maple.batches import count_batches
 from maple.checkpoint import load_arrays
 from maple.config import DataOptions, TrainOptions
 from maple.errors import DataError, RunError, TrainError, UsageError
+from maple.growth import inherit_rows, named_state
 from maple.loss import LossTerm
 from maple.recipe import MapleRecipe, Recipe, create_recipe
 from maple.splits import load_splits
@@ -24,10 +25,8 @@ from maple.train import (
     HISTORY_COLUMNS,
     data_digest,
     history_csv,
-    inherit_rows,
     learning_rate_at,
     make_optimizer,
-    named_state,
     train_backbone,
 )
 

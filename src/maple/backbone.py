@@ -655,7 +655,8 @@ def load_state(module: nn.Module, state: Mapping[str, Tensor], path: Path, name:
     if missing:
         raise UsageError(f"'{path}' lacks {_some(missing)}: it holds another network than '{name}'")
     for key, value in state.items():
-        if value.shape != own[key].shape:
+        a_number = own[key].ndim == 0 and value.numel() == 1  # which some files hold as a vector
+        if value.shape != own[key].shape and not a_number:
             raise UsageError(
                 f"'{path}' has {key} of shape {tuple(value.shape)}, the backbone {tuple(own[key].shape)}: "
                 "create the backbone with the network, number of classes and embedding size of the file"

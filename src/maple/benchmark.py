@@ -24,7 +24,7 @@ from rich.table import Table
 from scipy.special import log_softmax
 
 import maple
-from maple import metrics
+from maple import metrics, notebook
 from maple.checkpoint import FORMAT_VERSION
 from maple.detector import Description, Detector, LogitDetector, create_detector, probability_of_others
 from maple.errors import DataError, RunError, UsageError
@@ -67,10 +67,10 @@ class Classification:
     aurc: Number
     accuracy_above: dict[str, Number]  # by confidence level, "0.5", "0.8", "0.9"
     share_above: dict[str, Number]  # share of images kept at that level
-    reliability: Reliability
+    reliability: Reliability = field(repr=False)
     ece_floor: Number = math.nan  # the ECE that these confidences would have if they were perfectly calibrated
-    kept: list[float] = field(default_factory=list)  # share of images kept, the most confident first
-    accuracy_kept: list[float] = field(default_factory=list)  # accuracy among them
+    kept: list[float] = field(default_factory=list, repr=False)  # share of images kept, the most confident first
+    accuracy_kept: list[float] = field(default_factory=list, repr=False)  # accuracy among them
 
 
 @dataclass(frozen=True)
@@ -83,8 +83,8 @@ class Detection:
     fpr95_ood_positive: Number  # share of IND flagged when 95 % of OOD is caught
     fpr95_ind_positive: Number  # share of OOD accepted when 95 % of IND is accepted
     flagged: Number  # share of the OOD set with ``is_ood``; NaN for methods without a threshold
-    roc_ind: list[float]  # share of IND flagged along the ROC curve
-    roc_ood: list[float]  # share of OOD flagged at the same thresholds
+    roc_ind: list[float] = field(repr=False)  # share of IND flagged along the ROC curve
+    roc_ood: list[float] = field(repr=False)  # share of OOD flagged at the same thresholds
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ class Method:
 
     classification: Classification | None  # None for methods that only score
     detection: dict[str, Detection]  # by OOD set
-    histogram: Histogram
+    histogram: Histogram = field(repr=False)
     n_components: Number = math.nan  # of the space in which distances are measured; NaN for other methods
     gaussian_error: Number = math.nan  # Gaussian test on the squared distances to the nearest cluster, IND
 
@@ -178,6 +178,26 @@ class Results:
         """Accuracy of the nearest cluster's class, the paper's rule."""
         paper = self.methods["maple-paper"].classification
         return paper.accuracy if paper else math.nan
+
+    def __repr__(self) -> str:
+        return f"Results(methods={list(self.methods)}, n_ind={self.n_ind}, n_ood={self.n_ood})"
+
+    def _repr_html_(self) -> str:
+        shown = self.ood_names[: notebook.MAX_ROWS]
+        columns = _COLUMNS | {f"auroc/{name}": f"AUROC ↑ {name}" for name in shown}
+        figures = [[row.get(key, math.nan) for key in columns] for row in self.rows()]
+        best = [
+            (max if "↑" in heading else min)((value for value in column if not math.isnan(value)), default=math.nan)
+            for heading, column in zip(columns.values(), zip(*figures))
+        ]
+        cells = [
+            [name, *(notebook.bold(value) if value == top else value for value, top in zip(row, best))]
+            for name, row in zip(self.methods, figures)
+        ]
+        hidden = len(self.n_ood) - len(shown)
+        note = notebook.muted(f"AUROC of {hidden} more OOD sets: rows()") if hidden else notebook.Markup()
+        table = notebook.table(["method", *columns.values()], cells)
+        return notebook.card("Results", _caption([self]), table, note)
 
     def rows(self) -> list[dict[str, Any]]:
         """The table as plain rows, one per method, every scalar under its own name (``auroc/svhn``)."""
@@ -299,12 +319,12 @@ def evaluate(
         confusion=confusion.tolist(),
         per_class_accuracy=metrics.per_class_accuracy(confusion).tolist(),
         scores=_score_table(found, found_ood),
-        threshold=predictor.threshold if _is_calibrated(said) else math.nan,
+        threshold=predictor.threshold if said.is_calibrated else math.nan,
         latency_ms=math.nan if latency_ms is None else float(latency_ms),
         unknown_classes={
             name: _count_flagged(said_ood[name], ood[name].labels, names)
             for name, names in (ood_classes or {}).items()
-            if _is_calibrated(said)
+            if said.is_calibrated
         },
         provenance=_plain({**(provenance or {}), "seed": seed, "versions": _versions()}),
     )
@@ -511,13 +531,9 @@ def _histogram(ind_scores: np.ndarray, ood_scores: dict[str, np.ndarray], bins: 
     return Histogram(edges.tolist(), count(ind_scores), {name: count(scores) for name, scores in ood_scores.items()})
 
 
-def _is_calibrated(prediction: Prediction) -> bool:
-    return not np.isnan(prediction.p_value).any()
-
-
 def _share_flagged(prediction: Prediction) -> float:
     """Share of images with ``is_ood``; NaN where nothing was calibrated."""
-    return float(prediction.is_ood.mean()) if _is_calibrated(prediction) else math.nan
+    return float(prediction.is_ood.mean()) if prediction.is_calibrated else math.nan
 
 
 def _count_flagged(

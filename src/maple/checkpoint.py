@@ -50,7 +50,7 @@ def write_atomic(path: Path, content: bytes | str) -> None:
 def save_arrays(path: Path, arrays: Mapping[str, np.ndarray], metadata: Mapping[str, Any]) -> None:
     """Write arrays and JSON-able metadata into one safetensors file, atomically."""
     header = {_METADATA_KEY: json.dumps({"format": FORMAT_VERSION, **metadata})}
-    write_atomic(path, save({name: np.ascontiguousarray(array) for name, array in arrays.items()}, header))
+    write_atomic(path, save({name: np.asarray(array, order="C") for name, array in arrays.items()}, header))
 
 
 def load_arrays(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:

@@ -17,10 +17,12 @@ from rich.console import Console
 
 from maple import __version__
 from maple.config import GROUPS, PRESETS, RECIPE_SECTIONS, read_names, read_toml
-from maple.errors import MapleError, UsageError
+from maple.errors import MapleError, UsageError, naming_extras
+from maple.overview import Overview
 from maple.progress import is_first_process
 
 app = typer.Typer(
+    cls=Overview,
     help="Class, probability, uncertainty and an out-of-distribution decision from one forward pass.",
     no_args_is_help=True,
     add_completion=False,
@@ -72,6 +74,7 @@ PANELS = {name: name.capitalize() for name in GROUPS} | {
     "due": "DUE",
     "vmdls": "VMDLS",
 }
+START_PANEL = "Start from a trained network"
 
 
 def _values(annotation: Any) -> str | None:
@@ -178,6 +181,22 @@ def train(
     data_root: DataRoot = None,
     config: Annotated[Path | None, typer.Option(help="TOML file with options; flags go before it")] = None,
     preset: Annotated[str | None, typer.Option(help=f"settings by name: {', '.join(PRESETS)}")] = None,
+    init: Annotated[
+        str | None,
+        typer.Option(
+            help="trained network to start from, whatever maple fit opens, or a run; see --preset finetune",
+            rich_help_panel=START_PANEL,
+        ),
+    ] = None,
+    weights: Annotated[
+        Path | None,
+        typer.Option(help="weights of that network: .safetensors or a torch file", rich_help_panel=START_PANEL),
+    ] = None,
+    head: Annotated[
+        str | None,
+        typer.Option(help="its layer that gives the logits [dim]\\[default: found][/]", rich_help_panel=START_PANEL),
+    ] = None,
+    trust: Trust = False,
     resume: Annotated[bool, typer.Option("--resume", help="continue an interrupted run")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="replace an existing run")] = False,
     validation: Annotated[str | None, typer.Option(help="validation images, instead of a share of DATA")] = None,
@@ -186,7 +205,12 @@ def train(
     ood: OodSources = None,
     as_json: AsJson = False,
 ) -> None:
-    """Train a network on DATA, fit its detector and test it; the run folder holds everything."""
+    """Train a network on DATA, fit its detector and test it; the run folder holds everything.
+
+    With --init a trained network learns on: its weights, its normalisation and the size of its images are kept, and its
+    head if it has one output per class. That wants a lower learning rate than a new network, with a warm-up: --preset
+    finetune; for transformers add --optimizer adam --learning-rate 0.0001 --weight-decay 0.
+    """
     from maple.workflow import TrainRequest, default_out, train_run
 
     request = TrainRequest(
@@ -196,6 +220,10 @@ def train(
         validation=validation,
         calibration=calibration,
         test=test,
+        init=init,
+        weights=weights,
+        head=head,
+        trust=trust,
         ood=_named_sources(ood or []),
         flags=flags,
         file=read_toml(config) if config else {},
@@ -245,7 +273,7 @@ def fit(
     head: Annotated[
         str | None,
         typer.Option(
-            help="layer that gives the logits; of ONNX the output with the embedding [dim]\\[default: found][/]"
+            help="layer that gives the logits; of ONNX the tensor with the embedding [dim]\\[default: found][/]"
         ),
     ] = None,
     drop_head: Annotated[
@@ -606,10 +634,37 @@ def _print_rows(rows: list[dict[str, Any]], as_json: bool) -> None:
     from rich.markup import escape
     from rich.table import Table
 
-    table = Table(*(rows[0] if rows else ()))
-    for row in rows:
-        table.add_row(*("–" if value is None else escape(str(value)) for value in row.values()))
-    output.print(table)
+    texts = [{name: "–" if value is None else str(value) for name, value in row.items()} for row in rows]
+    blocks = _fitting_columns(texts, output.width)
+    for names in blocks:
+        table = Table()
+        for name in names:
+            table.add_column(name, width=_longest_word(texts, name) if len(blocks) > 1 else None)
+        for text in texts:
+            table.add_row(*(escape(text[name]) for name in names))
+        output.print(table)
+
+
+def _fitting_columns(rows: list[dict[str, str]], width: int) -> list[list[str]]:
+    """Columns that fit next to each other without breaking a word; the first is repeated in front of each block.
+
+    >>> _fitting_columns([{"method": "energy", "AUROC svhn": "0.946", "AUROC cifar100": "0.858"}], 24)
+    [['method', 'AUROC svhn'], ['method', 'AUROC cifar100']]
+    """
+    need = {
+        name: 3 + _longest_word(rows, name) for name in (rows[0] if rows else ())
+    }  # a line, and a space at each side
+    blocks: list[list[str]] = []
+    first, *others = need or [""]
+    for name in others:
+        if not blocks or 1 + sum(need[each] for each in (*blocks[-1], name)) > width:
+            blocks.append([first])
+        blocks[-1].append(name)
+    return blocks or [[first]]
+
+
+def _longest_word(rows: list[dict[str, str]], name: str) -> int:
+    return max(len(word) for text in (name, *(row[name] for row in rows)) for word in text.split() or [""])
 
 
 @app.command()
@@ -779,7 +834,8 @@ def main() -> None:
     """
     errors = Console(stderr=True, quiet=not is_first_process())
     try:
-        app(prog_name="maple")
+        with naming_extras():
+            app(prog_name="maple")
     except MapleError as error:
         errors.print("[bold red]error:[/] ", end="")
         errors.print(str(error), markup=False, highlight=False, soft_wrap=True)

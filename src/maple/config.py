@@ -11,27 +11,35 @@ import tomllib
 from dataclasses import asdict, dataclass, field, fields
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import tomli_w
-from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError
+from annotated_types import Interval
 
 from maple.errors import ConfigError, UsageError, suggest
 
+if TYPE_CHECKING:  # loaded where options are checked: the command line declares all of them for its --help
+    from pydantic import TypeAdapter
+
 Options = TypeVar("Options")
-Positive = Annotated[int, Field(ge=1)]
-Share = Annotated[float, Field(ge=0, le=1)]
-NonNegative = Annotated[float, Field(ge=0)]
-AboveZero = Annotated[float, Field(gt=0)]
+Positive = Annotated[int, Interval(ge=1)]
+Share = Annotated[float, Interval(ge=0, le=1)]
+NonNegative = Annotated[float, Interval(ge=0)]
+AboveZero = Annotated[float, Interval(gt=0)]
 N_SEEDS = 2**32
-Seed = Annotated[int, Field(ge=0, lt=N_SEEDS)]
+Seed = Annotated[int, Interval(ge=0, lt=N_SEEDS)]
 MAX_MEMBERS = 100  # of an ensemble: the seed of a member is that of the ensemble times this, plus its number
 ScoreBy = Literal["auto", "distance", "relative", "normalised", "residual", "spread", "energy", "shallow", "fused"]
 
 
-def _none(value: Any) -> Any:
-    """'none' where an option may be missing."""
-    return None if value == "none" else value
+class NoneByName:
+    """Marks an option that may be missing, for which 'none' stands in files and flags; pydantic asks it how."""
+
+    @staticmethod
+    def __get_pydantic_core_schema__(source: Any, handler: Any) -> Any:
+        from pydantic_core.core_schema import no_info_before_validator_function
+
+        return no_info_before_validator_function(lambda value: None if value == "none" else value, handler(source))
 
 
 def option(default: Any, help: str, flag: bool = True) -> Any:
@@ -48,7 +56,7 @@ class DataOptions:
     splits: tuple[Share, Share, Share, Share] = option(
         (0.7, 0.1, 0.1, 0.1), "shares of train, validation, calibration and test; test is 0 where a test file exists"
     )
-    min_images: Annotated[int, Field(ge=0)] = option(0, "leave out classes with fewer images than this")
+    min_images: Annotated[int, Interval(ge=0)] = option(0, "leave out classes with fewer images than this")
     leave_out: tuple[str, ...] = option((), "classes to leave out, or @FILE with one per line; see --ood NAME=left-out")
     split_seed: Seed = option(0, "seed of the split")
 
@@ -71,7 +79,7 @@ class TrainOptions:
     epochs: Positive = option(16, "passes over the training images")
     batch_size: Positive = option(128, "images per step, over all devices")
     optimizer: Literal["sgd", "adam"] = option("sgd", "optimiser")
-    learning_rate: Annotated[float, Field(gt=0)] = option(0.1, "learning rate; the peak of the schedule")
+    learning_rate: Annotated[float, Interval(gt=0)] = option(0.1, "learning rate; the peak of the schedule")
     momentum: Share = option(0.9, "momentum of SGD")
     nesterov: bool = option(True, "Nesterov momentum")
     weight_decay: NonNegative = option(5e-4, "weight decay")
@@ -87,7 +95,7 @@ class TrainOptions:
     accelerator: Literal["auto", "cpu", "cuda", "mps"] = option("auto", "where to train")
     devices: Positive = option(1, "processes on this machine; gradients are averaged")
     nodes: Positive = option(1, "machines; start the same command on each with torchrun or SLURM")
-    workers: Annotated[int, Field(ge=0)] = option(2, "processes that decode images too many to hold in memory")
+    workers: Annotated[int, Interval(ge=0)] = option(2, "processes that decode images too many to hold in memory")
     allocator: bool = option(True, "keep freed memory for the next step (Linux, CPU)")
     checkpoint_every: Positive = option(1, "epochs between checkpoints")
 
@@ -111,7 +119,7 @@ class RecipeOptions:
     prototype_weight: NonNegative = option(
         1.0, "weight of a second cross-entropy, of cosines to the head's rows; it goes with the triplet loss"
     )
-    prototype_scale: Annotated[float, Field(gt=0)] = option(10.0, "factor of those cosines")
+    prototype_scale: Annotated[float, Interval(gt=0)] = option(10.0, "factor of those cosines")
     relabel_every: Positive = option(10, "epochs between relabelling events (the paper's p)")
     hard_class_error: Share = option(0.3, "false-negative ratio above which a class is split (the paper's t)")
     max_clusters: Positive = option(5, "clusters per class at most")
@@ -136,15 +144,15 @@ class RecipeOptions:
 class DropoutOptions:
     """MC-Dropout: averages over networks with units left out at random."""
 
-    dropout: Annotated[float, Field(gt=0, lt=1)] = option(0.1, "share of the units left out")
-    dropout_samples: Annotated[int, Field(ge=1, le=1000)] = option(10, "passes per image at test time")
+    dropout: Annotated[float, Interval(gt=0, lt=1)] = option(0.1, "share of the units left out")
+    dropout_samples: Annotated[int, Interval(ge=1, le=1000)] = option(10, "passes per image at test time")
 
 
 @dataclass(frozen=True, kw_only=True)
 class EnsembleOptions:
     """Deep ensemble: averages over networks trained from different seeds."""
 
-    members: Annotated[int, Field(ge=1, le=MAX_MEMBERS)] = option(
+    members: Annotated[int, Interval(ge=1, le=MAX_MEMBERS)] = option(
         5, "networks in the ensemble (the paper has 10, 3 for ImageNet)"
     )
 
@@ -165,7 +173,7 @@ class SngpOptions:
 
     sngp_spectral_bound: AboveZero = option(6.0, "largest factor by which a layer may stretch its input")
     sngp_power_iterations: Positive = option(1, "power iterations per step")
-    sngp_features: Annotated[int, Field(ge=1, le=2**15)] = option(1024, "random features of the Gaussian process")
+    sngp_features: Annotated[int, Interval(ge=1, le=2**15)] = option(1024, "random features of the Gaussian process")
     sngp_space: Literal["normalised", "raw"] = option("normalised", "embeddings that its kernel compares")
     sngp_kernel_scale: AboveZero = option(1.0, "length scale of its kernel")
     sngp_amplitude: AboveZero = option(20.0, "amplitude of its kernel: how large logits are expected to be")
@@ -184,7 +192,7 @@ class DueOptions:
 
     due_spectral_bound: AboveZero = option(3.0, "largest factor by which a layer may stretch its input")
     due_power_iterations: Positive = option(1, "power iterations per step")
-    due_inducing_points: Literal["auto"] | Annotated[int, Field(ge=1, le=1000)] = option(
+    due_inducing_points: Literal["auto"] | Annotated[int, Interval(ge=1, le=1000)] = option(
         "auto", "inducing points of the Gaussian process, at most 1000; 'auto' takes one per class, but at least 20"
     )
     due_kernel: Literal["rbf", "matern12", "matern32", "matern52"] = option("rbf", "its kernel")
@@ -203,13 +211,13 @@ class VmdlsOptions:
 class DetectorOptions:
     """The Gaussians over the embeddings."""
 
-    explained_variance: Annotated[float, Field(gt=0, le=1)] = option(0.95, "share of variance that PCA keeps")
+    explained_variance: Annotated[float, Interval(gt=0, le=1)] = option(0.95, "share of variance that PCA keeps")
     pca: bool = option(True, "reduce the embeddings by PCA first")
     covariance: Literal["tied", "global", "full"] = option(
         "tied", "shared within clusters (the paper), over everything, or one per cluster"
     )
     distance: Literal["mahalanobis", "euclidean"] = option("mahalanobis", "distance to the cluster means")
-    norm_exponent: Literal["auto"] | Annotated[float, Field(ge=0, le=2)] = option(
+    norm_exponent: Literal["auto"] | Annotated[float, Interval(ge=0, le=2)] = option(
         "auto",
         "embeddings are divided by their norm to this power: 0 is the paper, 1 the unit sphere; 'auto' takes the one "
         "whose distance tells wrong from right validation images best",
@@ -223,10 +231,10 @@ class DetectorOptions:
 class DecisionOptions:
     """When an image is called out-of-distribution."""
 
-    false_alarm: Annotated[float, Field(ge=1e-9, lt=1)] = option(
+    false_alarm: Annotated[float, Interval(ge=1e-9, lt=1)] = option(
         0.05, "share of in-distribution images flagged at most, on average"
     )
-    confidence: Annotated[Annotated[float, Field(gt=0, lt=1)] | None, BeforeValidator(_none)] = option(
+    confidence: Annotated[Annotated[float, Interval(gt=0, lt=1)] | None, NoneByName] = option(
         None, "hold that share for these very calibration images with this confidence, such as 0.95, or 'none'"
     )
     per_class: bool = option(False, "one threshold per predicted class, where it has enough calibration images")
@@ -301,6 +309,15 @@ PRESETS: dict[str, dict[str, Any]] = {
         "hard_class_error": 0.2,
         **_PAPER_DETECTOR,
         "members": 3,
+    },
+    "finetune": {  # for --init: a tenth of the usual learning rate, which rises over the first quarter of the steps
+        "epochs": 10,
+        "batch_size": 64,
+        "optimizer": "sgd",
+        "learning_rate": 0.01,
+        "weight_decay": 1e-4,
+        "schedule": "triangular",
+        "relabel_every": 4,
     },
 }
 
@@ -407,6 +424,8 @@ def build_options(group: type[Options], values: dict[str, Any], where: str | Non
     ...
     maple.errors.ConfigError: unknown key 'epoch' in configuration: did you mean 'epochs'?
     """
+    from pydantic import ValidationError
+
     helps = {f.name: f.metadata.get("help", "another value") for f in fields(group)}  # type: ignore[arg-type]
     for key in values:
         if key not in helps:
@@ -423,6 +442,8 @@ def build_options(group: type[Options], values: dict[str, Any], where: str | Non
 
 @cache
 def _validator(group: Any) -> TypeAdapter[Any]:
+    from pydantic import TypeAdapter
+
     return TypeAdapter(group)
 
 

@@ -22,6 +22,7 @@ from typing import Any, ClassVar, Self, TypeVar
 import numpy as np
 from scipy.special import logsumexp
 
+from maple import notebook
 from maple.calibrate import pool
 from maple.config import DetectorOptions, as_dict, build_options
 from maple.errors import FitError, NotFittedError, UsageError, same_class, suggest
@@ -110,6 +111,18 @@ class Detector(ABC):
     def describe(self, outputs: Outputs) -> Description | None:
         """What Gaussians of classes say about images; None for detectors that have none."""
         return None
+
+    def __repr__(self) -> str:  # of those without options
+        return f"{type(self).__name__}({'fitted' if self.fitted_ else 'not fitted'})"
+
+    def _repr_html_(self) -> str:
+        about = f"{About.of(type(self)).title} · {'fitted' if self.fitted_ else 'not fitted: call fit'}"
+        options: dict[str, Any] = as_dict(self) if is_dataclass(self) else {}
+        return notebook.card(type(self).__name__, about, notebook.facts(self._facts() | options))
+
+    def _facts(self) -> dict[str, Any]:
+        """What was learned, for people."""
+        return {}
 
     def _fit(self, batches: Batches, validation: Outputs | None) -> None:  # noqa: B027
         """Learn; many scores need nothing."""
@@ -671,6 +684,20 @@ class MapleDetector(DetectorOptions, Detector):
             self._learn()
         if not hasattr(self, "score_"):
             self._learn_score(None)
+
+    def _facts(self) -> dict[str, Any]:
+        if not self.fitted_:
+            return {}
+        moments = next(iter(self.moments_.values()))
+        found: dict[str, Any] = {
+            "images": int(moments.counts.sum()),
+            "classes": len(np.unique(self.cluster_to_class_)),
+            "clusters": len(self.cluster_to_class_),
+            "embedding size": moments.dim,
+        }
+        if hasattr(self, "gaussians_"):  # not yet after partial_fit
+            found |= {"components": self.gaussians_.n_components, "exponent of the norm": self.exponent_}
+        return found | ({"score": self.score_} if hasattr(self, "score_") else {})
 
     # -- what follows from the moments when a score asks for it
 

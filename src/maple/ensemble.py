@@ -84,6 +84,7 @@ def join_runs(runs: list[Run], recipe: EnsembleRecipe, folder: Path | None = Non
     maker = describe_maker(recipe, len(first.class_names))
     assert maker is not None
     backbone.made_by = {**maker, "embedding_size": asked}
+    backbone.origin = first.backbone.origin
     history = [_mean_row(list(rows)) for rows in zip(*(run.history for run in runs))]
     if folder is not None:
         write_atomic(folder / "history.csv", history_csv(history))

@@ -13,7 +13,17 @@ MapleError            exit code 1: the work failed
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+EXTRAS = {  # which extra of the package installs a package that is imported only where it is needed
+    "torch": "torch",
+    "lightning_fabric": "torch",
+    "timm": "timm",
+    "transformers": "transformers",
+    "onnx": "onnx",
+    "onnxruntime": "onnx",
+}
 
 
 class MapleError(Exception):
@@ -65,6 +75,27 @@ def suggest(name: str, known: Iterable[str]) -> str:
     if nearest:
         return f"did you mean '{nearest[0]}'?"
     return f"known: {', '.join(known)}"
+
+
+@contextmanager
+def naming_extras() -> Iterator[None]:
+    """Within it, a package that is missing because an extra was left out is an error that names the extra.
+
+    >>> with naming_extras():
+    ...     raise ModuleNotFoundError(name="torch")
+    Traceback (most recent call last):
+    ...
+    maple.errors.UsageError: this needs torch, which is not installed: pip install 'maple-uncertainty[torch]'
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        extra = EXTRAS.get(error.name or "")
+        if extra is None:
+            raise
+        raise UsageError(
+            f"this needs {error.name}, which is not installed: pip install 'maple-uncertainty[{extra}]'"
+        ) from None
 
 
 def same_class(a: type, b: type) -> bool:

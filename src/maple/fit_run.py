@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from maple.backbone import Backbone, embed
 from maple.benchmark import Results
 from maple.config import RunConfig, as_dict, resolve_config
 from maple.detector import MapleDetector
-from maple.errors import MapleError, UsageError
-from maple.images import ImageSet
-from maple.models import needs_weights, open_model
+from maple.errors import UsageError
+from maple.models import open_model
 from maple.networks import use_fast_allocator
 from maple.predictor import Predictor, fit_predictor
 from maple.progress import counting, say, warn
 from maple.splits import Splits
+from maple.start import check_weights, describe_network, follow_network, try_image
 from maple.train import count_outputs, snapshot_rows
 from maple.types import Outputs, Relabelling
 from maple.workflow import (
@@ -32,7 +29,7 @@ from maple.workflow import (
     holds_run,
     left_out_images,
     load_run_splits,
-    order_classes,
+    order_like_head,
     prepare_folder,
 )
 
@@ -47,7 +44,6 @@ class FitRequest(RunRequest):
     calibrate: str | None = None  # images that the network has not seen, for validation and calibration
     weights: Path | None = None
     n_classes: int | None = None
-    class_names: tuple[str, ...] = ()  # in the order of the head's outputs, where that is not the order of the data
     head: str | None = None
     drop_head: bool = False
     mean: tuple[float, ...] | None = None
@@ -60,7 +56,6 @@ class FitRequest(RunRequest):
         return {
             **super().origin(),
             "calibrate": absolute_source(self.calibrate),
-            "classes": list(self.class_names) or None,
             "model": absolute_source(self.model),
             "weights": str(self.weights.expanduser().resolve()) if self.weights else None,
         }
@@ -82,22 +77,19 @@ def fit_run(request: FitRequest) -> Results | None:
             "there are no images that the network has not seen: give some with --calibrate, or add --drop-head where "
             "it was trained on other images altogether"
         )
-    if request.weights is None and needs_weights(request.model):
-        raise UsageError(
-            f"'{request.model}' is a network without weights: give those of yours with --weights FILE (nothing is "
-            "downloaded)"
-        )
+    check_weights(request.model, request.weights)
     config = resolve_config(request.flags)
     backbone = _open_backbone(request, config)
-    config = _follow_model(request, config, backbone)
+    config = follow_network(config, backbone.size, (backbone.origin or {}).get("fit"), request.flags)
     splits = load_run_splits(request.origin(), config, request.data_root)
-    request, splits = _order_like_head(request, splits, backbone)
+    if backbone.head is not None:
+        request, splits = order_like_head(request, splits, (backbone.origin or {}).get("class_names", ()))
     if not len(splits.validation):
         raise UsageError("fitting needs validation images: give them a share of --splits, or --calibrate")
     if LEFT_OUT in request.ood.values():
         left_out_images(splits)
     check_head(backbone, splits)
-    _try_image(backbone, splits.train)
+    try_image(backbone, splits.train)
     _announce(request, backbone, splits, config)
     sections = {name: config.section(name) for name in SECTIONS}
     prepare_folder(request, {"model": {"backbone": request.model}, **sections})
@@ -140,22 +132,6 @@ def _open_backbone(request: FitRequest, config: RunConfig) -> Backbone:
     )
 
 
-def _follow_model(request: FitRequest, config: RunConfig, backbone: Backbone) -> RunConfig:
-    """The options with size and shape of images as the network's own configuration has them, unless they were given."""
-    own_fit = (backbone.origin or {}).get("fit")
-    size = backbone.size or config.data.size
-    fit = config.data.fit if "fit" in request.flags or own_fit is None else own_fit
-    return dataclasses.replace(config, data=dataclasses.replace(config.data, size=size, fit=fit))
-
-
-def _order_like_head(request: FitRequest, splits: Splits, backbone: Backbone) -> tuple[FitRequest, Splits]:
-    """Where the network names its classes, and they are those of the data, take them in its order."""
-    names = (backbone.origin or {}).get("class_names", ())
-    if request.class_names or backbone.head is None or set(names) != set(splits.class_names):
-        return request, splits
-    return dataclasses.replace(request, class_names=tuple(names)), order_classes(splits, names)
-
-
 def check_head(backbone: Backbone, splits: Splits) -> None:
     """Refuse a head that was made for another number of classes."""
     if backbone.head is None:
@@ -169,25 +145,8 @@ def check_head(backbone: Backbone, splits: Splits) -> None:
         )
 
 
-def _try_image(backbone: Backbone, images: ImageSet) -> None:
-    """Better known now than after the run folder is written."""
-    try:
-        embed(backbone, images, indices=np.arange(1))
-    except MapleError:
-        raise
-    except Exception as error:  # whatever a stranger's forward raises
-        reason = " ".join(str(error).split())
-        raise UsageError(
-            f"'{backbone.name}' failed on an image of {images.size} pixels ({type(error).__name__}: {reason}): give "
-            "the size that it takes with --size"
-        ) from error
-
-
 def _announce(request: FitRequest, backbone: Backbone, splits: Splits, config: RunConfig) -> None:
-    mean, std = (", ".join(f"{value:g}" for value in part.tolist()) for part in (backbone.mean, backbone.std))
-    n_outputs = 0 if backbone.head is None else count_outputs(backbone.head, backbone.embedding_size)
-    head = f"{n_outputs} logits" if n_outputs else "no head"
-    say(f"{backbone.name}: embedding of {backbone.embedding_size}, {head}; mean {mean} and deviation {std} of images")
+    say(describe_network(backbone))
     announce_images(request, splits, config.data)
 
 

@@ -46,7 +46,7 @@ from maple.backbone import (
 )
 from maple.compat import import_torchvision
 from maple.decode import Fit
-from maple.errors import UsageError, suggest
+from maple.errors import UsageError, naming_extras, suggest
 from maple.networks import NETWORKS
 
 Kind = Literal["own", "timm", "torchvision", "huggingface", "torchscript", "export", "onnx", "python"]
@@ -60,7 +60,7 @@ RUNS_CODE = {  # why some kinds need trust
 ARCHITECTURES = ("own", "timm", "torchvision")  # layers without weights
 GRAPHS = ("torchscript", "export")
 TRUST = "MAPLE_TRUST"  # environment variable
-EMBEDDING_OUTPUTS = ("embedding", "embeddings")  # what the output of an ONNX graph is called by default
+EMBEDDING_OUTPUTS = ("embedding", "embeddings")  # what the output of an ONNX graph is called, where it has one
 MAX_CONFIG_BYTES = 10**6
 FOREIGN_KEYS = {  # of a Hugging Face configuration: they name code to be loaded, or files elsewhere
     "_name_or_path",
@@ -106,8 +106,9 @@ def open_model(
     - the name of a network of ours (``resnet20``), likewise,
     - a folder that Hugging Face's ``save_pretrained`` wrote: image classification, safetensors,
     - a TorchScript file, or a ``.pt2`` file of ``torch.export``, for any number of images,
-    - an ``.onnx`` file with an output for the embedding, called ``embedding`` or as ``head`` says; of its other
-      outputs, the only one or the one called ``logits`` holds the logits,
+    - an ``.onnx`` file: the embedding is its output called ``embedding``, or else what its last linear layer sees,
+      or the tensor that ``head`` names; of its other outputs, the only one or the one called ``logits`` holds the
+      logits,
     - ``python:package.module:function``, a function without arguments that returns a module or a ``Backbone``.
 
     The head is found as in :func:`~maple.backbone.wrap_backbone`, or named by ``head``; ``drop_head`` leaves it out
@@ -257,18 +258,11 @@ def _file_origin(spec: str, kind: Kind) -> Origin:
 
 
 def _import(package: str) -> ModuleType:
-    """An optional package, each of which is an extra of the same name but for ONNX."""
+    """A package that an extra installs."""
     if package in ("timm", "transformers") and find_spec("torchvision") is not None:
         import_torchvision()
-    try:
+    with naming_extras():
         return import_module(package)
-    except ModuleNotFoundError as error:
-        if error.name != package:
-            raise
-        extra = "onnx" if package == "onnxruntime" else package
-        raise UsageError(
-            f"this needs {package}, which is not installed: pip install 'maple-uncertainty[{extra}]'"
-        ) from None
 
 
 # --- networks of ours -------------------------------------------------------------------------------------------------
@@ -751,20 +745,19 @@ class OnnxBackbone(Backbone):
 
 
 def _open_onnx(origin: Origin, embedding: str | None, wanted: Preprocessing, drop_head: bool) -> Backbone:
-    onnxruntime = _import("onnxruntime")
-    spec = origin["spec"]
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = torch.get_num_threads()
-    try:
-        session = onnxruntime.InferenceSession(origin["file"], options, providers=["CPUExecutionProvider"])
-    except Exception as error:  # of onnxruntime's own types
-        raise UsageError(f"cannot read the network '{spec}' ({' '.join(str(error).split())})") from None
-    shapes = [one.shape for one in session.get_inputs()]
-    shape = shapes[0]
-    any_number_or_one = not isinstance(shape[0], int) or shape[0] == 1
-    if len(shapes) != 1 or len(shape) != 4 or shape[1] != 3 or not any_number_or_one:
-        raise UsageError(f"'{spec}' takes {shapes}: export it for images (N, 3, H, W), with N any number or 1")
-    names = _onnx_outputs([one.name for one in session.get_outputs()], embedding, drop_head, spec)
+    """An ONNX classifier as a backbone; ``embedding`` names a tensor of the graph, ``None`` lets it be found."""
+    runtime, spec = _import("onnxruntime"), origin["spec"]
+    model = _read_onnx(Path(origin["file"]), spec)
+    names = _onnx_outputs(model.graph, embedding, drop_head, spec)
+    session = _start_session(runtime, model, Path(origin["file"]), names, spec)
+    inputs = session.get_inputs()
+    shape = inputs[0].shape
+    any_number_or_one = len(shape) == 4 and (not isinstance(shape[0], int) or shape[0] == 1)
+    if len(inputs) != 1 or not any_number_or_one or shape[1] != 3 or inputs[0].type != "tensor(float)":
+        taken = ", ".join(f"{one.type} {one.shape}" for one in inputs)
+        raise UsageError(
+            f"'{spec}' takes {taken}: export it for images (N, 3, H, W) in float32, with N any number or 1"
+        )
     graph = OnnxGraph(session, names)
     size = wanted.size or (shape[2] if isinstance(shape[2], int) else None)
     mean, std = wanted.mean or (0.0,) * 3, wanted.std or (1.0,) * 3
@@ -772,6 +765,10 @@ def _open_onnx(origin: Origin, embedding: str | None, wanted: Preprocessing, dro
     if any(part.ndim != 2 for part in found):
         given = {name: tuple(part.shape) for name, part in zip(names, found)}
         raise UsageError(f"'{spec}' gives {given}: embedding and logits must be one vector per image")
+    if len(names) == 2 and same_values(found[1].sum(1), torch.ones(len(found[1]))) and (found[1] >= 0).all():
+        raise UsageError(
+            f"'{names[1]}' of '{spec}' are probabilities: export it without its softmax, or add --drop-head"
+        )
     head = OnnxHead(found[1].shape[1]) if len(names) == 2 else None
     backbone = OnnxBackbone(graph, head, embedding_size=found[0].shape[1], mean=mean, std=std, name=spec, size=size)
     outputs = {"embedding": names[0], "logits": names[1] if len(names) == 2 else None}
@@ -779,22 +776,67 @@ def _open_onnx(origin: Origin, embedding: str | None, wanted: Preprocessing, dro
     return backbone
 
 
-def _onnx_outputs(names: Sequence[str], embedding: str | None, drop_head: bool, spec: str) -> list[str]:
-    """The outputs with the embedding and, unless it is not wanted or not there, the logits.
-
-    >>> _onnx_outputs(["logits", "embedding"], None, False, "model.onnx")
-    ['embedding', 'logits']
-    """
-    found = [name for name in names if name == embedding or (embedding is None and name in EMBEDDING_OUTPUTS)]
-    if not found:
-        asked = f"'{embedding}'" if embedding else f"called '{EMBEDDING_OUTPUTS[0]}'"
+def _read_onnx(path: Path, spec: str) -> Any:
+    """The graph in a file, without tensors that lie beside it: these must be where a run takes them along from."""
+    onnx = _import("onnx")
+    try:
+        model = onnx.load(path, load_external_data=False)
+    except Exception as error:  # of a parser
+        raise UsageError(f"cannot read the network '{spec}' ({' '.join(str(error).split())})") from None
+    tensors = [tensor for tensor in model.graph.initializer if tensor.data_location == onnx.TensorProto.EXTERNAL]
+    beside = {entry.value for tensor in tensors for entry in tensor.external_data if entry.key == "location"}
+    if strange := sorted(beside - {f"{path.name}.data"}):
         raise UsageError(
-            f"'{spec}' has no output {asked}, only {', '.join(names)}: export the input of its last layer as an output "
-            "too, and name it with --head"
+            f"'{spec}' has its tensors in '{strange[0]}': write them into the file itself, onnx.save(onnx.load(PATH), "
+            f"PATH), or beside it, into '{path.name}.data'"
         )
-    others = [name for name in names if name != found[0]]
+    return model
+
+
+def _start_session(runtime: ModuleType, model: Any, path: Path, names: Sequence[str], spec: str) -> Any:
+    """A session of onnxruntime in which all ``names`` are outputs, also those that are not in the file."""
+    onnx = _import("onnx")
+    options = runtime.SessionOptions()
+    options.intra_op_num_threads, options.log_severity_level = torch.get_num_threads(), 3  # errors alone
+    hidden = [name for name in names if name not in {output.name for output in model.graph.output}]
+    try:
+        source: str | bytes = str(path)
+        if hidden:
+            onnx.load_external_data_for_model(model, str(path.parent))
+            model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in hidden)
+            source = model.SerializeToString()
+        return runtime.InferenceSession(source, options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # of onnxruntime's own types
+        raise UsageError(f"cannot read the network '{spec}' ({' '.join(str(error).split())})") from None
+
+
+def _onnx_outputs(graph: Any, embedding: str | None, drop_head: bool, spec: str) -> list[str]:
+    """The tensors with the embedding and, unless it is not wanted or not there, the logits."""
+    outputs = [output.name for output in graph.output]
+    made_by = {name: node for node in graph.node for name in node.output}
+    if embedding is not None and embedding not in made_by:
+        nearest = difflib.get_close_matches(embedding, made_by, n=1)
+        hint = f"did you mean '{nearest[0]}'?" if nearest else f"its outputs are {', '.join(outputs)}"
+        raise UsageError(f"'{spec}' has no tensor '{embedding}': {hint}")
+    named = embedding or next((name for name in outputs if name in EMBEDDING_OUTPUTS), None)
+    others = [name for name in outputs if name != named]
     if "logits" in others:
         others = ["logits"]
-    if len(others) > 1 and not drop_head:
+    if len(others) > 1 and not (named and drop_head):
         raise UsageError(f"'{spec}' has several other outputs ({', '.join(others)}): call the one with logits 'logits'")
-    return [found[0], *([] if drop_head else others)]
+    if named is None:
+        named = _head_input(made_by, others[0])
+    if named is None:
+        raise UsageError(
+            f"no linear layer gives '{others[0]}' of '{spec}': export it with logits as its output (no softmax), or "
+            "name the tensor with the embedding, --head NAME"
+        )
+    return [named, *([] if drop_head else others)]
+
+
+def _head_input(made_by: Mapping[str, Any], logits: str) -> str | None:
+    """What the linear layer sees that gives the logits: Gemm, or MatMul and the sum with a bias."""
+    node = made_by.get(logits)
+    if node is not None and node.op_type == "Add":
+        node = next((made_by[name] for name in node.input if name in made_by), None)
+    return node.input[0] if node is not None and node.op_type in ("Gemm", "MatMul") else None

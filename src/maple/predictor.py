@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 import maple.baselines  # noqa: F401  # so that their names are known
+from maple import notebook
 from maple.backbone import Backbone, create_backbone, embed, embed_batches
 from maple.calibrate import (
     Calibration,
@@ -106,6 +107,24 @@ class Predictor:
         self.options = self._changed(options)
         self.decision = self.calibration.decide(**as_dict(self.options))
         return self
+
+    def __repr__(self) -> str:
+        known = f"n_classes={len(self.class_names)}, n_clusters={len(self.cluster_to_class)}"
+        calibrated = f"n_calibration={len(self.calibration)}" if len(self.calibration) else "not calibrated"
+        return f"Predictor({self.backbone.name!r}, size={self.size}, {known}, {calibrated})"
+
+    def _repr_html_(self) -> str:
+        about = notebook.summary(classes=len(self.class_names), clusters=len(self.cluster_to_class))
+        values = {
+            "network": self.backbone.name,
+            "images": f"{self.size} x {self.size} pixels",
+            "classes": notebook.some(self.class_names),
+            "score": self.detector.score_,
+            "temperature": self.temperature,
+            "weight of the network": self.network_weight,
+            "decision": self.decision.sentence(),
+        }
+        return notebook.card("Predictor", about, notebook.facts(values))
 
     def _changed(self, options: dict[str, Any]) -> DecisionOptions:
         return build_options(DecisionOptions, {**as_dict(self.options), **options}, "decision")
@@ -281,7 +300,7 @@ def _new_backbone(metadata: dict[str, Any], shapes: Mapping[str, Sequence[int]],
     if maker is None:
         return backbone
     recipe = create_recipe(maker["recipe"], **maker["options"])
-    if recipe.own_head:
+    if recipe.own_head or getattr(backbone.head, "out_features", None) != n_outputs:
         backbone.head = recipe.build_head(backbone.embedding_size, n_outputs)
     backbone.made_by = maker
     return recipe.rebuild(backbone)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+if TYPE_CHECKING:  # loaded where a bar is drawn: short commands, such as --help, draw none
+    from rich.progress import Progress
 
 Item = TypeVar("Item")
 
@@ -25,21 +27,14 @@ class TrainDisplay:
     """Epoch, losses, validation accuracy and number of clusters while a network is trained."""
 
     def __init__(self, epochs: int, enabled: bool = True) -> None:
+        from rich.progress import TextColumn, TimeRemainingColumn
+
         self._enabled = enabled
         self._live = enabled and console.is_terminal
         self._epochs = epochs
         self._last = ""
-        self._bar = Progress(
-            TextColumn("[bold]{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            TimeRemainingColumn(),
-            TextColumn("{task.fields[losses]}"),
-            console=console,
-            disable=not self._live,
-            transient=True,
-        )
+        ending = (TimeRemainingColumn(), TextColumn("{task.fields[losses]}"))
+        self._bar = _bar("[bold]{task.description}", *ending, live=self._live)
         self._task = self._bar.add_task("epoch", total=None, losses="")
 
     def __enter__(self) -> TrainDisplay:
@@ -104,6 +99,9 @@ def counting(description: str) -> Iterator[Callable[[int, int], None] | None]:
         yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
-def _bar() -> Progress:
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    return Progress(*columns, console=console, transient=True)
+def _bar(description: str = "{task.description}", *ending: Any, live: bool = True) -> Progress:
+    """A bar that vanishes when it is done; ``ending`` are columns behind the usual ones."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    usual = (TextColumn(description), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    return Progress(*usual, *ending, console=console, disable=not live, transient=True)

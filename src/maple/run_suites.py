@@ -11,7 +11,7 @@ from maple.errors import UsageError
 from maple.progress import say, warn
 from maple.suites import PROFILES, SUITES, Profile, Suite, find_profile, find_suite
 from maple.tables import SuiteResults, collect, write_suite
-from maple.trainings import Job, ensure_trained, list_jobs, plan_jobs
+from maple.trainings import Job, list_jobs, plan_jobs, train_all
 from maple.workflow import LEFT_OUT
 
 ALL = "all"
@@ -88,10 +88,7 @@ def run_suites(request: BenchmarkRequest) -> Iterator[tuple[Path, SuiteResults]]
         job.key  # noqa: B018  (data that is missing is better known before hours of training)
     done = sum(job.is_finished for job in jobs)
     say(f"{len(jobs)} trainings, {done} of them finished; all are kept in '{request.out}'")
-    for i, job in enumerate(jobs):
-        if not job.is_finished:
-            say(f"{i + 1} of {len(jobs)}")
-            ensure_trained(job)
+    train_all(jobs)
     for suite in suites:
         found = collect(suite, request.jobs(suite), request.command)
         yield write_suite(request.out / TABLES / f"{suite.name}-{request.profile.name}", found), found

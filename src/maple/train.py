@@ -28,6 +28,7 @@ from maple.batches import count_batches, training_batches
 from maple.checkpoint import load_arrays, save_arrays, write_atomic
 from maple.config import TrainOptions, as_dict, build_options
 from maple.errors import DataError, RunError, TrainError, UsageError
+from maple.growth import NamedState, grow_head, named_state, probability_shift, set_named_state
 from maple.images import ImageSet
 from maple.loss import relative_spread, weighted_sum
 from maple.processes import agree_on_buffers, gather_rows, make_fabric, mean_over_ranks, together
@@ -54,8 +55,6 @@ HISTORY_COLUMNS = (
 )
 CHECKPOINT = "resume.safetensors"
 SNAPSHOT_IMAGES = 2000
-
-NamedState = dict[str, dict[str, torch.Tensor]]  # of an optimiser: parameter name, then what it keeps of it
 
 
 @dataclass(frozen=True, eq=False)
@@ -146,30 +145,6 @@ def make_optimizer(module: nn.Module, options: TrainOptions) -> torch.optim.Opti
         nesterov=options.nesterov and options.momentum > 0,
         weight_decay=options.weight_decay,
     )
-
-
-def named_state(optimizer: torch.optim.Optimizer, module: nn.Module) -> NamedState:
-    """The optimiser's state by parameter name."""
-    return {
-        name: {key: value for key, value in optimizer.state[parameter].items() if value is not None}
-        for name, parameter in module.named_parameters()
-        if parameter in optimizer.state
-    }
-
-
-def set_named_state(optimizer: torch.optim.Optimizer, module: nn.Module, state: NamedState) -> None:
-    """Give the optimiser a state by parameter name; parameters without an entry start afresh."""
-    for name, parameter in module.named_parameters():
-        if name in state:
-            optimizer.state[parameter] = dict(state[name])
-
-
-def inherit_rows(state: NamedState, prefix: str, parents: np.ndarray) -> None:
-    """Let each new row of the head carry the momentum of its parent's row, in place."""
-    index = torch.from_numpy(parents)
-    for name, values in state.items():
-        if name.startswith(prefix):
-            values.update({key: value[index] for key, value in values.items() if value.ndim > 0})
 
 
 def history_csv(history: list[dict[str, Any]]) -> str:
@@ -495,33 +470,12 @@ class _Loop:
         if after is None:
             return {"relabelled": ""}
         changed = changed_classes(self.relabelling, after)
-        self._grow_head(after)
+        self.relabelling = after
+        self._set_up(grow_head(self.backbone, self.recipe, after, named_state(self.raw_optimizer, self.backbone)))
         return {
             "relabelled": ";".join(self.train_images.class_names[c] for c in changed),
-            "relabel_shift": self._shift(validation, probabilities),
+            "relabel_shift": probability_shift(self.recipe, self.backbone, after, validation, probabilities),
         }
-
-    def _grow_head(self, after: Relabelling) -> None:
-        """Go on with new clusters; the optimiser keeps what it knows, of the head where its rows live on."""
-        head = self.backbone.head
-        assert head is not None
-        state = named_state(self.raw_optimizer, self.backbone)
-        self.backbone.head, inherits = self.recipe.grow_head(head, after)
-        if inherits:
-            inherit_rows(state, "head.", after.parents)
-        else:
-            state = {name: values for name, values in state.items() if not name.startswith("head.")}
-        self.relabelling = after
-        self._set_up(state)
-
-    def _shift(self, validation: Outputs, probabilities: np.ndarray) -> float:
-        """How far the last relabelling moved any validation class probability."""
-        assert self.backbone.head is not None
-        with torch.no_grad():
-            embeddings = torch.from_numpy(validation.embeddings).to(self.fabric.device)
-            logits = self.backbone.head(embeddings).float().cpu().numpy()
-        moved = Outputs(validation.embeddings, logits, cluster_to_class=self.relabelling.cluster_to_class)
-        return float(np.abs(self.recipe.class_probabilities(moved) - probabilities).max())
 
     # Checkpoints
 

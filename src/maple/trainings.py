@@ -2,7 +2,8 @@
 
 A training is known by its *key*, a digest of everything that decides what is learned: options, seed, sources and the
 bytes of their files. Suites that ask for the same network get the same folder; a training that was interrupted goes on,
-one that is finished is not repeated, and other data or options make another folder.
+one that is finished is not repeated, and other data or options make another folder. Several processes may share a
+folder of networks: a lock, which the system releases however a process ends, says who is at work on which.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import math
 import re
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from pathlib import Path
@@ -33,7 +35,7 @@ from maple.errors import RunError, UsageError
 from maple.loss import weighted_sum
 from maple.predictor import load_backbone
 from maple.processes import make_fabric
-from maple.progress import say
+from maple.progress import is_first_process, say
 from maple.recipe import Step, create_recipe, unused_options
 from maple.splits import fold_shares
 from maple.suites import STANDARD_DETECTORS, Profile, Protocol, Suite, Training
@@ -175,8 +177,51 @@ def list_jobs(
 # --- doing -----------------------------------------------------------------------------------------------------------
 
 
+@contextmanager
+def locked(job: Job, wait: bool = True) -> Iterator[bool]:
+    """Keep other processes from a training. Without ``wait``, whether the lock was free, and is held now."""
+    from filelock import FileLock, Timeout  # comes with torch
+
+    if not is_first_process():  # the others of one training work under the lock of their first
+        yield True
+        return
+    lock = FileLock(job.folder.with_suffix(".lock"))
+    job.folder.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        held = lock.acquire(timeout=-1 if wait else 0)
+    except Timeout:
+        yield False
+        return
+    with held:
+        yield True
+
+
 def ensure_trained(job: Job) -> Path:
     """The folder of a finished training: trained now, continued, or found."""
+    with locked(job):
+        return _train(job)
+
+
+def train_all(jobs: Sequence[Job]) -> None:
+    """Train what is not finished. What another process is training is left to it, as long as there is other work."""
+    missing = [job for job in jobs if not job.is_finished]
+    in_order = any(job.config.train.devices != 1 or job.config.train.nodes != 1 for job in missing)  # for all processes
+    while missing:
+        taken = []
+        for job in missing:
+            with locked(job, wait=in_order) as mine:
+                if not mine:
+                    taken.append(job)
+                elif not job.is_finished:
+                    _train(job)
+        if len(taken) == len(missing):
+            say(f"waiting for another process: {taken[0].title}")
+            with locked(taken[0]):
+                pass
+        missing = [job for job in taken if not job.is_finished]
+
+
+def _train(job: Job) -> Path:
     folder = job.folder
     if job.is_finished:
         return folder
@@ -201,7 +246,11 @@ def ensure_trained(job: Job) -> Path:
 
 def ensure_evaluated(job: Job, detectors: Sequence[str] = (), corrupted: bool = False) -> Results:
     """The results of a finished training with the standard detectors and these; evaluated now, or found."""
-    folder = ensure_trained(job)
+    with locked(job):
+        return _evaluate(job, _train(job), detectors, corrupted)
+
+
+def _evaluate(job: Job, folder: Path, detectors: Sequence[str], corrupted: bool) -> Results:
     asked = [*STANDARD_DETECTORS, *(name for name in detectors if name not in STANDARD_DETECTORS)]
     protocol = job.protocol
     ind, ood = (protocol.corrupted, {}) if corrupted else (None, protocol.ood)

@@ -12,6 +12,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from maple import notebook
+
 
 @dataclass(frozen=True, eq=False)
 class Outputs:
@@ -30,6 +32,10 @@ class Outputs:
 
     def __len__(self) -> int:
         return len(self.embeddings)
+
+    def __repr__(self) -> str:
+        shapes = {f.name: tuple(np.shape(value)) for f in fields(self) if (value := getattr(self, f.name)) is not None}
+        return f"Outputs({', '.join(f'{name}={shape}' for name, shape in shapes.items())})"
 
     def __getitem__(self, index: Any) -> Outputs:
         """The rows at ``index`` (slice, mask or integer array)."""
@@ -92,6 +98,10 @@ class Relabelling:
     def n_clusters(self) -> int:
         return len(self.cluster_to_class)
 
+    def __repr__(self) -> str:
+        n_classes = len(np.unique(self.cluster_to_class))
+        return f"Relabelling(n_images={len(self.cluster_ids)}, n_clusters={self.n_clusters}, n_classes={n_classes})"
+
     @staticmethod
     def initial(labels: np.ndarray, n_classes: int) -> Relabelling:
         """One cluster per class."""
@@ -122,8 +132,41 @@ class Prediction:
         """Class probabilities (N, C); rows sum to 1."""
         return np.exp(self.log_probabilities)
 
+    @property
+    def is_calibrated(self) -> bool:
+        """Whether images were decided about: there are p-values."""
+        return not np.isnan(self.p_value).any()
+
     def __len__(self) -> int:
         return len(self.class_id)
+
+    def __repr__(self) -> str:
+        decided = f"n_ood={int(self.is_ood.sum())}" if self.is_calibrated else "not calibrated"
+        return f"Prediction(n_images={len(self)}, n_classes={self.log_probabilities.shape[1]}, {decided})"
+
+    def _repr_html_(self) -> str:
+        numbers = {"images": len(self), "classes": self.log_probabilities.shape[1]}
+        if not len(self):
+            return notebook.card("Prediction", notebook.summary(**numbers))
+        if self.is_calibrated:
+            about = notebook.summary(**numbers, out_of_distribution=int(self.is_ood.sum()))
+        else:
+            about = f"{notebook.summary(**numbers)} · not calibrated: nothing is flagged"
+        shown = min(len(self), notebook.MAX_ROWS)
+        headings = ["image", "class", "probability", "uncertainty", "score", "p-value", "decision"]
+        rows = [
+            [
+                i,
+                row["class"],
+                notebook.bar(row["probability"]),
+                notebook.bar(row["uncertainty"]),
+                row["score"],
+                row["p_value"],
+                notebook.flag("out") if row["is_ood"] else notebook.muted("in" if self.is_calibrated else "–"),
+            ]
+            for i, row in enumerate(self.rows([""] * shown))
+        ]
+        return notebook.card("Prediction", about, notebook.table(headings, rows, more=len(self) - shown))
 
     def rows(
         self, files: list[str], all_probabilities: bool = False, sets: np.ndarray | None = None

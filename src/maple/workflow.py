@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import glob
 import hashlib
@@ -11,7 +12,7 @@ import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -53,12 +54,23 @@ from maple.explain import component_coordinates
 from maple.gallery import write_gallery
 from maple.images import ImageSet, Progress
 from maple.predict_files import describe_skipped, open_like, ready_predictor, warn_if_nothing_is_flagged
-from maple.predictor import NETWORK, Predictor, channel_statistics, fit_predictor
+from maple.predictor import NETWORK, Predictor, channel_statistics, fit_predictor, load_backbone, save_backbone
 from maple.processes import make_fabric, together
 from maple.progress import counting, is_first_process, say, track, warn
 from maple.recipe import create_recipe, describe_recipe, find_recipe, list_recipes, unused_options
 from maple.report import write_report
 from maple.splits import Splits, load_splits, split_indices
+from maple.start import (
+    START,
+    Start,
+    describe_network,
+    follow_network,
+    leave_out_unused,
+    open_start,
+    try_image,
+    try_recipe,
+    why_new_head,
+)
 from maple.train import CHECKPOINT, FREE_OPTIONS, check_recipe, snapshot_rows, train_backbone
 from maple.types import About, Outputs, Relabelling, Skipped
 
@@ -70,6 +82,7 @@ RUN_FILES = (
     "history.csv",
     "weights.safetensors",
     CHECKPOINT,
+    START,
     "detector.safetensors",
     CLASSES,
     "results.json",
@@ -92,6 +105,7 @@ class RunRequest:
     data_root: Path | None = None
     test: str | None = None
     ood: dict[str, str] = field(default_factory=dict)  # sources of unknown images to be tried in the end, by name
+    class_names: tuple[str, ...] = ()  # in the order of the head's outputs, where that is not the order of the data
     flags: dict[str, Any] = field(default_factory=dict)
     overwrite: bool = False
     report: bool = True  # whether to draw the report in the end; maple report does so at any time
@@ -103,15 +117,23 @@ class RunRequest:
             "source": absolute_source(self.source),
             "data_root": str(self.data_root.expanduser().resolve()) if self.data_root else None,
             "test": absolute_source(self.test),
+            "classes": list(self.class_names) or None,
         }
+
+
+AnyRequest = TypeVar("AnyRequest", bound=RunRequest)
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainRequest(RunRequest):
-    """What ``maple train`` was asked to do."""
+    """What ``maple train`` was asked to do; ``init`` and what belongs to it as for :func:`~maple.start.open_start`."""
 
     validation: str | None = None
     calibration: str | None = None
+    init: str | None = None  # network to start from
+    weights: Path | None = None
+    head: str | None = None
+    trust: bool = False
     file: dict[str, Any] = field(default_factory=dict)
     preset: str | None = None
     resume: bool = False
@@ -122,6 +144,9 @@ class TrainRequest(RunRequest):
             **super().origin(),
             "validation": absolute_source(self.validation),
             "calibration": absolute_source(self.calibration),
+            "init": absolute_source(self.init),
+            "weights": str(self.weights.expanduser().resolve()) if self.weights else None,
+            "head": self.head,
             "preset": self.preset,
         }
 
@@ -170,15 +195,24 @@ def train_run(request: TrainRequest) -> Results | None:
     check_flags(request.flags, request.file, config.model.recipe)
     recipe = create_recipe(config.model.recipe, **recipe_options(config))
     check_unknown(request)
+    if request.init is None and (request.weights or request.head):
+        raise UsageError("--weights and --head are those of a network to start from: name it with --init")
+    start = None if request.init is None else _open_start(request, config)
+    if start is not None and not request.resume:
+        config = _follow_start(request, config, start)
     splits = load_run_splits(request.origin(), config, request.data_root)
     if LEFT_OUT in request.ood.values():
         left_out_images(splits)
     if not len(splits.validation):
         raise UsageError("training needs validation images: give them a share of --splits, or --validation")
-    mean, std = channel_statistics(splits.train)
+    if start is not None:
+        request, splits = _settle_start(request, start, splits)
+    mean, std = channel_statistics(splits.train) if start is None else (None, None)
 
     def make_backbone(seed: int) -> Backbone:
         torch.manual_seed(seed)
+        if start is not None:
+            return copy.deepcopy(start.backbone)
         return create_backbone(
             config.model.backbone,
             len(splits.class_names),
@@ -189,12 +223,17 @@ def train_run(request: TrainRequest) -> Results | None:
 
     backbone = make_backbone(config.train.seed)
     fabric = make_fabric(config.train)
-    check_recipe(recipe, make_backbone(config.train.seed), len(splits.class_names), fabric)
+    if start is None:
+        check_recipe(recipe, make_backbone(config.train.seed), len(splits.class_names), fabric)
+    else:
+        try_recipe(recipe, start.backbone, len(splits.class_names), fabric, splits.train)
     with together(fabric):
         if fabric.is_global_zero:
             _announce(request, splits, config)
             if not request.resume:
                 prepare_folder(request, config.sections())
+                if start is not None:
+                    save_backbone(request.out / START, start.backbone)
             save_json(request.out / CLASSES, _classes(splits))
     how: dict[str, Any] = {"folder": request.out, "resume": request.resume, "options": config.train, "fabric": fabric}
     if isinstance(recipe, EnsembleRecipe):
@@ -219,9 +258,52 @@ def train_run(request: TrainRequest) -> Results | None:
     labels = splits.validation.labels[snapshot_rows(len(splits.validation))]
     snapshots = {name: Outputs(embeddings, labels=labels) for name, embeddings in run.snapshots.items()}
     results = finish_run(request, config, splits, predictor, run.relabelling, snapshots, run.snapshot_epochs)
-    (request.out / CHECKPOINT).unlink(missing_ok=True)
+    for name in (CHECKPOINT, START):
+        (request.out / name).unlink(missing_ok=True)
     remove_checkpoints(request.out)
     return results
+
+
+def _open_start(request: TrainRequest, config: RunConfig) -> Start:
+    """The network that the training starts from; where it is resumed, as it was put into the run folder."""
+    assert request.init is not None
+    if request.resume:
+        return Start(load_backbone(request.out / START, trust=request.trust))
+    for name in ("backbone", "embedding_size"):
+        if name in request.flags or name in request.file.get("model", {}):
+            raise UsageError(f"{flag_name(name)} is for new networks, and --init names a trained one: leave it out")
+    if absolute_source(request.init) == str(request.out.expanduser().resolve()):
+        raise UsageError(f"'{request.out}' is the run to start from: choose another --out")
+    size = None if config.data.size == "auto" else config.data.size
+    return open_start(request.init, weights=request.weights, head=request.head, size=size, trust=request.trust)
+
+
+def _follow_start(request: TrainRequest, config: RunConfig, start: Start) -> RunConfig:
+    """The options with images as the network has them; its name stands for the network."""
+    assert request.init is not None
+    given = {*request.flags, *request.file.get("data", {})}
+    model = dataclasses.replace(config.model, backbone=request.init, embedding_size=None)
+    return dataclasses.replace(follow_network(config, start.backbone.size, start.fit, given), model=model)
+
+
+def _settle_start(request: TrainRequest, start: Start, splits: Splits) -> tuple[TrainRequest, Splits]:
+    """Keep the head of the network or leave it out, in place; the classes in its order, where it names them."""
+    backbone = start.backbone
+    backbone.size = splits.train.size
+    if backbone.origin is not None:
+        backbone.origin = backbone.origin | {"size": splits.train.size}
+    if not request.resume:
+        say(describe_network(backbone))
+        reason = why_new_head(start, splits.class_names)
+        if reason is None:
+            say(f"its head is kept: {len(splits.class_names)} outputs")
+            request, splits = order_like_head(request, splits, start.class_names)
+        else:
+            say(f"a new head for {len(splits.class_names)} classes: {reason}")
+            backbone.head = None
+    try_image(backbone, splits.train)
+    leave_out_unused(backbone, splits.train)
+    return request, splits
 
 
 def check_unknown(request: RunRequest) -> None:
@@ -361,6 +443,13 @@ def order_classes(splits: Splits, names: Sequence[str]) -> Splits:
     return dataclasses.replace(splits, **ordered)
 
 
+def order_like_head(request: AnyRequest, splits: Splits, names: Sequence[str]) -> tuple[AnyRequest, Splits]:
+    """Where a network names its classes, and they are those of the data, take them in its order."""
+    if request.class_names or set(names) != set(splits.class_names):
+        return request, splits
+    return dataclasses.replace(request, class_names=tuple(names)), order_classes(splits, names)
+
+
 # --- the run folder --------------------------------------------------------------------------------------------------
 
 
@@ -404,9 +493,11 @@ def _as_started(request: TrainRequest) -> tuple[TrainRequest, RunConfig]:
         for key, value in values.items():
             if key not in FREE_OPTIONS and (other := now.sections()[name][key]) != value:
                 raise _started_otherwise(request.out, flag_name(key), value, other)
-    sources: dict[str, Any] = {key: origin.get(key) for key in ("source", "validation", "calibration", "test")}
-    root = origin.get("data_root")
-    return dataclasses.replace(request, **sources, data_root=Path(root) if root else None), now
+    kept = ("source", "validation", "calibration", "test", "init", "head")
+    started: dict[str, Any] = {key: origin.get(key) for key in kept}
+    for key in ("data_root", "weights"):
+        started[key] = Path(origin[key]) if origin.get(key) else None
+    return dataclasses.replace(request, **started, class_names=tuple(origin.get("classes", ()))), now
 
 
 def _started_otherwise(folder: Path, flag: str, then: Any, now: Any) -> UsageError:
@@ -506,6 +597,7 @@ def _write_training_gallery(
             indices=rows,
             cluster_ids=relabelling.cluster_ids,
             cluster_to_class=relabelling.cluster_to_class,
+            logits=False,
             progress=progress,
         )
     distances = predictor.detector.squared_distances(outputs)

@@ -233,5 +233,5 @@ class EnsembleRecipe(EnsembleOptions, CrossEntropy):
 
     def rebuild(self, backbone: Backbone) -> Backbone:
         joined = join_members([copy.deepcopy(backbone) for _ in range(self.members)])
-        joined.made_by = backbone.made_by
+        joined.made_by, joined.origin = backbone.made_by, backbone.origin
         return joined

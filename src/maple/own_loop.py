@@ -1,0 +1,287 @@
+"""Relabelling, head growth and fit for a training loop of your own.
+
+:func:`~maple.train.train_backbone` owns its loop. Whoever has one already, with its own data, augmentation, optimiser
+and schedule, adds a :class:`Relabeller`::
+
+    session = Relabeller(MapleRecipe(), labels, n_classes=10, epochs=30)
+    for epoch in range(1, 31):
+        for x, y, index in loader:  # of Indexed(images)
+            loss = session.loss(backbone, x, session.labels[index])
+            ...  # your steps
+        session.end_epoch(epoch, backbone, train, validation, optimizer)
+    predictor = session.fit(backbone, train, validation, calibration)
+
+``examples/plain_pytorch.py`` is a whole program. Both loops split classes and grow heads by the same code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Dataset, TensorDataset
+
+from maple.backbone import Backbone, Images, as_image_batch, embed
+from maple.batches import to_input
+from maple.errors import DataError, TrainError, UsageError
+from maple.growth import check_knows_head, grow_head, named_state, probability_shift, replace_head
+from maple.images import ImageSet
+from maple.loss import weighted_sum
+from maple.predictor import Predictor, fit_predictor
+from maple.recipe import MapleRecipe, Recipe, Step
+from maple.relabel import changed_classes
+from maple.types import Outputs, Relabelling
+
+
+class Indexed(Dataset):
+    """A data set whose items also tell their position: (x, label, index), from items (x, label) or an ``ImageSet``.
+
+    >>> images = ImageSet.from_arrays(np.zeros((3, 8, 8), np.uint8), [1, 0, 1])
+    >>> x, label, index = Indexed(images)[2]
+    >>> x.shape, label, index
+    (torch.Size([3, 8, 8]), 1, 2)
+    """
+
+    def __init__(self, data: Any) -> None:
+        self.data = data
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def __getitem__(self, index: int) -> tuple[Any, int, int]:
+        if isinstance(self.data, ImageSet):
+            image = to_input(torch.from_numpy(self.data.read(index)[None]))[0]  # (3, S, S) in [0, 1]
+            return image, int(self.data.labels[index]), index
+        x, label, *_ = self.data[index]
+        return x, int(label), index
+
+
+@dataclass(frozen=True)
+class EpochEnd:
+    """What was found, and done, at the end of an epoch."""
+
+    epoch: int
+    validation_accuracy: float
+    split: tuple[int, ...]  # classes whose clusters changed: the head is a new one where there are any
+    n_clusters: int
+    relabel_shift: float = 0.0  # by how much that moved any class probability
+
+
+class Relabeller:
+    """The part of MAPLE that happens while a network is trained, as an object that any loop can call.
+
+    ``labels`` are those of the training images (N,), of which the loop says which are in a batch by their positions;
+    ``epochs`` is how long the training takes, by which the triplet loss is warmed up and after which no class is split.
+    ``seed`` is that of the clustering. :attr:`labels` are the pseudo-labels to train with, by position.
+
+    >>> session = Relabeller(MapleRecipe(), [0, 1, 1, 0], n_classes=2, epochs=10)
+    >>> session.labels[torch.tensor([2, 0])]
+    tensor([1, 0])
+    """
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        labels: np.ndarray | Tensor | Sequence[int],
+        n_classes: int,
+        *,
+        epochs: int,
+        seed: int = 0,
+        class_names: Sequence[str] | None = None,
+    ) -> None:
+        if not isinstance(recipe, MapleRecipe):
+            raise UsageError(
+                f"recipe '{recipe.name}' needs a loop that it knows: use train_backbone, or MapleRecipe in your own"
+            )
+        self.class_labels = np.asarray(labels, dtype=np.int64)  # (N,)
+        _check_labels(self.class_labels, n_classes)
+        self.recipe, self.epochs, self.seed = recipe, epochs, seed
+        self.class_names = tuple(map(str, range(n_classes))) if class_names is None else tuple(class_names)
+        self.relabelling = Relabelling.initial(self.class_labels, n_classes)
+        self.epoch = 0  # epochs done
+        self._seen = 0  # images in the steps of this epoch
+
+    @property
+    def labels(self) -> Tensor:
+        """The pseudo-label of each training image (N,): its cluster, which before any split is its class."""
+        return torch.from_numpy(self.relabelling.cluster_ids)
+
+    @property
+    def n_clusters(self) -> int:
+        return self.relabelling.n_clusters
+
+    @property
+    def progress(self) -> float:
+        """The share of the training that is done, by the images that :meth:`loss` has seen."""
+        return min(1.0, (self.epoch + self._seen / len(self.class_labels)) / self.epochs)
+
+    def loss(self, backbone: Backbone, images: Tensor, targets: Tensor) -> Tensor:
+        """The loss () of a batch of images (B, 3, H, W) in [0, 1] with pseudo-labels (B,), after a forward pass.
+
+        It is that of the recipe: cross-entropy, and the triplet and prototype terms with their weights.
+        """
+        progress = self.progress
+        if torch.is_grad_enabled():
+            self._seen += len(images)
+        images = images.to(backbone.mean.device)
+        embeddings, logits = backbone(images)
+        step = Step(images, embeddings.float(), logits.float(), targets.to(logits.device), progress, backbone)
+        return weighted_sum(self.recipe.loss(step))
+
+    def end_epoch(
+        self,
+        epoch: int,
+        backbone: Backbone,
+        train: Images,
+        validation: Images | Outputs,
+        optimizer: torch.optim.Optimizer,
+        *,
+        workers: int = 0,
+    ) -> EpochEnd:
+        """After ``epoch``, counted from 1: split hard classes where the recipe wants it, and grow the head, in place.
+
+        ``train`` holds the training images in the order of the labels and without augmentation, whatever
+        :func:`~maple.backbone.embed` takes but a loader; ``validation`` images with labels, or outputs. The optimiser
+        goes on with the new head, of which the rows keep their parents' state. Modules that hold parameters of the
+        backbone themselves (DistributedDataParallel, an average of weights) have to be made anew after a split.
+        """
+        check_training_images(train, self.class_labels)
+        assert_head(backbone)
+        outputs = _outputs_of(backbone, validation, workers)
+        if outputs.labels is None or outputs.logits is None:
+            raise UsageError("the validation images have no labels: give an ImageSet, or a Dataset of (x, label)")
+        if not np.isfinite(outputs.logits).all():
+            raise TrainError(f"the logits are no longer finite in epoch {epoch}: lower the learning rate")
+        seen = Outputs(outputs.embeddings, outputs.logits, cluster_to_class=self.relabelling.cluster_to_class)
+        probabilities = self.recipe.class_probabilities(seen)  # (N, C)
+        accuracy = float((probabilities.argmax(1) == outputs.labels).mean())
+        self.epoch, self._seen = epoch, 0
+        after = None
+        if epoch < self.epochs:
+            rows_of = partial(_embed_rows, backbone, train, workers)
+            after = self.recipe.relabel(epoch, probabilities, outputs.labels, self.relabelling, rows_of, self.seed)
+        if after is None:
+            return EpochEnd(epoch, accuracy, (), self.n_clusters)
+        split = tuple(int(c) for c in changed_classes(self.relabelling, after))
+        self._grow(backbone, optimizer, after)
+        shift = probability_shift(self.recipe, backbone, after, seen, probabilities)
+        return EpochEnd(epoch, accuracy, split, self.n_clusters, shift)
+
+    def _grow(self, backbone: Backbone, optimizer: torch.optim.Optimizer, after: Relabelling) -> None:
+        head = backbone.head
+        assert head is not None
+        check_knows_head(optimizer, head)
+        state = grow_head(backbone, self.recipe, after, named_state(optimizer, backbone))
+        replace_head(optimizer, head, backbone, state)
+        self.relabelling = after
+
+    def fit(
+        self,
+        backbone: Backbone,
+        train: Images,
+        validation: Images | Outputs,
+        calibration: Images | Outputs | None = None,
+        *,
+        workers: int = 0,
+        **options: Any,
+    ) -> Predictor:
+        """The predictor of the trained network; further options are those of :func:`~maple.predictor.fit_predictor`.
+
+        Images as for :meth:`end_epoch`; calibration images must have chosen nothing before.
+        """
+        check_training_images(train, self.class_labels)
+        return fit_predictor(
+            backbone,
+            train if isinstance(train, ImageSet) else _describe(train, self.class_names),
+            _outputs_of(backbone, validation, workers),
+            None if calibration is None else _outputs_of(backbone, calibration, workers),
+            relabelling=self.relabelling,
+            class_rule=self.recipe.class_rule,
+            workers=workers,
+            **options,
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint has to hold beside the states of network and optimiser: tensors and a number."""
+        names = ("cluster_ids", "cluster_to_class", "parents", "shares")
+        return {"epoch": self.epoch, **{name: torch.from_numpy(getattr(self.relabelling, name)) for name in names}}
+
+    def load_state_dict(self, state: Mapping[str, Any], backbone: Backbone) -> None:
+        """Go on from a checkpoint; the backbone gets a head for as many clusters, ready to load its weights.
+
+        Make the optimiser afterwards: its state then fits as well.
+        """
+        arrays = {name: np.asarray(value) for name, value in state.items() if name != "epoch"}
+        relabelling = Relabelling(**arrays)
+        classes = relabelling.cluster_to_class[relabelling.cluster_ids]
+        if not np.array_equal(classes, self.class_labels):
+            raise UsageError("the checkpoint is of other training images or labels: go on with those it was made with")
+        self.relabelling, self.epoch, self._seen = relabelling, state["epoch"], 0
+        resize_head(backbone, relabelling.n_clusters)
+
+
+def resize_head(backbone: Backbone, n_outputs: int) -> None:
+    """Give the backbone a linear head of ``n_outputs``, unless it has one; its weights are to be loaded next."""
+    assert_head(backbone)
+    if isinstance(backbone.head, nn.Linear) and backbone.head.out_features != n_outputs:
+        backbone.head = nn.Linear(backbone.embedding_size, n_outputs).to(backbone.head.weight)
+
+
+def assert_head(backbone: Any) -> None:
+    """Refuse what is not a backbone with a head."""
+    if not isinstance(backbone, Backbone) or backbone.head is None:
+        raise UsageError(
+            "the loop must train a Backbone with a head: backbone = maple.wrap_backbone(model), and then "
+            "backbone.parameters() for the optimiser"
+        )
+
+
+def check_training_images(train: Images, labels: np.ndarray) -> None:
+    """Refuse training images that are not those of the labels, as far as one can tell."""
+    if not hasattr(train, "__getitem__") and not isinstance(train, ImageSet):
+        raise UsageError("the training images must be found by position: give the Dataset, not its DataLoader")
+    same = len(train) == len(labels)  # type: ignore[arg-type]
+    if not same or (isinstance(train, ImageSet) and not np.array_equal(train.labels, labels)):
+        raise UsageError("the training images are not those of the labels: give the same images in the same order")
+
+
+def _check_labels(labels: np.ndarray, n_classes: int) -> None:
+    if labels.ndim != 1 or not len(labels) or labels.min() < 0 or labels.max() >= n_classes:
+        raise UsageError(f"labels must be one number from 0 to {n_classes - 1} per image: check labels and n_classes")
+    missing = np.flatnonzero(np.bincount(labels, minlength=n_classes) == 0)
+    if len(missing):
+        raise DataError(f"class {missing[0]} has no training image: add images of it or leave the class out")
+
+
+def _outputs_of(backbone: Backbone, images: Images | Outputs, workers: int) -> Outputs:
+    return images if isinstance(images, Outputs) else embed(backbone, images, workers=workers)
+
+
+def _embed_rows(backbone: Backbone, train: Images, workers: int, rows: np.ndarray) -> np.ndarray:
+    return embed(backbone, train, indices=rows, workers=workers, logits=False).embeddings
+
+
+class _Described(Dataset):
+    """A data set of others with what fitting asks of an ``ImageSet``: the names of classes and the size of images."""
+
+    def __init__(self, data: Any, class_names: tuple[str, ...]) -> None:
+        self.data, self.class_names = data, class_names
+        first = data[0]
+        image = torch.as_tensor(first[0] if isinstance(first, tuple | list) else first)
+        self.size = int(as_image_batch(image[None]).shape[-1])
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.data[index]
+
+
+def _describe(images: Any, class_names: tuple[str, ...]) -> Any:
+    arrays = isinstance(images, Tensor | np.ndarray)
+    return _Described(TensorDataset(torch.as_tensor(images)) if arrays else images, class_names)

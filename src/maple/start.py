@@ -1,0 +1,206 @@
+"""The network that a training starts from: ``maple train --init``, of others or of a run of ours.
+
+It keeps its weights, its normalisation and the size of its images, and its head where that is a linear one for these
+classes. A copy lies in the run folder while the training lasts, so that it can be resumed without the original.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from lightning_fabric import Fabric
+from torch import nn
+
+from maple.backbone import Backbone, embed, evaluating
+from maple.batches import to_input
+from maple.config import RunConfig
+from maple.decode import Fit
+from maple.errors import MapleError, UsageError
+from maple.images import ImageSet
+from maple.models import GRAPHS, find_kind, needs_weights, open_model
+from maple.predictor import DETECTOR, load_predictor
+from maple.recipe import Recipe, find_recipe
+from maple.train import check_recipe, count_outputs
+
+START = "start.safetensors"
+MOST_CHANGE = 0.05  # of an embedding, relative to its length, by a recipe that prepares a trained network
+
+
+@dataclass(frozen=True, eq=False)
+class Start:
+    """A trained network, and what it says about images and classes."""
+
+    backbone: Backbone
+    fit: Fit | None = None  # how its images became square, where it says so
+    class_names: tuple[str, ...] = ()  # in the order of its head's outputs, where it names them
+
+
+def open_start(
+    spec: str,
+    *,
+    weights: Path | None = None,
+    head: str | None = None,
+    size: int | None = None,
+    trust: bool = False,
+) -> Start:
+    """Open what ``--init`` names: a run folder, or what :func:`~maple.models.open_model` opens and can be trained.
+
+    ``size`` is that of the images, where it is not to be the network's own.
+    """
+    folder = Path(spec).expanduser()
+    if folder.is_dir() and any((folder / name).is_file() for name in (DETECTOR, "config.toml")):
+        if weights is not None or head is not None:
+            raise UsageError(f"'{spec}' is a run with its own weights: leave out --weights and --head")
+        return _open_run(folder, size, trust)
+    check_weights(spec, weights)
+    _check_kind(find_kind(spec), spec)
+    backbone = open_model(spec, weights=weights, head=head, size=size, trust=trust)
+    origin = backbone.origin or {}
+    names = tuple(origin.get("class_names", ()))
+    numbered = names == tuple(f"LABEL_{i}" for i in range(len(names)))  # what Hugging Face calls classes without names
+    return Start(backbone, origin.get("fit"), () if numbered else names)
+
+
+def _open_run(folder: Path, size: int | None, trust: bool) -> Start:
+    """The network of a finished run; heads that belong to a method are left behind."""
+    predictor = load_predictor(folder, trust=trust)
+    backbone = predictor.backbone
+    _check_kind((backbone.origin or {}).get("kind"), str(folder))
+    if backbone.made_by is not None:
+        recipe = backbone.made_by["recipe"]
+        if not find_recipe(recipe).own_head:
+            raise UsageError(
+                f"the run '{folder}' of recipe '{recipe}' is more than one network: start from a run of another recipe"
+            )
+        backbone.head, backbone.made_by = None, None
+    backbone.size = size or predictor.size
+    return Start(backbone, predictor.fit, predictor.class_names)
+
+
+def check_weights(spec: str, weights: Path | None) -> None:
+    """Refuse an architecture alone."""
+    if weights is None and needs_weights(spec):
+        raise UsageError(
+            f"'{spec}' is a network without weights: give those of yours with --weights FILE (nothing is downloaded)"
+        )
+
+
+def _check_kind(kind: str | None, spec: str) -> None:
+    """Refuse compiled networks: what training needs of layers, such as their two modes, is not in them."""
+    if kind in (*GRAPHS, "onnx"):
+        raise UsageError(
+            f"'{spec}' is a compiled graph, which cannot be trained: use it as it is with maple fit, or open the "
+            "module it was made from by python:package.module:function"
+        )
+
+
+def follow_network(config: RunConfig, size: int | None, fit: Fit | None, given: Collection[str]) -> RunConfig:
+    """The options with size and shape of images as the network has them, but for those that were ``given``."""
+    data = dataclasses.replace(
+        config.data,
+        size=config.data.size if size is None else size,
+        fit=config.data.fit if "fit" in given or fit is None else fit,
+    )
+    return dataclasses.replace(config, data=data)
+
+
+def describe_network(backbone: Backbone) -> str:
+    """One line about a network: embedding, logits and what it does to images."""
+    mean, std = (", ".join(f"{value:g}" for value in part.tolist()) for part in (backbone.mean, backbone.std))
+    n_outputs = 0 if backbone.head is None else count_outputs(backbone.head, backbone.embedding_size)
+    head = f"{n_outputs} logits" if n_outputs else "no head"
+    return f"{backbone.name}: embedding of {backbone.embedding_size}, {head}; mean {mean} and deviation {std} of images"
+
+
+# --- its head ---------------------------------------------------------------------------------------------------------
+
+
+def why_new_head(start: Start, class_names: Sequence[str]) -> str | None:
+    """Why the network needs a new head for these classes; ``None`` where it keeps its own.
+
+    >>> from maple.backbone import create_backbone
+    >>> start = Start(create_backbone("resnet9", n_classes=2), class_names=("cat", "dog"))
+    >>> why_new_head(start, ["dog", "cat"])
+    >>> why_new_head(start, ["fox", "cat"])
+    'its own is for other classes'
+    """
+    head = start.backbone.head
+    if head is None:
+        return "it has none of its own"
+    if not isinstance(head, nn.Linear):
+        return f"its own is a {type(head).__name__}, not linear"
+    if head.out_features != len(class_names):
+        return f"its own has {head.out_features} outputs"
+    if start.class_names and set(start.class_names) != set(class_names):
+        return "its own is for other classes"
+    return None
+
+
+# --- whether it can be trained ----------------------------------------------------------------------------------------
+
+
+def try_image(backbone: Backbone, images: ImageSet) -> None:
+    """Run the network on an image: better known now than after the run folder is written."""
+    try:
+        embed(backbone, images, indices=np.arange(1))
+    except MapleError:
+        raise
+    except Exception as error:  # whatever a stranger's forward raises
+        reason = " ".join(str(error).split())
+        raise UsageError(
+            f"'{backbone.name}' failed on an image of {images.size} pixels ({type(error).__name__}: {reason}): give "
+            "the size that it takes with --size"
+        ) from error
+
+
+def leave_out_unused(backbone: Backbone, images: ImageSet) -> None:
+    """Mark parameters that have no part in the embedding as not to be trained, in place.
+
+    They would learn nothing, and several processes would wait for their gradients for ever.
+    """
+    learning = [parameter for parameter in _body_parameters(backbone) if parameter.requires_grad]
+    x = to_input(torch.from_numpy(images.read(0)[None])).to(backbone.mean.device)
+    with evaluating(backbone), torch.enable_grad():
+        embedding = backbone.embed(x)
+        if not learning or not embedding.requires_grad:
+            raise UsageError(
+                f"'{backbone.name}' has no weights that can be trained: use it as it is with maple fit, or let them "
+                "require gradients"
+            )
+        gradients = torch.autograd.grad(embedding.sum(), learning, allow_unused=True)
+    for parameter, gradient in zip(learning, gradients):
+        parameter.requires_grad_(gradient is not None)
+
+
+def _body_parameters(backbone: Backbone) -> list[nn.Parameter]:
+    return [*backbone.body.parameters(), *backbone.embedding_layer.parameters()]
+
+
+def try_recipe(recipe: Recipe, start: Backbone, n_outputs: int, fabric: Fabric, images: ImageSet) -> None:
+    """Refuse a recipe that cannot prepare a trained network, or would change what that computes before it learns.
+
+    Those that bound layers do so where weights are larger than their bound.
+    """
+    trial = copy.deepcopy(start)
+    try:
+        check_recipe(recipe, trial, n_outputs, fabric)
+        before, after = (embed(one, images, indices=np.arange(1), logits=False).embeddings for one in (start, trial))
+    except MapleError:
+        raise
+    except Exception as error:  # layers of others may do without what a recipe expects of theirs
+        reason = " ".join(str(error).split())
+        raise UsageError(
+            f"recipe '{recipe.name}' cannot prepare the layers of '{start.name}' ({type(error).__name__}: {reason}): "
+            "choose another recipe"
+        ) from error
+    if np.linalg.norm(after - before) > MOST_CHANGE * np.linalg.norm(before):
+        raise UsageError(
+            f"recipe '{recipe.name}' would change what '{start.name}' has learned before the first step, since it "
+            "bounds its layers: choose another recipe, or train a new network with it, without --init"
+        )

@@ -1,0 +1,454 @@
+"""The site: what can be run in it is run, what it names exists, and it builds without a warning.
+
+The word behind the fence of a code block says what happens to the block here, and to whoever reads the page:
+
+===========  =========================================================================================================
+``console``  lines that begin with ``$ maple`` are run; lines below, if any, are what is printed (stdout and stderr),
+             compared as in doctest (``...`` stands for anything, spaces do not matter). ``# exit code 3`` behind a
+             command says that it does not end with 0
+``python``   is run; with ``title="name.py"`` it is written to a file of that name instead
+``pycon``    is run as a doctest
+``sh``       is parsed: each ``maple`` line by the command line itself, up to the moment when work would begin (all
+             names and values of options are checked), each ``python benchmarks/`` line by the parser of that script
+``toml``     is read as a configuration file
+``text``     is for reading only
+===========  =========================================================================================================
+
+No other word is allowed, nor none. The blocks of a page are run in their order, in one temporary folder and with one
+set of Python names. Pages under ``howto`` and ``reference`` begin with the folder that the blocks of ``howto/train.md``
+leave behind. What takes hours or needs real data is ``sh``, as on the pages with results; blocks of the README, of
+CONTRIBUTING and of ``results`` without a word are taken for ``sh``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import doctest
+import io
+import os
+import re
+import runpy
+import shlex
+import shutil
+import sys
+import tomllib
+from collections.abc import Callable, Iterator
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from pkgutil import resolve_name
+from typing import Any, NamedTuple
+
+import pytest
+import typer
+
+import maple
+from commands import run
+from maple.cli import app
+from maple.config import DecisionOptions, build_options, resolve_config
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+if not (DOCS / "index.md").exists():
+    pytest.skip("the site is not part of a source distribution", allow_module_level=True)
+
+WORDS = ("console", "python", "pycon", "sh", "toml", "text")
+FIRST = "howto/train.md"  # whose folder the other how-to pages begin with
+PAGES = sorted(str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md"))
+ELSEWHERE = ("README.md", "CONTRIBUTING.md", "results/README.md")  # not pages of ours, but with commands like theirs
+DOCTEST = doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS
+GROUP = typer.main.get_command(app)
+COMMANDS: dict[str, Any] = GROUP.commands  # type: ignore[attr-defined]
+
+
+# --- reading ---------------------------------------------------------------------------------------------------------
+
+
+class Block(NamedTuple):
+    word: str
+    title: str
+    text: str
+    line: int
+
+
+def blocks(path: Path) -> list[Block]:
+    """The fenced code blocks of a page."""
+    text = path.read_text(encoding="utf-8")
+    fence = r'^```(\S*?)(?: title="(.*?)")?\n(.*?)^```$'
+    found = re.finditer(fence, text, flags=re.MULTILINE | re.DOTALL)
+    return [Block(match[1], match[2] or "", match[3], text.count("\n", 0, match.start()) + 2) for match in found]
+
+
+def inline_code(path: Path) -> list[str]:
+    """What stands between single backticks."""
+    text = re.sub(r"^```.*?^```$", "", path.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    return [" ".join(code.split()) for code in re.findall(r"(?<!`)`([^`]+)`(?!`)", text)]
+
+
+def shell_lines(text: str) -> list[str]:
+    """Commands, with lines that end in a backslash joined and remarks cut off."""
+    joined = re.sub(r"\\\n\s*", " ", text)
+    return [command for line in joined.splitlines() if (command := re.sub(r"(^|\s+)# .*", "", line).strip())]
+
+
+class Command(NamedTuple):
+    line: str
+    exit_code: int
+    expected: str
+
+
+def console_commands(text: str) -> Iterator[Command]:
+    for part in re.split(r"^\$ ", re.sub(r"\\\n\s*", " ", text), flags=re.MULTILINE)[1:]:
+        line, _, expected = part.partition("\n")
+        stated = re.search(r"# exit code (\d+)", line)
+        yield Command(re.sub(r"\s+# .*", "", line), int(stated[1]) if stated else 0, expected)
+
+
+def is_run(page: str) -> bool:
+    return any(block.word in ("console", "python", "pycon") for block in blocks(DOCS / page))
+
+
+HOWTO = [page for page in PAGES if page.startswith(("howto/", "reference/")) and is_run(page)]
+OTHERS = [page for page in PAGES if page not in HOWTO and is_run(page)]
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_block_says_what_it_is(page):
+    text = (DOCS / page).read_text(encoding="utf-8")
+    assert [block for block in blocks(DOCS / page) if block.word not in WORDS] == []
+    assert 2 * len(blocks(DOCS / page)) == len(re.findall("^ *```", text, flags=re.MULTILINE))
+
+
+# --- running ---------------------------------------------------------------------------------------------------------
+
+
+def run_command(command: Command) -> None:
+    program, *arguments = shlex.split(command.line)
+    assert program == "maple", f"only maple is run here, not {program}"
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
+        code = run(*arguments)
+    got = printed.getvalue()
+    assert code == command.exit_code, f"{command.line}\nexit code {code}\n{got}"
+    if command.expected.strip():
+        equal = doctest.OutputChecker().check_output(command.expected, got, DOCTEST)
+        assert equal, f"{command.line}\n--- the page says\n{command.expected}\n--- printed\n{got}"
+
+
+def run_python(block: Block, page: str, names: dict[str, Any]) -> None:
+    code = "\n" * (block.line - 1) + block.text
+    exec(compile(code, page, "exec"), names)  # noqa: S102 (our own pages)
+
+
+def run_doctest(block: Block, page: str, names: dict[str, Any]) -> None:
+    test = doctest.DocTestParser().get_doctest(block.text, names, page, page, block.line - 1)
+    report = io.StringIO()
+    runner = doctest.DocTestRunner(optionflags=DOCTEST, verbose=False)
+    runner.run(test, out=report.write, clear_globs=False)
+    names.update(test.globs)
+    assert runner.failures == 0, report.getvalue()
+
+
+def run_page(page: str, folder: Path) -> None:
+    """Run the blocks of a page in a folder."""
+    names: dict[str, Any] = {"__name__": "__main__"}
+    before, path, modules = Path.cwd(), list(sys.path), set(sys.modules)
+    os.chdir(folder)
+    sys.path.insert(0, str(folder))
+    try:
+        for block in blocks(DOCS / page):
+            if block.title:
+                Path(block.title).write_text(block.text, encoding="utf-8")
+            elif block.word == "python":
+                run_python(block, page, names)
+            elif block.word == "pycon":
+                run_doctest(block, page, names)
+            elif block.word == "console":
+                for command in console_commands(block.text):
+                    run_command(command)
+    finally:
+        os.chdir(before)
+        sys.path[:] = path
+        for name in set(sys.modules) - modules:
+            if str(getattr(sys.modules[name], "__file__", None)).startswith(str(folder)):
+                del sys.modules[name]
+
+
+@pytest.fixture(autouse=True)
+def environment(monkeypatch):
+    """No data root, no trust, and lines of the usual width."""
+    for name in ("MAPLE_DATA", "MAPLE_TRUST"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("COLUMNS", "100")
+
+
+@pytest.fixture(scope="module")
+def first_folder(tmp_path_factory) -> Path:
+    """What the first how-to page leaves behind."""
+    folder = tmp_path_factory.mktemp("howto")
+    run_page(FIRST, folder)
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", OTHERS)
+def test_tutorials_run(page, tmp_path):
+    run_page(page, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", HOWTO)
+def test_howto_pages_run(page, tmp_path, first_folder):
+    if page != FIRST:
+        run_page(page, Path(shutil.copytree(first_folder, tmp_path / "here")))
+
+
+# --- parsing ---------------------------------------------------------------------------------------------------------
+
+
+class Parsed(Exception):
+    """A command was understood, and work would begin."""
+
+
+def check_config(request: Any, *_: Any, **__: Any) -> None:
+    from maple.recipe import find_recipe
+
+    config = resolve_config(request.flags, getattr(request, "file", {}), getattr(request, "preset", None))
+    find_recipe(config.model.recipe)
+
+
+def check_tuning(request: Any) -> None:
+    from maple.tune import make_plan
+
+    make_plan(request)
+
+
+def check_decision(*arguments: Any, decision: dict[str, Any] | None = None, **_: Any) -> None:
+    flags = decision if decision is not None else arguments[3]
+    build_options(DecisionOptions, flags, where=None)
+
+
+def check_detectors(*arguments: Any) -> None:
+    from maple.workflow import list_methods
+
+    known = {row["name"] for row in list_methods() if row["kind"] == "detector"}
+    build_options(DecisionOptions, arguments[3], where=None)
+    assert set(arguments[7] or ()) <= known
+
+
+def check_suites(request: Any) -> None:
+    _ = request.suites, request.profile, request.seeds
+    resolve_config(request.changes)
+
+
+def check_source(name: str, *_: Any) -> None:
+    from maple.catalogue import find_data_set
+    from maple.data import is_built_in
+
+    assert is_built_in(name) or find_data_set(name) is not None, name
+
+
+def nothing(*_: Any, **__: Any) -> None:
+    """There is nothing more to check."""
+
+
+# Where the work of a command is done, by what imports it when it is called, and what is checked of the request.
+WORK: dict[str, Callable[..., None]] = {
+    "maple.workflow.run_demo": nothing,
+    "maple.workflow.train_run": check_config,
+    "maple.workflow.evaluate_run": check_detectors,
+    "maple.workflow.list_methods": nothing,
+    "maple.workflow.list_sources": nothing,
+    "maple.workflow.describe_source": check_source,
+    "maple.catalogue.get_data_set": check_source,
+    "maple.fit_run.fit_run": check_config,
+    "maple.tune.tune_recipe": check_tuning,
+    "maple.tune.make_plan": check_tuning,
+    "maple.update.update_run": nothing,
+    "maple.predict_files.predict_images": check_decision,
+    "maple.explain_files.explain_images": check_decision,
+    "maple.monitor_images.monitor_images": nothing,
+    "maple.report.write_report": nothing,
+    "maple.run_suites.list_suites": nothing,
+    "maple.run_suites.plan_suites": check_suites,
+    "maple.run_suites.run_suites": check_suites,
+}
+
+
+def stop_before(check: Callable[..., None], real: dict[str, Any]) -> Callable[..., None]:
+    """A function that checks its request, with the real functions in their places, and goes no further."""
+
+    def stop(*arguments: Any, **keywords: Any) -> None:
+        with pytest.MonkeyPatch.context() as patch:
+            for place, function in real.items():
+                patch.setattr(place, function)
+            check(*arguments, **keywords)
+        raise Parsed
+
+    return stop
+
+
+@pytest.fixture
+def no_work(monkeypatch):
+    """Every command ends with ``Parsed`` where its work would begin; configuration files are taken to be empty."""
+    real = {place: resolve_name(place) for place in WORK}
+    for place, check in WORK.items():
+        monkeypatch.setattr(place, stop_before(check, real))
+    monkeypatch.setattr("maple.cli.read_toml", lambda path: {})
+    monkeypatch.setattr("argparse.ArgumentParser.parse_args", parse_only)
+
+
+def parse_only(self, args=None, namespace=None):
+    _, unknown = self.parse_known_args(args, namespace)
+    assert not unknown, f"{self.prog} does not know {unknown}"
+    raise Parsed
+
+
+def parse(line: str) -> None:
+    """Parse a command of ours; others pass."""
+    program, *arguments = shlex.split(line)
+    if program == "maple":
+        with pytest.raises(Parsed):
+            pytest.fail(f"exit code {run(*arguments)}: {line}")
+    elif program == "python" and arguments[0].startswith("benchmarks/"):
+        script = ROOT / arguments[0]
+        with pytest.MonkeyPatch.context() as patch, pytest.raises(Parsed):
+            patch.setattr(sys, "argv", [str(script), *arguments[1:]])
+            patch.syspath_prepend(str(script.parent))
+            runpy.run_path(str(script), run_name="__main__")
+
+
+@pytest.mark.parametrize("page", [*(f"docs/{page}" for page in PAGES), *ELSEWHERE])
+def test_commands_are_understood(page, no_work):
+    shell = ("sh", "") if page in ELSEWHERE else ("sh",)
+    for block in blocks(ROOT / page):
+        if block.word in shell:
+            for line in shell_lines(block.text):
+                if line.startswith(("maple ", "python ")):
+                    parse(line)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "maple trian digits",
+        "maple train digits --epohcs 3",
+        "maple train digits --epochs many",
+        "maple train digits --recipe nosuch",
+        "maple train digits --preset nosuch",
+        "maple predict run",
+        "maple predict run images --false-alarm 2",
+        "maple evaluate run --detector nosuch",
+        "maple tune digits --parameters nosuch",
+        "maple benchmark nosuch",
+        "maple data nosuch",
+    ],
+)
+def test_wrong_commands_are_not(line, no_work):
+    with pytest.raises((pytest.fail.Exception, AssertionError)):
+        parse(line)
+
+
+def test_wrong_arguments_of_scripts_are_not_understood(no_work):
+    with pytest.raises((SystemExit, AssertionError)):
+        parse("python benchmarks/figures.py --out docs/images --sede 1")
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_configurations_are_valid(page):
+    for block in blocks(DOCS / page):
+        if block.word == "toml":
+            resolve_config(file=tomllib.loads(block.text))
+
+
+def all_options(command: Any) -> set[str]:
+    return {name for parameter in command.params for name in (*parameter.opts, *parameter.secondary_opts)} | {"--help"}
+
+
+@pytest.mark.parametrize("page", [*(f"docs/{page}" for page in PAGES), *ELSEWHERE])
+def test_names_in_the_text_exist(page, no_work):
+    """Commands, scripts and options between backticks: they may lack arguments, but not exist."""
+    ours = set().union(*map(all_options, COMMANDS.values()), all_options(GROUP))
+    scripts = "".join(script.read_text(encoding="utf-8") for script in ROOT.glob("benchmarks/*.py"))
+    for code in inline_code(ROOT / page):
+        if match := re.match(r"maple ([a-z]+)\b(.*)", code):
+            assert match[1] in COMMANDS, code
+            assert set(re.findall(r"(?<=\s)--[a-z-]+", match[2])) <= all_options(COMMANDS[match[1]]), code
+        elif code.startswith("python benchmarks/"):
+            parse(code)
+        elif match := re.match(r"(benchmarks/\S+\.py)(.*)", code):
+            script = (ROOT / match[1]).read_text(encoding="utf-8")
+            assert all(f'"{option}"' in script for option in re.findall(r"(?<=\s)--[a-z-]+", match[2])), code
+        elif match := re.match(r"--[a-z][a-z-]*", code):
+            assert match[0] in ours or f'"{match[0]}"' in scripts, code
+
+
+# --- the site --------------------------------------------------------------------------------------------------------
+
+
+MADE_OF = {"MapleCallback": "MapleHooks"}  # made when asked for, of a class that is described
+
+
+def places() -> set[str]:
+    """Where public names are defined."""
+    return {f"{maple._EXPORTS[name]}.{MADE_OF.get(name, name)}" for name in maple.__all__}
+
+
+def test_every_public_name_is_described():
+    text = "".join(page.read_text(encoding="utf-8") for page in (DOCS / "reference").glob("*.md"))
+    described = set(re.findall(r"^::: (\S+)", text, flags=re.MULTILINE))
+    assert places() <= described
+
+
+def test_pictures_of_the_explanation_can_be_made(tmp_path):
+    import matplotlib
+    import numpy as np
+
+    script = runpy.run_path(str(ROOT / "benchmarks" / "figures.py"))
+    text = (DOCS / "explanation.md").read_text(encoding="utf-8")
+    for name, draw in script["PICTURES"].items():
+        assert f"images/{name}.svg" in text and (DOCS / "images" / f"{name}.svg").exists()
+        with matplotlib.rc_context(script["STYLE"]):
+            draw(np.random.default_rng(0)).savefig(tmp_path / f"{name}.svg")
+        assert "nan" not in (tmp_path / f"{name}.svg").read_text(encoding="utf-8").lower()
+
+
+@pytest.mark.parametrize("name", ["hooks", "docstrings"])
+def test_examples_of_the_extensions(name):
+    pytest.importorskip("mkdocs")
+    spec = spec_from_file_location(f"docs_{name}", DOCS / f"{name}.py")
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    failures, tried = doctest.testmod(module, optionflags=DOCTEST)
+    assert tried > 0 and failures == 0
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory) -> Path:
+    """The site as ``make docs`` builds it: strictly, so that a broken link or anchor is an error."""
+    pytest.importorskip("mkdocs")
+    for plugin in ("material", "mkdocstrings", "latex2mathml"):
+        pytest.importorskip(plugin)
+    from mkdocs.commands.build import build
+    from mkdocs.config import load_config
+
+    folder = tmp_path_factory.mktemp("site")
+    config = load_config(str(ROOT / "mkdocs.yml"), site_dir=str(folder))
+    config.plugins.on_startup(command="build", dirty=False)
+    build(config)
+    return folder
+
+
+@pytest.mark.slow
+def test_the_site_builds(site):
+    """And loads nothing from elsewhere, has its formulas as MathML, and describes every command and public name."""
+    pages = {str(page.relative_to(site)): page.read_text(encoding="utf-8") for page in site.rglob("*.html")}
+    for name, text in pages.items():
+        loaded = re.findall(r'<(?:script|img|link|iframe)\b[^>]*\b(?:src|href)="(?:https?:)?//[^"]*"', text)
+        assert loaded == [], name
+        assert "arithmatex" not in text, name
+    assert pages["explanation.html"].count("<math ") > 10
+    for name in COMMANDS:
+        assert f'id="{name}"' in pages["reference/cli.html"]
+    described = "".join(text for name, text in pages.items() if name.startswith("reference/"))
+    for place in places():
+        assert f'id="{place}"' in described
