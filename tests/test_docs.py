@@ -36,6 +36,7 @@ from collections.abc import Callable, Iterator
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from pkgutil import resolve_name
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import pytest
@@ -385,12 +386,20 @@ def test_names_in_the_text_exist(page, no_work):
 # --- the site --------------------------------------------------------------------------------------------------------
 
 
-MADE_OF = {"MapleCallback": "MapleHooks"}  # made when asked for, of a class that is described
+def load_extension(name: str) -> ModuleType:
+    """One of the modules that mkdocs is given, which are in no package."""
+    for package in ("mkdocs", "latex2mathml"):
+        pytest.importorskip(package)
+    spec = spec_from_file_location(f"docs_{name}", DOCS / f"{name}.py")
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def places() -> set[str]:
-    """Where public names are defined."""
-    return {f"{maple._EXPORTS[name]}.{MADE_OF.get(name, name)}" for name in maple.__all__}
+    """Where public names are described."""
+    made_of = load_extension("hooks").MADE_OF
+    return {f"{maple._EXPORTS[name]}.{made_of.get(name, name)}" for name in maple.__all__}
 
 
 def test_every_public_name_is_described():
@@ -414,11 +423,7 @@ def test_pictures_of_the_explanation_can_be_made(tmp_path):
 
 @pytest.mark.parametrize("name", ["hooks", "docstrings"])
 def test_examples_of_the_extensions(name):
-    pytest.importorskip("mkdocs")
-    spec = spec_from_file_location(f"docs_{name}", DOCS / f"{name}.py")
-    module = module_from_spec(spec)
-    spec.loader.exec_module(module)
-    failures, tried = doctest.testmod(module, optionflags=DOCTEST)
+    failures, tried = doctest.testmod(load_extension(name), optionflags=DOCTEST)
     assert tried > 0 and failures == 0
 
 

@@ -9,6 +9,7 @@ import ast
 import re
 import subprocess
 import sys
+import textwrap
 import tomllib
 from pathlib import Path
 
@@ -88,6 +89,20 @@ def test_the_help_lists_all_commands_with_a_sentence(capsys):
         first = flat(command.callback.__doc__.partition("\n\n")[0])
         assert f" {command.name or command.callback.__name__} {first}" in said
     assert "Thresholds are void" not in said  # from the second paragraph of a command
+
+
+def test_paragraphs_of_the_help_fill_the_lines_of_the_terminal(capsys, monkeypatch):
+    from commands import flat, run
+    from maple.cli import app
+
+    monkeypatch.setenv("COLUMNS", "70")  # fewer than the lines of docstrings have
+    (train,) = (info.callback for info in app.registered_commands if info.callback.__name__ == "train")
+    paragraph = flat(train.__doc__.split("\n\n")[1])
+    assert run("train", "--help") == 0
+    said = [line.strip() for line in capsys.readouterr().out.splitlines()]
+    first, *others = textwrap.wrap(paragraph, 68, break_on_hyphens=False)  # there is a space on either side
+    start = said.index(first)
+    assert said[start + 1 : start + 1 + len(others)] == others and len(others) > 3
 
 
 def test_without_torch_commands_say_what_to_install():

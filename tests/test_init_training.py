@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -314,6 +315,84 @@ def test_resume_is_that_of_the_same_network(here, own_run, tmp_path, monkeypatch
     assert "--init" in flat(capsys.readouterr().err)
 
 
+def test_resumed_by_the_same_words_when_the_original_is_gone(here, own_run, tmp_path, monkeypatch, capsys):
+    """What names a path that is not there any more names the same path."""
+
+    def stop(*_, **__):
+        raise KeyboardInterrupt
+
+    shutil.copytree(own_run, "moved")
+    with monkeypatch.context() as patch:
+        patch.setattr("maple.workflow.train_backbone", stop)
+        assert train("--init", "moved", "--out", tmp_path / "run", "--recipe", "cross-entropy") == 130
+    shutil.rmtree("moved")
+    words = ("--out", tmp_path / "run", "--recipe", "cross-entropy", "--resume")
+    assert train("--init", "elsewhere", *words) == 2
+    assert "was started with --init" in flat(capsys.readouterr().err)
+    assert train("--init", "moved", *words) == 0
+
+
+def test_there_is_no_run_without_its_network(here, own_run, tmp_path, monkeypatch):
+    """Killed while the folder is made: what is asked again starts a run, since none was there."""
+
+    def kill(*_):
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr("maple.workflow.save_backbone", kill)
+        with pytest.raises(Killed):
+            train("--init", own_run, "--out", tmp_path / "run")
+    assert not (tmp_path / "run" / "config.toml").exists()
+    with monkeypatch.context() as patch:
+        patch.setattr("maple.workflow.to_toml", kill)
+        with pytest.raises(Killed):
+            train("--init", own_run, "--out", tmp_path / "run")
+    assert [path.name for path in (tmp_path / "run").iterdir()] == [START]
+
+
+@pytest.mark.parametrize("file", ["weights.safetensors", "network/theirs.pt"])
+def test_a_file_that_would_be_replaced_is_no_start(here, own_run, tmp_path, capsys, file):
+    run_folder = tmp_path / "run"
+    shutil.copytree(own_run, run_folder)
+    (run_folder / file).parent.mkdir(exist_ok=True)
+    shutil.copy(own_run / "weights.safetensors", run_folder / file)
+    assert train("--init", "resnet9", "--weights", run_folder / file, "--out", run_folder, "--overwrite") == 2
+    assert "is in the run folder and would be replaced: choose another --out" in flat(capsys.readouterr().err)
+    assert (run_folder / file).is_file()
+
+
+# --- settings
+
+
+@pytest.mark.parametrize(
+    ("options", "expected", "said"),
+    [
+        ((), (0.01, 1e-4, 4), True),
+        (("--learning-rate", 0.03), (0.03, 1e-4, 4), True),
+        (("--preset", "paper"), (0.05, 1e-4, 10), False),
+    ],
+)
+def test_a_trained_network_learns_slowly(here, own_run, tmp_path, monkeypatch, capsys, options, expected, said):
+    def stop(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("maple.workflow.train_backbone", stop)
+    assert train("--init", own_run, "--out", tmp_path / "run", *options) == 130
+    config = read_toml(tmp_path / "run" / "config.toml")
+    found = (config["train"]["learning_rate"], config["train"]["weight_decay"], config["recipe"]["relabel_every"])
+    assert found == expected
+    assert ("what is not given is as in --preset finetune" in flat(capsys.readouterr().err)) == said
+    assert config["origin"]["preset"] == ("finetune" if said else "paper")
+
+
+def test_help_says_what_can_be_started_from(capsys):
+    assert run("train", "--help") == 0
+    said = flat(capsys.readouterr().out.replace("│", " "))
+    panel = said[said.index("Start from a trained network") :]
+    assert "but for compiled graphs" in panel and "let that network run code, which python: does" in panel
+    assert "TorchScript" not in said
+
+
 # --- other recipes
 
 
@@ -388,6 +467,7 @@ def test_why_new_head():
     assert why_new_head(Start(backbone), ("a", "b", "c")) == "its own is a Sequential, not linear"
     backbone.head = None
     assert why_new_head(Start(backbone), ("a", "b", "c")) == "it has none of its own"
+    assert why_new_head(Start(backbone, recipe="sngp"), ("a", "b", "c")) == "its own belongs to recipe 'sngp'"
 
 
 def test_images_follow_the_network_unless_asked_otherwise():
@@ -441,7 +521,7 @@ def test_train_backbone_takes_wrapped_modules(place, digits):
         (["--init", "own", "--head", "fc"], "leave out --weights and --head"),
         (["--init", "OUT"], "choose another --out"),
         (["--weights", "net.pt"], "name it with --init"),
-        (["--init", "joined"], "of recipe 'ensemble' is more than one network"),
+        (["--init", "joined"], "of recipe 'ensemble' answers with the average of several networks"),
         (["--init", "own", "--recipe", "mc-dropouts"], "did you mean 'mc-dropout'"),
     ],
 )  # fmt: skip
@@ -483,6 +563,7 @@ def test_heads_of_methods_are_left_behind(tmp_path, digits, monkeypatch):
     fit_predictor(trained.backbone, *parts).save(tmp_path)
     start = open_start(str(tmp_path))
     assert start.backbone.head is None and start.backbone.made_by is None
+    assert why_new_head(start, digits.class_names) == "its own belongs to recipe 'duq'"
     assert start.class_names == digits.class_names and start.backbone.size == 8
     save_backbone(tmp_path / START, start.backbone)
 

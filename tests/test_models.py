@@ -472,6 +472,54 @@ def test_onnx_files_that_will_not_do(tmp_path: Path) -> None:
     file.write_bytes(b"no graph")
     with pytest.raises(UsageError, match="cannot read the network"):
         open_model(str(file))
+    file.write_bytes(b"")
+    for head in (None, "embedding"):
+        with pytest.raises(UsageError, match="has no outputs: it is empty"):
+            open_model(str(file), head=head)
+
+
+def write_constants(path: Path, *, inputs: bool = True, in_function: bool = False) -> str:
+    """The mean colour, if there are images, times a Constant whose data are to be in other.bin."""
+    onnx = pytest.importorskip("onnx")
+    pytest.importorskip("onnxruntime")
+    node, info, kind = onnx.helper.make_node, onnx.helper.make_tensor_value_info, onnx.TensorProto.FLOAT
+    weight = onnx.numpy_helper.from_array(TENSORS["weight"], "weight")
+    onnx.external_data_helper.set_external_data(weight, "other.bin", offset=0, length=len(weight.raw_data))
+    path.with_name("other.bin").write_bytes(weight.raw_data)
+    weight.ClearField("raw_data")
+    constant, opsets = node("Constant", [], ["weight"], value=weight), [onnx.helper.make_opsetid("", 17)]
+    functions = []
+    if in_function:
+        functions = [onnx.helper.make_function("own", "Weight", [], ["weight"], [constant], opsets)]
+        constant, opsets = node("Weight", [], ["weight"], domain="own"), [*opsets, onnx.helper.make_opsetid("own", 1)]
+    body = [node("GlobalAveragePool", ["images"], ["mean"]), node("Flatten", ["mean"], ["colour"])]
+    head = [constant, node("MatMul", ["colour" if inputs else "weight", "weight"], ["logits"])]
+    graph = onnx.helper.make_graph(
+        [*body, *head] if inputs else head,
+        "net",
+        [info("images", kind, ["n", 3, 8, 8])] if inputs else [],
+        [info("logits", kind, None)],
+    )
+    model = onnx.helper.make_model(graph, opset_imports=opsets, ir_version=9, functions=functions)
+    path.write_bytes(model.SerializeToString())
+    return str(path)
+
+
+@pytest.mark.parametrize("in_function", [False, True])
+def test_onnx_tensors_elsewhere_are_found_wherever_they_are_named(in_function: bool, tmp_path: Path) -> None:
+    """A run would not take their file along."""
+    file = write_constants(tmp_path / "net.onnx", in_function=in_function)
+    with pytest.raises(UsageError, match=r"tensors in 'other.bin'.*'net.onnx.data'"):
+        open_model(file)
+
+
+def test_onnx_without_inputs(tmp_path: Path) -> None:
+    import onnx
+
+    file = write_constants(tmp_path / "net.onnx", inputs=False)
+    onnx.save(onnx.load(file), file)  # with the tensors inside
+    with pytest.raises(UsageError, match=r"takes no input: export it for images \(N, 3, H, W\)"):
+        open_model(file)
 
 
 def test_missing_packages_name_their_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

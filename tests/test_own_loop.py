@@ -93,7 +93,7 @@ def test_own_loop_is_the_loop_of_train_backbone(own, ours, splits):
     for (name, a), b in zip(ours.backbone.state_dict().items(), backbone.state_dict().values()):
         assert torch.equal(a, b), name
     names = splits.train.class_names
-    assert [";".join(names[c] for c in row.split) for row in found] == [row["relabelled"] for row in ours.history]
+    assert [";".join(names[c] for c in row.relabelled) for row in found] == [row["relabelled"] for row in ours.history]
     for row, expected in zip(found, ours.history):
         assert row.validation_accuracy == expected["validation_accuracy"]
         assert row.n_clusters == expected["clusters"]
@@ -312,6 +312,75 @@ def test_refusals(splits, arrays):
         session.end_epoch(2, broken, train, validation, torch.optim.SGD(broken.parameters(), 0.1))
 
 
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"epochs": 0}, "a training of 0 epochs: give"),
+        ({"class_names": ["a", "b"]}, "2 class_names for 3 classes"),
+        ({"labels": [0.0, 1.5, 2.0]}, "labels of type float64: give"),
+        ({"labels": torch.tensor([0.0, 1.0, 2.0])}, "labels of type float32: give"),
+    ],
+)
+def test_what_a_session_is_made_of(changes, message):
+    with pytest.raises(UsageError, match=message):
+        Relabeller(**{"recipe": EAGER, "labels": [0, 1, 2], "n_classes": 3, "epochs": 2} | changes)
+
+
+@pytest.mark.parametrize("epoch", [0, 3])
+def test_epochs_are_counted_from_one(splits, arrays, epoch):
+    session = Relabeller(EAGER, splits.train.labels, 10, epochs=2)
+    with pytest.raises(UsageError, match=f"epoch {epoch} of 2: count epochs from 1"):
+        session.end_epoch(epoch, arrays[1], splits.train, splits.validation, make_optimizer(arrays[1]))
+    assert session.epoch == 0
+
+
+@pytest.mark.parametrize("wrong", [-1, 10])
+def test_validation_images_of_other_classes(splits, arrays, wrong):
+    session = Relabeller(EAGER, splits.train.labels, 10, epochs=2)
+    labels = torch.from_numpy(splits.train.labels.copy())
+    labels[3] = wrong
+    others = TensorDataset(arrays[0].float() / 255, labels)
+    with pytest.raises(UsageError, match="validation images are not among those of the classes, 0 to 9"):
+        session.end_epoch(1, arrays[1], splits.train, others, make_optimizer(arrays[1]))
+
+
+@pytest.mark.parametrize(
+    ("head", "message"),
+    [
+        (nn.Linear(24, 1000), r"has 1000 outputs, .* torch.nn.Linear\(backbone.embedding_size, 10\)"),
+        (nn.Linear(24, 7), "has 7 outputs, and there must be a linear one with 10"),
+        (nn.Sequential(nn.Linear(24, 10)), "is a Sequential, and there must be a linear one with 10"),
+    ],
+)
+def test_heads_of_the_wrong_size(splits, arrays, head, message):
+    backbone = copy.deepcopy(arrays[1])
+    backbone.head = head
+    session = Relabeller(EAGER, splits.train.labels, 10, epochs=2)
+    calls = (
+        lambda: session.loss(backbone, torch.rand(2, 3, 8, 8), torch.tensor([0, 1])),
+        lambda: session.end_epoch(1, backbone, splits.train, splits.validation, make_optimizer(backbone)),
+        lambda: session.fit(backbone, splits.train, splits.validation),
+    )
+    for call in calls:
+        with pytest.raises(UsageError, match=message):
+            call()
+    assert session.progress == 0
+
+
+def test_the_first_batch_is_in_the_unit_interval(splits, arrays):
+    session = Relabeller(EAGER, splits.train.labels, 10, epochs=2)
+    x, pseudo_labels = torch.rand(8, 3, 8, 8), torch.arange(8)
+    for images, message in (
+        ((x - 0.5) / 0.25, "values from -.* before any normalisation"),
+        (x * 255, "values from .* before any normalisation"),
+        ((x * 255).to(torch.uint8), r"images of type torch.uint8: give float in \[0, 1\]"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            session.loss(arrays[1], images, pseudo_labels)
+    session.loss(arrays[1], x, pseudo_labels=pseudo_labels)
+    session.loss(arrays[1], 1.1 * x - 0.05, pseudo_labels)  # a change of contrast
+
+
 def test_validation_does_not_count_as_progress(splits, arrays):
     _, backbone = arrays
     session = Relabeller(EAGER, splits.train.labels, 10, epochs=2)
@@ -348,17 +417,22 @@ def make_classifier(lightning, backbone):
             self.seen.append((self.trainer.current_epoch, index.clone(), y.clone()))
             return F.cross_entropy(self.backbone(x)[1], y)
 
+        def test_step(self, batch, batch_idx):
+            self.log("clusters", float(self.backbone(batch[0])[1].shape[1]))
+
         def configure_optimizers(self):
             return torch.optim.SGD(self.parameters(), lr=0.05, momentum=0.9)
 
     return Classifier()
 
 
+def make_trainer(lightning, callback, epochs=3):
+    quiet = dict.fromkeys(("logger", "enable_progress_bar", "enable_model_summary", "enable_checkpointing"), False)
+    return lightning.Trainer(max_epochs=epochs, accelerator="cpu", callbacks=[callback], **quiet)
+
+
 def fit(lightning, module, callback, images, epochs=3, **options):
-    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
-    trainer = lightning.Trainer(
-        max_epochs=epochs, accelerator="cpu", callbacks=[callback], enable_checkpointing=False, **quiet
-    )
+    trainer = make_trainer(lightning, callback, epochs)
     torch.manual_seed(0)
     trainer.fit(module, DataLoader(Indexed(images), batch_size=96, shuffle=True), **options)
     return trainer
@@ -372,7 +446,7 @@ def test_lightning_callback(lightning, splits, arrays, tmp_path):
     module = make_classifier(lightning, backbone)
     trainer = fit(lightning, module, callback, splits.train)
     assert [found.epoch for found in callback.history] == [1, 2, 3]
-    assert callback.history[0].split and not callback.history[-1].split
+    assert callback.history[0].relabelled and not callback.history[-1].relabelled
     assert trainer.callback_metrics["maple_clusters"] == callback.session.n_clusters == backbone.head.out_features > 10
     (optimizer,) = trainer.optimizers
     assert backbone.head.weight in optimizer.state  # it has made steps with the head that has grown
@@ -399,6 +473,60 @@ def test_lightning_callback(lightning, splits, arrays, tmp_path):
     assert torch.equal(again.session.labels, labels)
     assert other.backbone.head.out_features == backbone.head.out_features
 
+    grown = backbone.head.out_features  # weights of a head that has grown can also be tested, and fitted, without fit
+    tested = maple.MapleCallback(EAGER, splits.train, splits.validation, splits.calibration)
+    other = make_classifier(lightning, copy.deepcopy(arrays[1]))
+    trainer = make_trainer(lightning, tested)
+    images = TensorDataset(arrays[0].float() / 255, torch.from_numpy(splits.train.labels))
+    (metrics,) = trainer.test(other, DataLoader(images, batch_size=96), tmp_path / "last.ckpt", verbose=False)
+    assert metrics["clusters"] == grown == other.backbone.head.out_features
+    np.testing.assert_array_equal(tested.predictor(splits.test).score, prediction.score)
+
+    fit(lightning, module, callback, splits.train, epochs=2)  # another Trainer: the epochs count on
+    assert [found.epoch for found in callback.history] == [1, 2, 3, 4, 5]
+    assert callback.session.epochs == 5 and callback.session.n_clusters == backbone.head.out_features >= grown
+    callback.train = dataclasses.replace(splits.train, labels=np.roll(splits.train.labels, 1))
+    with pytest.raises(UsageError, match="not those that this network was trained with before"):
+        fit(lightning, module, callback, splits.train, epochs=2)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_lightning_leaves_module_and_loader_as_they_are(lightning, splits, arrays, tmp_path):
+    """Batches may be views of someone's own tensors."""
+    images, labels, index = arrays[0].float() / 255, torch.from_numpy(splits.train.labels), torch.arange(len(arrays[0]))
+    own = labels.clone()
+    views = [(images[i : i + 96], own[i : i + 96], index[i : i + 96]) for i in range(0, len(own), 96)]
+    batches = DataLoader(views, batch_size=1, collate_fn=lambda items: items[0])
+    module = make_classifier(lightning, copy.deepcopy(arrays[1]))
+    callback = maple.MapleCallback(EAGER, splits.train, splits.validation)
+    trainer = make_trainer(lightning, callback, 2)
+    trainer.strategy.connect(module)
+    trainer.save_checkpoint(tmp_path / "first.ckpt")  # before there is a session
+    with pytest.raises(UsageError, match=r"call trainer\.fit first"):
+        _ = callback.predictor
+    trainer.fit(module, batches)
+    assert torch.equal(own, labels)
+    seen = torch.cat([y for epoch, _, y in module.seen if epoch == 1])
+    assert torch.equal(seen, callback.session.labels) and not torch.equal(seen, labels)
+    assert "training_step" not in vars(module)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_predictor_where_lightning_was_interrupted(lightning, splits, arrays):
+    class Stop(lightning.Callback):
+        def on_train_epoch_end(self, trainer, pl_module):
+            raise ValueError("stop")
+
+    module = make_classifier(lightning, copy.deepcopy(arrays[1]))
+    callback = maple.MapleCallback(EAGER, splits.train, splits.validation)
+    trainer = make_trainer(lightning, callback)
+    trainer.callbacks.append(Stop())
+    with pytest.raises(ValueError, match="stop"):
+        trainer.fit(module, DataLoader(Indexed(splits.train), batch_size=96))
+    assert "training_step" not in vars(module)
+    assert callback.predictor is callback.predictor
+    assert len(callback.predictor.cluster_to_class) == callback.session.n_clusters == module.backbone.head.out_features
+
 
 @pytest.mark.filterwarnings("ignore")
 def test_lightning_refusals(lightning, splits, arrays):
@@ -414,6 +542,9 @@ def test_lightning_refusals(lightning, splits, arrays):
         trainer.fit(module, DataLoader(TensorDataset(arrays[0].float() / 255, torch.from_numpy(splits.train.labels))))
     with pytest.raises(UsageError, match="max_epochs"):
         fit(lightning, module, callback, splits.train, epochs=-1)
+    module.backbone.head = nn.Linear(24, 1000)
+    with pytest.raises(UsageError, match="has 1000 outputs"):
+        fit(lightning, module, callback, splits.train)
 
 
 def test_without_lightning_a_sentence_says_so(monkeypatch):

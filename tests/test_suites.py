@@ -39,7 +39,7 @@ from maple.suites import (
     read_figure,
 )
 from maple.tables import SuiteResults, TableRow, table_cells, to_csv, to_markdown
-from maple.trainings import Job, digest_source, list_jobs, time_step, train_all
+from maple.trainings import Job, digest_source, list_jobs, locked, time_step, train_all
 from maple.workflow import recipe_options
 
 TEX = Path(__file__).parents[2] / "shared" / "paper" / "maple_paper.tex"
@@ -347,7 +347,7 @@ def test_processes_share_the_work(tmp_path):
     """Two benchmarks at once: every network is trained by one of them, and both end with the table."""
     command = [sys.executable, "-m", "maple", "benchmark", "md", "--profile", "tiny", "--out", str(tmp_path)]
     both = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(2)]
-    ends = [process.communicate(timeout=300) for process in both]
+    ends = [process.communicate(timeout=500) for process in both]
     assert [process.returncode for process in both] == [0, 0], ends
     trained = [line for _, said in ends for line in said.splitlines() if line.startswith(("training:", "continuing:"))]
     jobs = list_jobs([SUITES["md"]], PROFILES["tiny"], [0], tmp_path)
@@ -366,11 +366,37 @@ def test_what_another_process_trains_is_left_to_it(tmp_path, monkeypatch):
         other.release()
 
     monkeypatch.setattr("maple.trainings._train", train)
-    (tmp_path / "trainings").mkdir()
-    other = FileLock(jobs[0].folder.with_suffix(".lock"))
+    for folder in ("trainings", "locks"):
+        (tmp_path / folder).mkdir()
+    other = FileLock(jobs[0].lock)
     other.acquire()
     train_all(jobs)
     assert trained == [*jobs[1:], jobs[0]]
+
+
+def test_processes_of_one_training_see_the_same_networks(tmp_path, monkeypatch):
+    """With several devices, all networks are locked before the first is trained, until the last is."""
+    jobs = list_jobs([SUITES["md"]], PROFILES["tiny"], [0], tmp_path, changes={"devices": 2})
+    trained = []
+
+    def train(job):
+        assert all(is_taken(other) for other in jobs)
+        trained.append(job)
+
+    def is_taken(job):
+        with locked(job, wait=False) as mine:
+            return not mine
+
+    monkeypatch.setattr("maple.trainings._train", train)
+    train_all(jobs)
+    assert trained == jobs
+    assert not any(is_taken(job) for job in jobs)
+
+
+def test_only_the_first_process_reads_what_was_trained(everything, monkeypatch):
+    out, _ = everything
+    monkeypatch.setattr("maple.run_suites.is_first_process", lambda: False)
+    assert not list(run_suites(BenchmarkRequest(("md",), "tiny", out=out)))
 
 
 # --- command line ----------------------------------------------------------------------------------------------------
@@ -400,4 +426,4 @@ def test_json(everything, capsys):
     out, _ = everything
     assert run("benchmark", "md", "--profile", "tiny", "--out", out, "--json") == 0
     (said,) = json.loads(capsys.readouterr().out)
-    assert said["suite"] == "md" and len(said["rows"]) == 6 and os.fspath(out) not in json.dumps(said["rows"])
+    assert said["suite"] == "md" and len(said["rows"]) == 7 and os.fspath(out) not in json.dumps(said["rows"])

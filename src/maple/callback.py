@@ -8,11 +8,14 @@ packages ``pytorch_lightning`` and ``lightning`` there is, so that this module c
 from __future__ import annotations
 
 import sys
-from functools import cache
+from collections.abc import Callable
+from functools import cache, wraps
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
+from weakref import WeakSet
 
+import numpy as np
 import torch
 
 from maple.backbone import Backbone
@@ -20,7 +23,7 @@ from maple.compat import import_torchvision
 from maple.errors import UsageError
 from maple.growth import knows_head
 from maple.images import ImageSet
-from maple.own_loop import EpochEnd, Relabeller, assert_head, resize_head
+from maple.own_loop import EpochEnd, Relabeller, assert_head, check_head, resize_head
 from maple.predictor import Predictor
 from maple.recipe import Recipe
 
@@ -28,19 +31,18 @@ PACKAGES = {"pytorch_lightning": "pytorch_lightning", "lightning": "lightning.py
 
 
 class MapleHooks:
-    """What happens in a training by Lightning: labels of batches, splits between epochs, and the fit in the end.
+    """What ``maple.MapleCallback`` does in a training by Lightning: pseudo-labels, splits between epochs, and the fit.
 
     The ``LightningModule`` has a :class:`~maple.backbone.Backbone` in its attribute ``backbone`` (or as named), and its
     batches are (x, label, index), as :class:`~maple.own_loop.Indexed` makes them. Whatever its ``training_step`` does
-    with labels, it now does with pseudo-labels; ``callback.session.loss(backbone, x, label)`` is the recipe's loss.
+    with labels, it now does with pseudo-labels: it gets a batch in which they are in their place, and the batch of the
+    loader stays as it is. ``callback.session.loss(backbone, x, label)`` is the recipe's loss.
 
     ``train`` are the training images without augmentation, in the order of the indices. ``history`` has one entry per
     epoch, and after the training ``predictor`` is there, fitted on ``train``, ``validation`` and ``calibration``.
-    Checkpoints of Lightning hold the clusters, and a training goes on from them with the head of its size.
+    Checkpoints of Lightning hold the clusters, and a training goes on from them with the head of its size, as does a
+    second ``trainer.fit`` with the same module; with another module a training of its own begins.
     """
-
-    session: Relabeller
-    predictor: Predictor
 
     def __init__(
         self,
@@ -58,42 +60,94 @@ class MapleHooks:
         self.train, self.validation, self.calibration = train, validation, calibration
         self.backbone = backbone
         self.history: list[EpochEnd] = []
+        self._hooked: WeakSet[Backbone] = WeakSet()  # those that get a head of the size that is loaded
+        self._network: Backbone | None = None  # whose head the session belongs to
+        self._session: Relabeller | None = None
+        self._predictor: Predictor | None = None
         self._restored: dict[str, Any] | None = None
+        self._earlier: int | None = None  # epochs that other Trainers have done; not known yet
+        self._unwrap: Callable[[], None] | None = None  # gives the module its own training_step again
+
+    @property
+    def session(self) -> Relabeller:
+        """The relabelling of the network that is trained."""
+        if self._session is None:
+            raise UsageError("MapleCallback has no session before the training: call trainer.fit first")
+        return self._session
+
+    @property
+    def predictor(self) -> Predictor:
+        """The predictor of the network; fitted when it is asked for, where Lightning did not end the training."""
+        if self._predictor is None:
+            session = self.session
+            assert self._network is not None
+            images = (self.train, self.validation, self.calibration)
+            self._predictor = session.fit(self._network, *images, workers=self.workers)
+        return self._predictor
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        if stage != "fit":
-            return
-        if trainer.world_size > 1:
-            raise UsageError("MapleCallback works in one process: give the Trainer devices=1, or use train_backbone")
-        if not trainer.max_epochs or trainer.max_epochs < 1:
-            raise UsageError("MapleCallback has to know how long the training takes: give the Trainer max_epochs")
+        self._restored = None
+        if stage == "fit":
+            if trainer.world_size > 1:
+                raise UsageError(
+                    "MapleCallback works in one process: give the Trainer devices=1, or use train_backbone"
+                )
+            if not trainer.max_epochs or trainer.max_epochs < 1:
+                raise UsageError("MapleCallback has to know how long the training takes: give the Trainer max_epochs")
         backbone = self._find_backbone(pl_module)
-        names = self.train.class_names
-        self.session = Relabeller(
-            self.recipe, self.train.labels, len(names), epochs=trainer.max_epochs, seed=self.seed, class_names=names
-        )
-        backbone.register_load_state_dict_pre_hook(_fit_head_to_state)
+        if backbone not in self._hooked:
+            backbone.register_load_state_dict_pre_hook(_fit_head_to_state)
+            self._hooked.add(backbone)
+        if stage == "fit":
+            self._turn_to(backbone)
+            if self._session is None:
+                self._session, self._earlier = self._make_session(trainer.max_epochs), 0
+            elif not np.array_equal(self._session.class_labels, self.train.labels):
+                raise UsageError(
+                    "the training images of the callback are not those that this network was trained with before: make "
+                    "a new MapleCallback, and a module with a head for the classes"
+                )
+            else:
+                self._earlier = None
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
-        if self._restored is not None:  # by now the weights, with a head of their size, are in the network
-            self.session.load_state_dict(self._restored, self._find_backbone(pl_module))
-            self._restored = None
+        self._restore(pl_module)
+        check_head(self._network, self.session.n_clusters)
 
-    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
-        """Put the pseudo-labels in the place of the labels of a batch."""
+    def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
+        self._restore(pl_module)
+
+    def on_test_start(self, trainer: Any, pl_module: Any) -> None:
+        self._restore(pl_module)
+
+    def on_predict_start(self, trainer: Any, pl_module: Any) -> None:
+        self._restore(pl_module)
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        """Count on where a second ``trainer.fit`` follows a first, and put pseudo-labels into what is trained with."""
+        session, self._predictor = self.session, None
+        if self._earlier is None:
+            self._earlier = session.epoch - trainer.current_epoch
+        session.epochs = self._earlier + trainer.max_epochs
+        self._unwrap = _wrap_training_step(pl_module, self._relabel_batch)
+
+    def _relabel_batch(self, batch: Any) -> Any:
+        """A batch with pseudo-labels in the place of labels; the tensors of the one that is given stay as they are."""
         if not isinstance(batch, tuple | list) or len(batch) != 3 or not isinstance(batch[1], torch.Tensor):
             raise UsageError(
                 "batches must be (x, label, index): wrap the training data, DataLoader(maple.Indexed(...))"
             )
-        _, labels, index = batch
-        labels.copy_(self.session.labels[index.cpu()])
+        x, labels, index = batch
+        parts = (x, self.session.labels[index.cpu()].to(labels.device), index)
+        make: Callable[[Any], Any] = getattr(batch, "_make", type(batch))  # of a named tuple, or of a tuple or list
+        return make(parts)
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
         backbone = self._find_backbone(pl_module)
-        assert backbone.head is not None
+        assert backbone.head is not None and self._earlier is not None
         known = [optimizer for optimizer in trainer.optimizers if knows_head(optimizer, backbone.head)]
         found = self.session.end_epoch(
-            trainer.current_epoch + 1,
+            self._earlier + trainer.current_epoch + 1,
             backbone,
             self.train,
             self.validation,
@@ -105,15 +159,46 @@ class MapleHooks:
         pl_module.log("maple_clusters", float(found.n_clusters))
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-        backbone = self._find_backbone(pl_module)
-        images = (self.train, self.validation, self.calibration)
-        self.predictor = self.session.fit(backbone, *images, workers=self.workers)
+        self._give_back()
+        self._predictor = None
+        self._predictor = self.predictor
+
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+        self._give_back()
+
+    def _give_back(self) -> None:
+        if self._unwrap is not None:
+            self._unwrap()
+            self._unwrap = None
 
     def state_dict(self) -> dict[str, Any]:
-        return self.session.state_dict()
+        if self._session is None:
+            return {}
+        return {**self._session.state_dict(), "epochs": self._session.epochs, "earlier": self._earlier or 0}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self._restored = state_dict
+        self._restored = dict(state_dict)
+
+    def _turn_to(self, backbone: Backbone) -> None:
+        """Begin anew where a network is not the one before."""
+        if backbone is not self._network:
+            self._network, self._session, self._predictor, self.history = backbone, None, None, []
+
+    def _restore(self, pl_module: Any) -> None:
+        """Take up the clusters of a checkpoint; its weights, with a head of their size, are in the network by now."""
+        if self._restored is None:
+            return
+        backbone = self._find_backbone(pl_module)
+        self._turn_to(backbone)
+        state, self._restored = self._restored, None
+        epochs, self._earlier = state.pop("epochs", 1), state.pop("earlier", 0)
+        session = self._session or self._make_session(epochs)
+        session.load_state_dict(state, backbone)
+        self._session, self._predictor = session, None
+
+    def _make_session(self, epochs: int) -> Relabeller:
+        names = self.train.class_names
+        return Relabeller(self.recipe, self.train.labels, len(names), epochs=epochs, seed=self.seed, class_names=names)
 
     def _find_backbone(self, pl_module: Any) -> Backbone:
         backbone = getattr(pl_module, self.backbone, None)
@@ -124,6 +209,25 @@ class MapleHooks:
             )
         assert_head(backbone)
         return backbone
+
+
+def _wrap_training_step(module: Any, change: Callable[[Any], Any]) -> Callable[[], None]:
+    """Let a module's ``training_step`` get changed batches; what gives it its own again."""
+    own = module.training_step
+    replaced = vars(module).get("training_step")  # where others have wrapped it, as Lightning does what is compiled
+
+    @wraps(own)  # by which Lightning finds its arguments
+    def training_step(batch: Any, *arguments: Any, **named: Any) -> Any:
+        return own(change(batch), *arguments, **named)
+
+    def unwrap() -> None:
+        if replaced is None:
+            del module.training_step
+        else:
+            module.training_step = replaced
+
+    module.training_step = training_step
+    return unwrap
 
 
 def _fit_head_to_state(backbone: Any, state_dict: dict[str, Any], prefix: str, *_: Any) -> None:

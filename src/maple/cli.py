@@ -184,7 +184,8 @@ def train(
     init: Annotated[
         str | None,
         typer.Option(
-            help="trained network to start from, whatever maple fit opens, or a run; see --preset finetune",
+            help="trained network to start from: a run, or what maple fit opens but for compiled graphs; its --preset "
+            "is finetune unless another is given",
             rich_help_panel=START_PANEL,
         ),
     ] = None,
@@ -196,7 +197,15 @@ def train(
         str | None,
         typer.Option(help="its layer that gives the logits [dim]\\[default: found][/]", rich_help_panel=START_PANEL),
     ] = None,
-    trust: Trust = False,
+    trust: Annotated[
+        bool,
+        typer.Option(
+            "--trust",
+            callback=_trust,
+            help="let that network run code, which python: does",
+            rich_help_panel=START_PANEL,
+        ),
+    ] = False,
     resume: Annotated[bool, typer.Option("--resume", help="continue an interrupted run")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="replace an existing run")] = False,
     validation: Annotated[str | None, typer.Option(help="validation images, instead of a share of DATA")] = None,
@@ -208,8 +217,8 @@ def train(
     """Train a network on DATA, fit its detector and test it; the run folder holds everything.
 
     With --init a trained network learns on: its weights, its normalisation and the size of its images are kept, and its
-    head if it has one output per class. That wants a lower learning rate than a new network, with a warm-up: --preset
-    finetune; for transformers add --optimizer adam --learning-rate 0.0001 --weight-decay 0.
+    head if it has one output per class. That wants a lower learning rate than a new network, with a warm-up: where no
+    --preset is given it is finetune; for transformers add --optimizer adam --learning-rate 0.0001 --weight-decay 0.
     """
     from maple.workflow import TrainRequest, default_out, train_run
 
@@ -635,11 +644,12 @@ def _print_rows(rows: list[dict[str, Any]], as_json: bool) -> None:
     from rich.table import Table
 
     texts = [{name: "–" if value is None else str(value) for name, value in row.items()} for row in rows]
-    blocks = _fitting_columns(texts, output.width)
-    for names in blocks:
-        table = Table()
-        for name in names:
-            table.add_column(name, width=_longest_word(texts, name) if len(blocks) > 1 else None)
+    blocks = _fitting_columns(texts, output.width) if texts else []
+    for first, *others in blocks:
+        names = [first, *others]
+        table = Table(escape(first))  # which takes the width that the others leave
+        for name in others:
+            table.add_column(escape(name), width=_longest_word(texts, name) if len(blocks) > 1 else None)
         for text in texts:
             table.add_row(*(escape(text[name]) for name in names))
         output.print(table)

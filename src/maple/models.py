@@ -751,10 +751,10 @@ def _open_onnx(origin: Origin, embedding: str | None, wanted: Preprocessing, dro
     names = _onnx_outputs(model.graph, embedding, drop_head, spec)
     session = _start_session(runtime, model, Path(origin["file"]), names, spec)
     inputs = session.get_inputs()
-    shape = inputs[0].shape
+    shape = inputs[0].shape if len(inputs) == 1 else []
     any_number_or_one = len(shape) == 4 and (not isinstance(shape[0], int) or shape[0] == 1)
-    if len(inputs) != 1 or not any_number_or_one or shape[1] != 3 or inputs[0].type != "tensor(float)":
-        taken = ", ".join(f"{one.type} {one.shape}" for one in inputs)
+    if not any_number_or_one or shape[1] != 3 or inputs[0].type != "tensor(float)":
+        taken = ", ".join(f"{one.type} {one.shape}" for one in inputs) or "no input"
         raise UsageError(
             f"'{spec}' takes {taken}: export it for images (N, 3, H, W) in float32, with N any number or 1"
         )
@@ -783,7 +783,9 @@ def _read_onnx(path: Path, spec: str) -> Any:
         model = onnx.load(path, load_external_data=False)
     except Exception as error:  # of a parser
         raise UsageError(f"cannot read the network '{spec}' ({' '.join(str(error).split())})") from None
-    tensors = [tensor for tensor in model.graph.initializer if tensor.data_location == onnx.TensorProto.EXTERNAL]
+    if not model.graph.output:
+        raise UsageError(f"'{spec}' has no outputs: it is empty, or holds no network; export it again")
+    tensors = [tensor for tensor in _all_tensors(model) if tensor.data_location == onnx.TensorProto.EXTERNAL]
     beside = {entry.value for tensor in tensors for entry in tensor.external_data if entry.key == "location"}
     if strange := sorted(beside - {f"{path.name}.data"}):
         raise UsageError(
@@ -791,6 +793,17 @@ def _read_onnx(path: Path, spec: str) -> Any:
             f"PATH), or beside it, into '{path.name}.data'"
         )
     return model
+
+
+def _all_tensors(message: Any) -> Iterator[Any]:
+    """Every tensor in a message of ONNX: initialisers, attributes of nodes, and those of subgraphs and functions."""
+    if message.DESCRIPTOR.name == "TensorProto":
+        yield message
+        return
+    for field, value in message.ListFields():
+        if field.message_type is not None:
+            for part in [value] if hasattr(value, "ListFields") else value:
+                yield from _all_tensors(part)
 
 
 def _start_session(runtime: ModuleType, model: Any, path: Path, names: Sequence[str], spec: str) -> Any:

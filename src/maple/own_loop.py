@@ -37,6 +37,8 @@ from maple.recipe import MapleRecipe, Recipe, Step
 from maple.relabel import changed_classes
 from maple.types import Outputs, Relabelling
 
+OVERSHOOT = 0.25  # by how much augmented images may leave [0, 1], as by noise or a change of contrast
+
 
 class Indexed(Dataset):
     """A data set whose items also tell their position: (x, label, index), from items (x, label) or an ``ImageSet``.
@@ -67,7 +69,7 @@ class EpochEnd:
 
     epoch: int
     validation_accuracy: float
-    split: tuple[int, ...]  # classes whose clusters changed: the head is a new one where there are any
+    relabelled: tuple[int, ...]  # classes whose clusters changed: the head is a new one where there are any
     n_clusters: int
     relabel_shift: float = 0.0  # by how much that moved any class probability
 
@@ -98,13 +100,17 @@ class Relabeller:
             raise UsageError(
                 f"recipe '{recipe.name}' needs a loop that it knows: use train_backbone, or MapleRecipe in your own"
             )
-        self.class_labels = np.asarray(labels, dtype=np.int64)  # (N,)
-        _check_labels(self.class_labels, n_classes)
+        if epochs < 1:
+            raise UsageError(f"a training of {epochs} epochs: give as epochs how many there will be, at least 1")
+        self.class_labels = _as_labels(labels, n_classes)  # (N,)
+        if class_names is not None and len(class_names) != n_classes:
+            raise UsageError(f"{len(class_names)} class_names for {n_classes} classes: give one name per class")
         self.recipe, self.epochs, self.seed = recipe, epochs, seed
         self.class_names = tuple(map(str, range(n_classes))) if class_names is None else tuple(class_names)
         self.relabelling = Relabelling.initial(self.class_labels, n_classes)
         self.epoch = 0  # epochs done
         self._seen = 0  # images in the steps of this epoch
+        self._tried = False  # whether a batch has been looked at
 
     @property
     def labels(self) -> Tensor:
@@ -120,17 +126,22 @@ class Relabeller:
         """The share of the training that is done, by the images that :meth:`loss` has seen."""
         return min(1.0, (self.epoch + self._seen / len(self.class_labels)) / self.epochs)
 
-    def loss(self, backbone: Backbone, images: Tensor, targets: Tensor) -> Tensor:
+    def loss(self, backbone: Backbone, images: Tensor, pseudo_labels: Tensor) -> Tensor:
         """The loss () of a batch of images (B, 3, H, W) in [0, 1] with pseudo-labels (B,), after a forward pass.
 
-        It is that of the recipe: cross-entropy, and the triplet and prototype terms with their weights.
+        It is that of the recipe: cross-entropy, and the triplet and prototype terms with their weights. The head has an
+        output per cluster. Of the values of images, those of the first batch are checked.
         """
+        check_head(getattr(backbone, "_orig_mod", backbone), self.n_clusters)  # what torch.compile has wrapped
+        if not self._tried:
+            _check_batch(images)
+            self._tried = True
         progress = self.progress
         if torch.is_grad_enabled():
             self._seen += len(images)
         images = images.to(backbone.mean.device)
         embeddings, logits = backbone(images)
-        step = Step(images, embeddings.float(), logits.float(), targets.to(logits.device), progress, backbone)
+        step = Step(images, embeddings.float(), logits.float(), pseudo_labels.to(logits.device), progress, backbone)
         return weighted_sum(self.recipe.loss(step))
 
     def end_epoch(
@@ -150,11 +161,18 @@ class Relabeller:
         goes on with the new head, of which the rows keep their parents' state. Modules that hold parameters of the
         backbone themselves (DistributedDataParallel, an average of weights) have to be made anew after a split.
         """
+        if not 1 <= epoch <= self.epochs:
+            raise UsageError(f"epoch {epoch} of {self.epochs}: count epochs from 1, and give Relabeller all of them")
         check_training_images(train, self.class_labels)
-        assert_head(backbone)
+        check_head(backbone, self.n_clusters)
         outputs = _outputs_of(backbone, validation, workers)
         if outputs.labels is None or outputs.logits is None:
             raise UsageError("the validation images have no labels: give an ImageSet, or a Dataset of (x, label)")
+        if not np.isin(outputs.labels, self.relabelling.cluster_to_class).all():
+            raise UsageError(
+                "some labels of the validation images are not among those of the classes, "
+                f"0 to {len(self.class_names) - 1}: leave out images of other classes"
+            )
         if not np.isfinite(outputs.logits).all():
             raise TrainError(f"the logits are no longer finite in epoch {epoch}: lower the learning rate")
         seen = Outputs(outputs.embeddings, outputs.logits, cluster_to_class=self.relabelling.cluster_to_class)
@@ -167,10 +185,10 @@ class Relabeller:
             after = self.recipe.relabel(epoch, probabilities, outputs.labels, self.relabelling, rows_of, self.seed)
         if after is None:
             return EpochEnd(epoch, accuracy, (), self.n_clusters)
-        split = tuple(int(c) for c in changed_classes(self.relabelling, after))
+        relabelled = tuple(int(c) for c in changed_classes(self.relabelling, after))
         self._grow(backbone, optimizer, after)
         shift = probability_shift(self.recipe, backbone, after, seen, probabilities)
-        return EpochEnd(epoch, accuracy, split, self.n_clusters, shift)
+        return EpochEnd(epoch, accuracy, relabelled, self.n_clusters, shift)
 
     def _grow(self, backbone: Backbone, optimizer: torch.optim.Optimizer, after: Relabelling) -> None:
         head = backbone.head
@@ -195,6 +213,7 @@ class Relabeller:
         Images as for :meth:`end_epoch`; calibration images must have chosen nothing before.
         """
         check_training_images(train, self.class_labels)
+        check_head(backbone, self.n_clusters)
         return fit_predictor(
             backbone,
             train if isinstance(train, ImageSet) else _describe(train, self.class_names),
@@ -241,6 +260,20 @@ def assert_head(backbone: Any) -> None:
         )
 
 
+def check_head(backbone: Any, n_clusters: int) -> None:
+    """Refuse a backbone whose head has other outputs than the clusters, or cannot grow."""
+    assert_head(backbone)
+    head = backbone.head
+    if isinstance(head, nn.Linear) and head.out_features == n_clusters:
+        return
+    what = f"has {head.out_features} outputs" if isinstance(head, nn.Linear) else f"is a {type(head).__name__}"
+    raise UsageError(
+        f"the head of the backbone {what}, and there must be a linear one with {n_clusters} outputs, one per cluster: "
+        f"set backbone.head = torch.nn.Linear(backbone.embedding_size, {n_clusters}) before the optimiser is made, or "
+        "load the clusters that belong to the weights with load_state_dict"
+    )
+
+
 def check_training_images(train: Images, labels: np.ndarray) -> None:
     """Refuse training images that are not those of the labels, as far as one can tell."""
     if not hasattr(train, "__getitem__") and not isinstance(train, ImageSet):
@@ -250,12 +283,29 @@ def check_training_images(train: Images, labels: np.ndarray) -> None:
         raise UsageError("the training images are not those of the labels: give the same images in the same order")
 
 
-def _check_labels(labels: np.ndarray, n_classes: int) -> None:
+def _as_labels(given: np.ndarray | Tensor | Sequence[int], n_classes: int) -> np.ndarray:
+    """Labels (N,) int64, of which each class has some."""
+    labels = given.numpy(force=True) if isinstance(given, Tensor) else np.asarray(given)
+    if labels.dtype.kind not in "biu":
+        raise UsageError(f"labels of type {labels.dtype}: give the numbers of classes as integers")
+    labels = labels.astype(np.int64)
     if labels.ndim != 1 or not len(labels) or labels.min() < 0 or labels.max() >= n_classes:
         raise UsageError(f"labels must be one number from 0 to {n_classes - 1} per image: check labels and n_classes")
     missing = np.flatnonzero(np.bincount(labels, minlength=n_classes) == 0)
     if len(missing):
         raise DataError(f"class {missing[0]} has no training image: add images of it or leave the class out")
+    return labels
+
+
+def _check_batch(images: Tensor) -> None:
+    """Refuse images that are normalised already or of other units; augmentation may go a little beyond [0, 1]."""
+    if not images.is_floating_point():
+        raise UsageError(f"images of type {images.dtype}: give float in [0, 1], of uint8 images x.float() / 255")
+    if images.numel() and not (images.min() >= -OVERSHOOT and images.max() <= 1 + OVERSHOOT):
+        raise UsageError(
+            f"the images of the first batch have values from {float(images.min()):.3g} to {float(images.max()):.3g}: "
+            "give float in [0, 1], before any normalisation, since the backbone normalises them itself"
+        )
 
 
 def _outputs_of(backbone: Backbone, images: Images | Outputs, workers: int) -> Outputs:

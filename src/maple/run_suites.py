@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from maple.errors import UsageError
-from maple.progress import say, warn
+from maple.progress import is_first_process, say, warn
 from maple.suites import PROFILES, SUITES, Profile, Suite, find_profile, find_suite
 from maple.tables import SuiteResults, collect, write_suite
 from maple.trainings import Job, list_jobs, plan_jobs, train_all
@@ -89,6 +89,8 @@ def run_suites(request: BenchmarkRequest) -> Iterator[tuple[Path, SuiteResults]]
     done = sum(job.is_finished for job in jobs)
     say(f"{len(jobs)} trainings, {done} of them finished; all are kept in '{request.out}'")
     train_all(jobs)
+    if not is_first_process():  # which alone reads what was trained
+        return
     for suite in suites:
         found = collect(suite, request.jobs(suite), request.command)
         yield write_suite(request.out / TABLES / f"{suite.name}-{request.profile.name}", found), found

@@ -39,6 +39,7 @@ class Start:
     backbone: Backbone
     fit: Fit | None = None  # how its images became square, where it says so
     class_names: tuple[str, ...] = ()  # in the order of its head's outputs, where it names them
+    recipe: str | None = None  # whose head it had, where that is left behind
 
 
 def open_start(
@@ -72,15 +73,16 @@ def _open_run(folder: Path, size: int | None, trust: bool) -> Start:
     predictor = load_predictor(folder, trust=trust)
     backbone = predictor.backbone
     _check_kind((backbone.origin or {}).get("kind"), str(folder))
-    if backbone.made_by is not None:
-        recipe = backbone.made_by["recipe"]
+    recipe = None if backbone.made_by is None else str(backbone.made_by["recipe"])
+    if recipe is not None:
         if not find_recipe(recipe).own_head:
             raise UsageError(
-                f"the run '{folder}' of recipe '{recipe}' is more than one network: start from a run of another recipe"
+                f"the run '{folder}' of recipe '{recipe}' answers with the average of several networks, and one is "
+                "needed: start from a run of another recipe"
             )
         backbone.head, backbone.made_by = None, None
     backbone.size = size or predictor.size
-    return Start(backbone, predictor.fit, predictor.class_names)
+    return Start(backbone, predictor.fit, predictor.class_names, recipe)
 
 
 def check_weights(spec: str, weights: Path | None) -> None:
@@ -132,7 +134,7 @@ def why_new_head(start: Start, class_names: Sequence[str]) -> str | None:
     """
     head = start.backbone.head
     if head is None:
-        return "it has none of its own"
+        return "it has none of its own" if start.recipe is None else f"its own belongs to recipe '{start.recipe}'"
     if not isinstance(head, nn.Linear):
         return f"its own is a {type(head).__name__}, not linear"
     if head.out_features != len(class_names):

@@ -15,7 +15,7 @@ import math
 import re
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from pathlib import Path
@@ -115,6 +115,11 @@ class Job:
         return self.root / TRAININGS / self.key
 
     @property
+    def lock(self) -> Path:
+        """Held by the process that is at work on it."""
+        return self.root / "locks" / self.key
+
+    @property
     def name(self) -> str:
         """What sets it apart from others of its seed, in few words: ``maple on cifar10, xmeans raw t=0.3 K<=5 p=4``."""
         said = [_SHORT.get(key, f"{key}={{}}").format(value) for key, value in self.training.flags if key != "recipe"]
@@ -185,13 +190,16 @@ def locked(job: Job, wait: bool = True) -> Iterator[bool]:
     if not is_first_process():  # the others of one training work under the lock of their first
         yield True
         return
-    lock = FileLock(job.folder.with_suffix(".lock"))
-    job.folder.parent.mkdir(parents=True, exist_ok=True)
+    job.lock.parent.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(job.lock)
     try:
-        held = lock.acquire(timeout=-1 if wait else 0)
+        held = lock.acquire(timeout=0)
     except Timeout:
-        yield False
-        return
+        if not wait:
+            yield False
+            return
+        say(f"waiting for another process: {job.title}")
+        held = lock.acquire()
     with held:
         yield True
 
@@ -203,22 +211,39 @@ def ensure_trained(job: Job) -> Path:
 
 
 def train_all(jobs: Sequence[Job]) -> None:
-    """Train what is not finished. What another process is training is left to it, as long as there is other work."""
+    """Train what is not finished, next to other benchmarks that use the same folder."""
+    if any(job.config.train.devices * job.config.train.nodes > 1 for job in jobs):
+        _train_in_step(jobs)
+    else:
+        _train_in_turn(jobs)
+
+
+def _train_in_turn(jobs: Sequence[Job]) -> None:
+    """What another benchmark is training is left to it, as long as there is other work."""
     missing = [job for job in jobs if not job.is_finished]
-    in_order = any(job.config.train.devices != 1 or job.config.train.nodes != 1 for job in missing)  # for all processes
     while missing:
         taken = []
         for job in missing:
-            with locked(job, wait=in_order) as mine:
+            with locked(job, wait=False) as mine:
                 if not mine:
                     taken.append(job)
                 elif not job.is_finished:
+                    say(f"{jobs.index(job) + 1} of {len(jobs)}")
                     _train(job)
         if len(taken) == len(missing):
-            say(f"waiting for another process: {taken[0].title}")
             with locked(taken[0]):
                 pass
         missing = [job for job in taken if not job.is_finished]
+
+
+def _train_in_step(jobs: Sequence[Job]) -> None:
+    """All processes of a training must see the same networks unfinished: no other benchmark may finish one now."""
+    by_key = {job.key: job for job in jobs}
+    with ExitStack() as held:
+        for key in sorted(by_key):  # in one order, so that no two benchmarks wait for each other
+            held.enter_context(locked(by_key[key]))
+        for job in jobs:
+            _train(job)
 
 
 def _train(job: Job) -> Path:

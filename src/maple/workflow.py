@@ -188,6 +188,7 @@ def train_run(request: TrainRequest) -> Results | None:
     """
     if is_first_process():
         _check_folder(request)
+    request = _with_preset(request)
     config = resolve_config(request.flags, request.file, request.preset)
     if request.resume:
         request, config = _as_started(request)
@@ -231,9 +232,7 @@ def train_run(request: TrainRequest) -> Results | None:
         if fabric.is_global_zero:
             _announce(request, splits, config)
             if not request.resume:
-                prepare_folder(request, config.sections())
-                if start is not None:
-                    save_backbone(request.out / START, start.backbone)
+                prepare_folder(request, config.sections(), None if start is None else start.backbone)
             save_json(request.out / CLASSES, _classes(splits))
     how: dict[str, Any] = {"folder": request.out, "resume": request.resume, "options": config.train, "fabric": fabric}
     if isinstance(recipe, EnsembleRecipe):
@@ -264,6 +263,14 @@ def train_run(request: TrainRequest) -> Results | None:
     return results
 
 
+def _with_preset(request: TrainRequest) -> TrainRequest:
+    """With a network to start from, the settings to continue one, unless others are asked for by name."""
+    if request.init is None or request.preset is not None or request.resume:
+        return request
+    say("--init: what is not given is as in --preset finetune, such as a low learning rate")
+    return dataclasses.replace(request, preset="finetune")
+
+
 def _open_start(request: TrainRequest, config: RunConfig) -> Start:
     """The network that the training starts from; where it is resumed, as it was put into the run folder."""
     assert request.init is not None
@@ -274,8 +281,19 @@ def _open_start(request: TrainRequest, config: RunConfig) -> Start:
             raise UsageError(f"{flag_name(name)} is for new networks, and --init names a trained one: leave it out")
     if absolute_source(request.init) == str(request.out.expanduser().resolve()):
         raise UsageError(f"'{request.out}' is the run to start from: choose another --out")
+    for path in (Path(request.init), request.weights):
+        if path is not None and _is_run_file(request.out, path):
+            raise UsageError(f"'{path}' is in the run folder and would be replaced: choose another --out, or move it")
     size = None if config.data.size == "auto" else config.data.size
     return open_start(request.init, weights=request.weights, head=request.head, size=size, trust=request.trust)
+
+
+def _is_run_file(folder: Path, path: Path) -> bool:
+    """Whether a path is among what a run keeps in its folder."""
+    full, own = path.expanduser().resolve(), folder.expanduser().resolve()
+    if not full.exists() or not full.is_relative_to(own) or full == own:
+        return False
+    return full.relative_to(own).parts[0] in (*RUN_FILES, GALLERY, MEMBERS, NETWORK)
 
 
 def _follow_start(request: TrainRequest, config: RunConfig, start: Start) -> RunConfig:
@@ -485,7 +503,7 @@ def _as_started(request: TrainRequest) -> tuple[TrainRequest, RunConfig]:
     """What the run was started with. What is asked now may not differ from it, but for what changes no result."""
     origin, sections = read_run_config(request.out)
     for key, value in request.origin().items():
-        if value is not None and value != origin.get(key):
+        if value is not None and not _same_source(value, origin.get(key)):
             raise _started_otherwise(request.out, "DATA" if key == "source" else flag_name(key), origin.get(key), value)
     asked = {name: values | request.file.get(name, {}) for name, values in sections.items()}
     now = resolve_config(request.flags, {**request.file, **asked})
@@ -500,6 +518,13 @@ def _as_started(request: TrainRequest) -> tuple[TrainRequest, RunConfig]:
     return dataclasses.replace(request, **started, class_names=tuple(origin.get("classes", ()))), now
 
 
+def _same_source(now: Any, then: Any) -> bool:
+    """Whether two sources are the same: paths in full, be they there or not."""
+    if not isinstance(now, str) or not isinstance(then, str):
+        return now == then
+    return now == then or Path(now).expanduser().resolve() == Path(then).expanduser().resolve()
+
+
 def _started_otherwise(folder: Path, flag: str, then: Any, now: Any) -> UsageError:
     before = f"without {flag}" if then is None else f"with {flag} {then}"
     return UsageError(
@@ -508,14 +533,22 @@ def _started_otherwise(folder: Path, flag: str, then: Any, now: Any) -> UsageErr
     )
 
 
-def prepare_folder(request: RunRequest, sections: Mapping[str, Mapping[str, Any]]) -> None:
-    """Remove what is to be replaced, and write down what is known beforehand."""
+def prepare_folder(
+    request: RunRequest, sections: Mapping[str, Mapping[str, Any]], start: Backbone | None = None
+) -> None:
+    """Remove what is to be replaced, and write down what is known beforehand.
+
+    A run is there from when its ``config.toml`` is. That comes last, so that there is no run without the network that
+    it would ``start`` from.
+    """
     folder = request.out
     if request.overwrite and (folder / CONFIG).exists():
         for name in RUN_FILES:
             (folder / name).unlink(missing_ok=True)
         for name in (GALLERY, MEMBERS, NETWORK):
             shutil.rmtree(folder / name, ignore_errors=True)
+    if start is not None:
+        save_backbone(folder / START, start)
     root = request.data_root or os.environ.get("MAPLE_DATA")
     origin = {
         "format": FORMAT_VERSION,
