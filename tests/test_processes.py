@@ -26,7 +26,7 @@ TORCHRUN = ("-m", "torch.distributed.run", "--nproc_per_node", "2", "--standalon
 
 # Run by every process: train, interrupt and resume, fit; then write what this process holds.
 DRIVER = """
-import hashlib, json, sys
+import hashlib, json, os, sys
 from pathlib import Path
 
 import numpy as np
@@ -104,6 +104,8 @@ found = {
 if fabric.is_global_zero:
     predictor.save(folder)
     np.save(folder / "cluster_ids.npy", run.relabelling.cluster_ids)
+fabric.barrier()
+os._exit(0)  # without taking gloo's threads apart, which now and then aborts the one that ends first
 """
 
 # The command itself, but something goes wrong in one process only.
