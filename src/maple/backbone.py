@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, RandomSampler, Subset
 
 from maple.batches import evaluation_batches
-from maple.errors import UsageError, suggest
+from maple.errors import UsageError, some, suggest
 from maple.images import ImageSet, Progress
 from maple.networks import NETWORKS, create_network
 from maple.types import LinearHead, Outputs
@@ -649,11 +649,11 @@ def load_state(module: nn.Module, state: Mapping[str, Tensor], path: Path, name:
     """Put tensors read from ``path`` into a network called ``name``; nothing is changed unless everything fits."""
     own = module.state_dict()
     if further := [key for key in state if key not in own]:
-        raise UsageError(f"'{path}' also holds {_some(further)}: it holds another network than '{name}'")
+        raise UsageError(f"'{path}' also holds {some(further)}: it holds another network than '{name}'")
     missing = [key for key in own if key not in state and not key.endswith("num_batches_tracked")]
     missing = [key for key in missing if key not in ("mean", "std")]
     if missing:
-        raise UsageError(f"'{path}' lacks {_some(missing)}: it holds another network than '{name}'")
+        raise UsageError(f"'{path}' lacks {some(missing)}: it holds another network than '{name}'")
     for key, value in state.items():
         a_number = own[key].ndim == 0 and value.numel() == 1  # which some files hold as a vector
         if value.shape != own[key].shape and not a_number:
@@ -705,9 +705,5 @@ def rename_state(state: dict[str, Tensor], backbone: Backbone, path: Path) -> di
     if len(layers) == 1:
         renamed |= {f"head.{key.rpartition('.')[2]}": value for key, value in left.items()}
     if len(layers) > 1 or any(key not in own for key in renamed):
-        raise UsageError(f"'{path}' also holds {_some(list(left))}: it holds another network than '{backbone.name}'")
+        raise UsageError(f"'{path}' also holds {some(list(left))}: it holds another network than '{backbone.name}'")
     return renamed
-
-
-def _some(names: list[str]) -> str:
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

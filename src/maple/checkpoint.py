@@ -47,6 +47,22 @@ def write_atomic(path: Path, content: bytes | str) -> None:
             temporary.unlink(missing_ok=True)
 
 
+def take_lock(path: Path, wait: bool = False) -> Any:
+    """The lock of that name, held; without ``wait``, None where another process holds it.
+
+    It is released by the system should a process end without having done so.
+    """
+    from filelock import FileLock, Timeout  # comes with torch
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(path)
+    try:
+        lock.acquire(timeout=-1 if wait else 0)
+    except Timeout:
+        return None
+    return lock
+
+
 def save_arrays(path: Path, arrays: Mapping[str, np.ndarray], metadata: Mapping[str, Any]) -> None:
     """Write arrays and JSON-able metadata into one safetensors file, atomically."""
     header = {_METADATA_KEY: json.dumps({"format": FORMAT_VERSION, **metadata})}

@@ -112,16 +112,6 @@ def short(name: str) -> str:
     return name if len(name) <= MAX_CHARACTERS else name[: MAX_CHARACTERS - 1] + "…"
 
 
-def some(names: Sequence[str], limit: int = MAX_ROWS) -> str:
-    """Names in a line, the first of them where there are many.
-
-    >>> some(["a", "b", "c"], limit=2)
-    'a, b and 1 more'
-    """
-    shown = ", ".join(map(short, names[:limit]))
-    return f"{shown} and {len(names) - limit:,} more" if len(names) > limit else shown
-
-
 def summary(**numbers: int) -> str:
     """Numbers by name in a line.
 

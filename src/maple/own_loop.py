@@ -17,7 +17,7 @@ and schedule, adds a :class:`Relabeller`::
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 from typing import Any
 
@@ -227,8 +227,8 @@ class Relabeller:
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint has to hold beside the states of network and optimiser: tensors and a number."""
-        names = ("cluster_ids", "cluster_to_class", "parents", "shares")
-        return {"epoch": self.epoch, **{name: torch.from_numpy(getattr(self.relabelling, name)) for name in names}}
+        arrays = {field.name: getattr(self.relabelling, field.name) for field in fields(self.relabelling)}
+        return {"epoch": self.epoch, **{name: torch.from_numpy(array) for name, array in arrays.items()}}
 
     def load_state_dict(self, state: Mapping[str, Any], backbone: Backbone) -> None:
         """Go on from a checkpoint; the backbone gets a head for as many clusters, ready to load its weights.

@@ -28,7 +28,7 @@ from maple.config import DecisionOptions, as_dict, build_options
 from maple.data import open_images
 from maple.decode import Fit
 from maple.detector import Description, MapleDetector
-from maple.errors import DataError, RunError, UsageError
+from maple.errors import DataError, RunError, UsageError, some
 from maple.images import ImageSet, Progress
 from maple.models import rebuild_model
 from maple.processes import together
@@ -118,7 +118,7 @@ class Predictor:
         values = {
             "network": self.backbone.name,
             "images": f"{self.size} x {self.size} pixels",
-            "classes": notebook.some(self.class_names),
+            "classes": some([notebook.short(name) for name in self.class_names], notebook.MAX_ROWS),
             "score": self.detector.score_,
             "temperature": self.temperature,
             "weight of the network": self.network_weight,

@@ -28,7 +28,7 @@ import torch
 from maple.backbone import create_backbone
 from maple.benchmark import Results
 from maple.catalogue import CATALOGUE
-from maple.checkpoint import FORMAT_VERSION, write_atomic
+from maple.checkpoint import FORMAT_VERSION, take_lock, write_atomic
 from maple.config import RunConfig, resolve_config
 from maple.data import clean_source, find_source, is_built_in, split_files
 from maple.errors import RunError, UsageError
@@ -185,23 +185,21 @@ def list_jobs(
 @contextmanager
 def locked(job: Job, wait: bool = True) -> Iterator[bool]:
     """Keep other processes from a training. Without ``wait``, whether the lock was free, and is held now."""
-    from filelock import FileLock, Timeout  # comes with torch
-
     if not is_first_process():  # the others of one training work under the lock of their first
         yield True
         return
-    job.lock.parent.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(job.lock)
-    try:
-        held = lock.acquire(timeout=0)
-    except Timeout:
-        if not wait:
-            yield False
-            return
+    lock = take_lock(job.lock)
+    if lock is None and not wait:
+        yield False
+        return
+    if lock is None:
         say(f"waiting for another process: {job.title}")
-        held = lock.acquire()
-    with held:
+        lock = take_lock(job.lock, wait=True)
+    assert lock is not None
+    try:
         yield True
+    finally:
+        lock.release()
 
 
 def ensure_trained(job: Job) -> Path:

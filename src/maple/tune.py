@@ -36,7 +36,7 @@ import maple.baselines  # noqa: F401  # so that their names are known
 from maple.backbone import create_backbone
 from maple.baselines.sampling import EnsembleRecipe
 from maple.calibrate import min_calibration_images
-from maple.checkpoint import load_json, save_json, write_atomic
+from maple.checkpoint import load_json, save_json, take_lock, write_atomic
 from maple.config import (
     RunConfig,
     flag_name,
@@ -437,16 +437,7 @@ class _Search:
 
     def _lock_of(self, settings: Settings) -> Any:
         """The lock on the folder of a trial, held; None where another process holds it."""
-        from filelock import FileLock, Timeout
-
-        folder = self._folder(settings)
-        folder.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(folder / "lock")
-        try:
-            lock.acquire(timeout=0)
-        except Timeout:
-            return None
-        return lock
+        return take_lock(self._folder(settings) / "lock")
 
     def _queue_next(self) -> bool:
         """Whether there is a trial to start. The next one is queued where it is known: of a grid, and the first."""
