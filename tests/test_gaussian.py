@@ -716,3 +716,25 @@ def test_background_of_few_images_does_not_overfit():
     unshrunk = np.einsum("nd,de,ne->n", new, np.linalg.inv(np.cov(known.T)), new).mean()
     assert unshrunk > 3 * n_components
     assert background.squared_distances(new).mean() < 1.3 * n_components
+
+
+def test_the_map_shows_clusters_as_linear_discriminant_analysis_does():
+    rng = np.random.default_rng(0)
+    labels = rng.integers(0, 4, 4000)
+    x = rng.normal(size=(4000, 6)) @ rng.normal(size=(6, 6)) + 5 * rng.normal(size=(4, 6))[labels]
+    gaussians = fit_gaussians(Moments(4, 6).update(x, labels), explained_variance=1.0)
+    seen = gaussians.on_map(gaussians.project(x))  # (N, 2)
+    theirs = LinearDiscriminantAnalysis(n_components=2, solver="eigen").fit_transform(x, labels)
+    for ours, axis in zip(seen.T, theirs.T):
+        assert abs(np.corrcoef(ours, axis)[0, 1]) > 0.9999
+    within = seen - gaussians.on_map(gaussians.centroids)[labels]
+    np.testing.assert_allclose(within.T @ within / len(x), np.eye(2), atol=1e-6)
+
+
+def test_the_map_has_two_axes_whatever_the_clusters():
+    x = np.random.default_rng(0).normal(size=(50, 1))
+    for n_clusters in (1, 2):
+        ids = np.arange(50) % n_clusters
+        gaussians = fit_gaussians(Moments(n_clusters, 1).update(x, ids))
+        seen = gaussians.on_map(gaussians.project(x))
+        assert seen.shape == (50, 2) and np.isfinite(seen).all() and (seen[:, 1] == 0).all()

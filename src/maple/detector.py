@@ -314,6 +314,12 @@ class Description:
         nearest = -class_maximum(-self.squared_distances, self.cluster_to_class)  # (N, C)
         return log_chi_square_tail(nearest, self.degrees_of_freedom)
 
+    @cached_property
+    def position(self) -> np.ndarray:
+        """Where each image lies on the map of the clusters (N, 2): see :attr:`maple.gaussian.Gaussians.map_axes`."""
+        gaussians = self.detector.gaussians_
+        return gaussians.on_map(gaussians.project(self.embeddings))
+
     def log_posterior(self, temperature: float = 1.0) -> np.ndarray:
         """Log class probabilities (N, C): see :func:`maple.gaussian.log_posterior`."""
         return log_posterior(self.squared_distances, self.log_weights, self.cluster_to_class, temperature)

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -450,6 +451,33 @@ class Gaussians:
     def log_weights(self) -> np.ndarray:
         """What the log density of each cluster adds to -d²/2, up to a common constant (M,)."""
         return self.log_priors if self.log_determinants is None else self.log_priors - self.log_determinants / 2
+
+    @cached_property
+    def map_axes(self) -> np.ndarray:
+        """The plane of the projection in which the clusters lie furthest apart (K, 2): for people to look at.
+
+        The principal axes of the centroids, each as heavy as its share of the images. Within a cluster the projection
+        has unit covariance, so that these are Fisher's first two linear discriminants, and every cluster is a unit
+        Gaussian in the plane too (not so where each has its own covariance).
+
+        >>> x = np.repeat(6 * np.eye(3), 4, axis=0) + np.random.default_rng(0).normal(size=(12, 3))
+        >>> fit_gaussians(Moments(3, 3).update(x, np.repeat([0, 1, 2], 4))).map_axes.shape
+        (3, 2)
+        """
+        shares = np.exp(self.log_priors)  # (M,)
+        centred = (self.centroids - self._map_centre) * np.sqrt(shares)[:, None]
+        axes = np.linalg.svd(centred)[2][:2].T  # (K, 2), or (1, 1)
+        axes = axes * np.where(axes[np.abs(axes).argmax(axis=0), range(axes.shape[1])] < 0, -1.0, 1.0)  # one sign only
+        return np.pad(axes, ((0, 0), (0, 2 - axes.shape[1])))
+
+    @property
+    def _map_centre(self) -> np.ndarray:
+        shares = np.exp(self.log_priors)  # (M,)
+        return shares @ self.centroids / shares.sum()
+
+    def on_map(self, projection: np.ndarray) -> np.ndarray:
+        """Where projections (N, K) lie in the plane of :attr:`map_axes` (N, 2)."""
+        return (projection - self._map_centre) @ self.map_axes
 
     def to_arrays(self) -> dict[str, np.ndarray]:
         """All there is, by name."""

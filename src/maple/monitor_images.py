@@ -14,7 +14,7 @@ from maple.errors import RunError, UsageError
 from maple.images import ImageSet
 from maple.monitor import Comparison, StreamMonitor, compare_scores
 from maple.plots import plot_drift, standalone_svg
-from maple.predict_files import MORE_CALIBRATION, describe_skipped, embed_for, open_like, ready_predictor
+from maple.predict_files import MORE_CALIBRATION, describe_skipped, open_like, ready_predictor
 from maple.predictor import Predictor
 from maple.progress import counting, warn
 
@@ -187,8 +187,8 @@ def _open_stream(predictor: Predictor, folder: Path, level: float | None, state:
 def _score(predictor: Predictor, images: ImageSet, batch_size: int, workers: int) -> np.ndarray:
     """Scores (N,) in the order of the images, batch by batch."""
     with counting("scoring") as progress:
-        batches = embed_for(predictor, images, batch_size=batch_size, progress=progress, workers=workers)
-        return np.concatenate([predictor.predict_outputs(outputs).score for outputs in batches])
+        said = predictor.predict_batches(images, batch_size=batch_size, progress=progress, workers=workers)
+        return np.concatenate([prediction.score for prediction in said])
 
 
 def _alarm_file(stream: StreamMonitor, images: ImageSet) -> str | None:

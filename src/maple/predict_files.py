@@ -13,7 +13,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TextIO
 
-from maple.backbone import embed_batches
 from maple.calibrate import benjamini_hochberg, can_flag, min_calibration_images
 from maple.checkpoint import write_atomic
 from maple.config import DecisionOptions, build_options, flag_name
@@ -23,7 +22,7 @@ from maple.images import ImageSet
 from maple.networks import use_fast_allocator
 from maple.predictor import Predictor, load_predictor
 from maple.progress import counting, warn
-from maple.types import PREDICTION_COLUMNS, Outputs, Skipped
+from maple.types import PREDICTION_COLUMNS, Prediction, Skipped
 
 JSON_SUFFIXES = (".jsonl", ".ndjson")
 MORE_CALIBRATION = (  # where there are none, or too few
@@ -61,8 +60,8 @@ def predict_images(
     columns += [f"p_{name}" for name in predictor.class_names if all_probabilities]
     with _open_output(out) as file, counting("predicting") as progress:
         write_row = _row_writer(file, columns, as_lines=out.endswith(JSON_SUFFIXES))
-        batches = embed_for(predictor, images, batch_size=batch_size, progress=progress, workers=workers)
-        rows = _predict_rows(predictor, batches, images.files, coverage, all_probabilities)
+        said = predictor.predict_batches(images, batch_size=batch_size, progress=progress, workers=workers)
+        rows = _predict_rows(predictor, said, images.files, coverage, all_probabilities)
         for row in rows if fdr is None else flag_together(rows, fdr, len(predictor.calibration)):
             write_row(row)
     _report_skipped(images.skipped, out)
@@ -85,17 +84,16 @@ def _check_request(predictor: Predictor, fdr: float | None, coverage: float | No
 
 def _predict_rows(
     predictor: Predictor,
-    batches: Iterable[Outputs],
+    predictions: Iterable[Prediction],
     files: Sequence[str],
     coverage: float | None,
     all_probabilities: bool,
 ) -> Iterator[dict[str, Any]]:
     done = 0
-    for outputs in batches:
-        prediction = predictor.predict_outputs(outputs)
+    for prediction in predictions:
         sets = predictor.prediction_sets(prediction, coverage) if coverage is not None else None
-        yield from prediction.rows(list(files[done : done + len(outputs)]), all_probabilities, sets)
-        done += len(outputs)
+        yield from prediction.rows(list(files[done : done + len(prediction)]), all_probabilities, sets)
+        done += len(prediction)
 
 
 def flag_together(rows: Iterable[dict[str, Any]], fdr: float, n_calibration: int) -> Iterator[dict[str, Any]]:
@@ -141,11 +139,6 @@ def ready_predictor(folder: Path, decision: dict[str, Any] | None = None, fdr: f
         predictor.decide(per_class=False, confidence=None)  # p-values of one shared calibration set
     use_fast_allocator()
     return predictor
-
-
-def embed_for(predictor: Predictor, images: ImageSet, **options: Any) -> Iterator[Outputs]:
-    """What the predictor's network says about the images, batch by batch; options as for ``embed_batches``."""
-    return embed_batches(predictor.backbone, images, cluster_to_class=predictor.cluster_to_class, **options)
 
 
 def open_like(predictor: Predictor, source: Any, data_root: Path | None, labelled: bool = False) -> ImageSet:

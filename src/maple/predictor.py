@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -14,13 +15,12 @@ from torch import nn
 import maple.baselines  # noqa: F401  # so that their names are known
 from maple import notebook
 from maple.backbone import Backbone, create_backbone, embed, embed_batches
+from maple.base_predictor import BasePredictor
 from maple.calibrate import (
     Calibration,
-    Decision,
     fit_pool,
     fit_softmax_temperature,
     fit_temperature,
-    prediction_sets,
     true_class_scores,
 )
 from maple.checkpoint import load_arrays, save_arrays, write_atomic
@@ -43,7 +43,7 @@ CALIBRATION = "calibration."  # of the names of arrays
 STATISTICS_IMAGES = 5000
 
 
-class Predictor:
+class Predictor(BasePredictor):
     """Class, probability, uncertainty and in/out decision for images, from one forward pass.
 
     ``temperature`` softens the class posterior of the Gaussians, ``network_weight`` is what the network's own
@@ -52,7 +52,7 @@ class Predictor:
     numbered where they have no names; ``size`` is that of the backbone where it knows it.
     """
 
-    decision: Decision
+    runtime = "torch"
 
     def __init__(
         self,
@@ -73,40 +73,31 @@ class Predictor:
             class_names = [str(i) for i in range(detector.cluster_to_class_.max() + 1)]
         if (side := size or backbone.size) is None:
             raise UsageError("the backbone does not know how large its images are: give the predictor size=, in pixels")
-        self.backbone, self.detector, self.class_names = backbone, detector, tuple(class_names)
-        self.size, self.fit = side, fit
+        self.backbone, self.detector = backbone, detector
         self.temperature, self.network_weight = temperature, network_weight
         self.softmax_temperature = softmax_temperature  # of the network alone, for comparison
-        self.calibration = calibration or Calibration.empty(len(self.class_names))
-        self.options = options or DecisionOptions()
         self.class_rule: ClassRule = class_rule  # how ``softmax_class_id`` reads the clusters of a class
-        self.decide()
+        super().__init__(class_names, size=side, fit=fit, calibration=calibration, options=options)
+
+    @property
+    def network(self) -> str:
+        return self.backbone.name
+
+    @property
+    def score_name(self) -> str:
+        return self.detector.score_
 
     @property
     def cluster_to_class(self) -> np.ndarray:
         return self.detector.cluster_to_class_
 
     @property
-    def false_alarm(self) -> float:
-        """The share of in-distribution images that may be flagged."""
-        return self.options.false_alarm
+    def map_centroids(self) -> np.ndarray:
+        return self.detector.gaussians_.on_map(self.detector.gaussians_.centroids)
 
     @property
-    def calibration_scores(self) -> np.ndarray:
-        """The sorted scores of the calibration images (n,)."""
-        return np.sort(self.calibration.scores)
-
-    @property
-    def threshold(self) -> float:
-        """The score above which an image is flagged; NaN where the classes have thresholds of their own."""
-        thresholds = self.decision.thresholds
-        return float(thresholds[0]) if (thresholds == thresholds[0]).all() else float("nan")
-
-    def decide(self, **options: Any) -> Predictor:
-        """Decide at another level from now on: ``false_alarm``, ``confidence``, ``per_class``; the rest stays."""
-        self.options = self._changed(options)
-        self.decision = self.calibration.decide(**as_dict(self.options))
-        return self
+    def map_radius(self) -> float | None:
+        return 1.0 if self.detector.gaussians_.whitenings is None else None
 
     def __repr__(self) -> str:
         known = f"n_classes={len(self.class_names)}, n_clusters={len(self.cluster_to_class)}"
@@ -126,14 +117,36 @@ class Predictor:
         }
         return notebook.card("Predictor", about, notebook.facts(values))
 
-    def _changed(self, options: dict[str, Any]) -> DecisionOptions:
-        return build_options(DecisionOptions, {**as_dict(self.options), **options}, "decision")
-
     def __call__(self, images: Any) -> Prediction:
         """Predict images: whatever ``embed`` takes, or paths of images and folders, which become ``size`` pixels."""
         if is_path(images) or (isinstance(images, list | tuple) and images and all(map(is_path, images))):
             images = open_images(images, size=self.size, fit=self.fit, labelled=False)
         return self.predict_outputs(embed(self.backbone, images, cluster_to_class=self.cluster_to_class))
+
+    def predict_pixels(self, pixels: np.ndarray) -> Prediction:
+        outputs = embed(self.backbone, pixels, cluster_to_class=self.cluster_to_class)
+        found = self.detector.describe(outputs)
+        return replace(self.predict_described(found), position=found.position)
+
+    def predict_batches(
+        self,
+        images: ImageSet,
+        *,
+        batch_size: int = 256,
+        indices: Any = None,
+        workers: int = 0,
+        progress: Progress | None = None,
+    ) -> Iterator[Prediction]:
+        batches = embed_batches(
+            self.backbone,
+            images,
+            batch_size=batch_size,
+            indices=indices,
+            cluster_to_class=self.cluster_to_class,
+            workers=workers,
+            progress=progress,
+        )
+        yield from map(self.predict_outputs, batches)
 
     def predict_outputs(self, outputs: Outputs) -> Prediction:
         """Predict from what the backbone said."""
@@ -167,11 +180,7 @@ class Predictor:
         """Calibrated log class probabilities (N, C) of described images."""
         return found.log_probabilities(self.temperature, self.network_weight)
 
-    def prediction_sets(self, prediction: Prediction, coverage: float) -> np.ndarray:
-        """Which classes each image may belong to (N, C): the true one is among them with this probability at least."""
-        return prediction_sets(prediction.log_probabilities, self.calibration.set_scores, coverage)
-
-    def calibrate(self, images: Any, **options: Any) -> Predictor:
+    def calibrate(self, images: Any, **options: Any) -> Self:
         """Learn p-values, threshold and prediction sets from calibration images that have chosen nothing else.
 
         ``images`` are whatever ``embed`` takes, its outputs, or the path of a folder or file of labelled images;

@@ -126,6 +126,7 @@ class Prediction:
     log_probabilities: np.ndarray  # (N, C)
     squared_distance: np.ndarray  # (N,) to the nearest cluster
     class_names: tuple[str, ...] = ()
+    position: np.ndarray | None = None  # (N, 2) on the map of the clusters, where it was asked for
 
     @cached_property
     def probabilities(self) -> np.ndarray:
