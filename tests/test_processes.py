@@ -231,6 +231,14 @@ def test_command_in_two_processes(tmp_path):
         assert (tmp_path / "devices" / file).read_bytes() == (tmp_path / "torchrun" / file).read_bytes()
 
 
+@pytest.mark.parametrize(("rank", "aborted"), [("0", True), ("1", False)])
+def test_a_process_that_has_done_its_share_ends_before_its_threads_can_abort_it(rank, aborted):
+    program = "import atexit, os; atexit.register(os.abort); import maple.cli; maple.cli.main()"
+    result = python("-c", program, "--version", RANK=rank)
+    assert (result.returncode != 0) == aborted
+    assert result.stdout.startswith("maple ")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("failure", "sentence"),

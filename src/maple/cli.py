@@ -858,7 +858,20 @@ def main() -> None:
     except SystemExit as stop:
         if stop.code == INTERRUPTED:
             _say_interrupted(errors)
+        if not stop.code and not is_first_process():
+            _leave()
         raise
+
+
+def _leave() -> None:
+    """End a process that has done its share, without taking its threads apart.
+
+    Those of torch.distributed have been seen to abort a process that ends before the first one; torchrun would then
+    end the first one too, in the middle of its evaluation.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
 
 
 def _say_interrupted(errors: Console) -> None:
