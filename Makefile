@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 # Two pytest workers with one thread each finish sooner than one worker with two.
 WORKERS ?= 2
 
-.PHONY: setup demo docs check test check-wheel clean
+.PHONY: setup setup-browser demo docs check test check-wheel clean
 
 setup: $(STAMP)
 
@@ -15,6 +15,11 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[torch,dev,docs,pretrained]'
 	touch $@
+
+setup-browser: setup  ## Chromium for the tests of the page: Debian's, else Playwright's own
+	command -v chromium || command -v chromium-browser || command -v google-chrome \
+		|| { apt-get update && apt-get install --yes --no-install-recommends chromium; } \
+		|| $(BIN)/python -m playwright install --with-deps chromium
 
 demo: setup  ## train, fit, evaluate and report on embedded data
 	$(BIN)/maple demo --out runs/demo

@@ -601,8 +601,8 @@ def test_full_disk_keeps_the_old_predictions(finished, tmp_path, capsys, monkeyp
     out = tmp_path / "p.csv"
     out.write_text("old")
     monkeypatch.setattr(
-        "maple.predict_files._row_writer",
-        lambda *_a, **_k: lambda _row: (_ for _ in ()).throw(OSError(28, "No space left on device")),
+        "maple.row_files.TextRows.append",
+        lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")),
     )
     assert run("predict", finished, "digits", "--out", out) == 1
     assert "No space left" in capsys.readouterr().err

@@ -265,6 +265,8 @@ WORK: dict[str, Callable[..., None]] = {
     "maple.tune.tune_recipe": check_tuning,
     "maple.tune.make_plan": check_tuning,
     "maple.update.update_run": nothing,
+    "maple.serve.serve_model": nothing,
+    "maple.export.export_run": nothing,
     "maple.predict_files.predict_images": check_decision,
     "maple.explain_files.explain_images": check_decision,
     "maple.monitor_images.monitor_images": nothing,

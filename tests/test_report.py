@@ -15,6 +15,8 @@ from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from markupsafe import Markup
 from PIL import Image
@@ -213,6 +215,9 @@ def write_predictions(path: Path, rows: int = 30, **changes: str) -> Path:
         values = (f"slides/{i}.png", f"class {i % 3}", 0.9, 1 - u, u, 10 * u, 1 - u, u > 0.8, 0, "a", "a")
         return dict(zip(PREDICTION_COLUMNS, values)) | changes
 
+    if path.suffix == ".parquet":
+        pq.write_table(pa.Table.from_pylist([row(i) for i in range(rows)]), path)
+        return path
     with path.open("w", newline="", encoding="utf-8") as file:
         if path.suffix == ".csv":
             writer = csv.DictWriter(file, PREDICTION_COLUMNS)
@@ -549,7 +554,7 @@ def test_damaged_results_are_named(copied: Path) -> None:
 # Predictions
 
 
-@pytest.mark.parametrize("suffix", [".csv", ".jsonl"])
+@pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".parquet"])
 def test_predictions_are_counted_and_sorted(suffix: str, tmp_path: Path) -> None:
     found = read_predictions(write_predictions(tmp_path / f"p{suffix}", rows=30), keep=7)
     assert found.n_images == 30
@@ -599,6 +604,9 @@ def test_other_files_are_refused(run: Path, tmp_path: Path) -> None:
     (tmp_path / "b.jsonl").write_text("not json\n")
     with pytest.raises(DataError, match="neither CSV nor JSON lines"):
         write_report(run, tmp_path / "r.html", tmp_path / "b.jsonl")
+    (tmp_path / "d.parquet").write_bytes(b"not Parquet")
+    with pytest.raises(DataError, match="nor Parquet"):
+        write_report(run, tmp_path / "r.html", tmp_path / "d.parquet")
     (tmp_path / "c.jsonl").write_text("[1, 2]\n")
     with pytest.raises(DataError, match="row 1 lacks file"):
         write_report(run, tmp_path / "r.html", tmp_path / "c.jsonl")

@@ -20,6 +20,7 @@ from maple.config import GROUPS, PRESETS, RECIPE_SECTIONS, read_names, read_toml
 from maple.errors import MapleError, UsageError, naming_extras
 from maple.overview import Overview
 from maple.progress import is_first_process
+from maple.serve_options import ServeOptions
 
 app = typer.Typer(
     cls=Overview,
@@ -66,6 +67,7 @@ Trust = Annotated[
     bool,
     typer.Option("--trust", callback=_trust, help="let the network run code, which TorchScript, .pt2 and python: do"),
 ]
+FLAG_GROUPS = GROUPS | {"serve": ServeOptions}
 PANELS = {name: name.capitalize() for name in GROUPS} | {
     "train": "Training",
     "mc_dropout": "MC-Dropout",
@@ -73,6 +75,7 @@ PANELS = {name: name.capitalize() for name in GROUPS} | {
     "sngp": "SNGP",
     "due": "DUE",
     "vmdls": "VMDLS",
+    "serve": "Serving",
 }
 START_PANEL = "Start from a trained network"
 
@@ -109,15 +112,16 @@ def with_options(*sections: str, default: str | None = None) -> Callable[[Callab
         ]
         names, lists = [], []
         for section in sections:
-            hints = get_type_hints(GROUPS[section], include_extras=True)
-            for f in fields(GROUPS[section]):
+            hints = get_type_hints(FLAG_GROUPS[section], include_extras=True)
+            for f in fields(FLAG_GROUPS[section]):
                 if not f.metadata.get("flag", True):
                     continue
                 names.append(f.name)
                 if isinstance(f.default, tuple):
                     lists.append(f.name)
                 shown = ",".join(map(str, f.default)) if isinstance(f.default, tuple) else f.default
-                shown = (shown if shown != "" else None) if default is None else default
+                own = default is None or section == "serve"  # whose defaults are no run's
+                shown = (shown if shown != "" else None) if own else default
                 text = f.metadata["help"] + ("" if shown is None else f" [dim]\\[default: {shown}][/]")
                 flag = typer.Option(
                     help=text, rich_help_panel=PANELS[section], metavar=_values(hints[f.name]), show_default=False
@@ -433,10 +437,10 @@ def _named_values(pairs: list[str]) -> dict[str, list[str]]:
 @app.command()
 @with_options("decision", default="the run's")
 def predict(
-    run: Annotated[Path, typer.Argument(help="run folder")],
+    run: Annotated[Path, typer.Argument(help="run folder, or a graph exported from one (.onnx)")],
     images: Annotated[list[str], typer.Argument(help="images, folders, globs, .parquet or names of data sets")],
     flags: dict[str, Any],
-    out: Annotated[str, typer.Option(help="file to write, .csv or .jsonl; - prints CSV")] = "-",
+    out: Annotated[str, typer.Option(help="file to write, .csv, .jsonl or .parquet; - prints CSV")] = "-",
     fdr: Annotated[
         float | None,
         typer.Option(
@@ -455,11 +459,18 @@ def predict(
         bool, typer.Option("--all-probabilities", help="add a column p_<class> for every class")
     ] = False,
     batch_size: Annotated[int, typer.Option(min=1, help="images per forward pass")] = 256,
-    workers: Workers = 2,
+    workers: Annotated[int, typer.Option(min=0, help="processes that decode images ahead")] = 2,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="start anew where another request was interrupted")
+    ] = False,
     data_root: DataRoot = None,
     trust: Trust = False,
 ) -> None:
-    """Class, probability, uncertainty and in/out decision for each image: one row each."""
+    """Class, probability, uncertainty and in/out decision for each image: one row each.
+
+    Memory does not grow with the number of images. A command that was interrupted, or killed, goes on when it is given
+    again.
+    """
     from maple.predict_files import predict_images
 
     predict_images(
@@ -473,6 +484,7 @@ def predict(
         batch_size=batch_size,
         data_root=data_root,
         workers=workers,
+        overwrite=overwrite,
     )
 
 
@@ -705,7 +717,7 @@ def methods(as_json: AsJson = False) -> None:
 @app.command()
 def report(
     run: Annotated[Path, typer.Argument(help="run folder")],
-    predictions: Annotated[Path | None, typer.Argument(help="predictions to include, .csv or .jsonl")] = None,
+    predictions: Annotated[Path | None, typer.Argument(help="predictions to include, .csv, .jsonl or .parquet")] = None,
     out: Annotated[Path | None, typer.Option(help="HTML file to write; default: report.html in the run")] = None,
 ) -> None:
     """Write one self-contained HTML file about a run."""
@@ -716,7 +728,7 @@ def report(
 
 @app.command()
 def monitor(
-    run: Annotated[Path, typer.Argument(help="run folder")],
+    run: Annotated[Path, typer.Argument(help="run folder, or a graph exported from one (.onnx)")],
     images: Annotated[list[str], typer.Argument(help="images, folders, globs, .parquet or names of data sets")],
     level: Annotated[
         float | None, typer.Option(help="chance of an alarm without drift, at most [dim]\\[default: 0.01][/]")
@@ -762,6 +774,66 @@ def monitor(
         output.print(found.describe(), markup=False, highlight=False, soft_wrap=True)
     if found.drift:
         raise typer.Exit(DRIFT)
+
+
+@app.command()
+def export(
+    run: Annotated[Path, typer.Argument(help="run folder")],
+    out: Annotated[Path, typer.Argument(help="file to write: .onnx, or .pt2 for torch.export")],
+    preprocess: Annotated[
+        bool, typer.Option("--preprocess", help="take uint8 images (N, S, S, 3) instead of float32 (N, 3, S, S)")
+    ] = False,
+    exemplars: Annotated[
+        bool, typer.Option("--exemplars/--no-exemplars", help="let four training images of each cluster travel along")
+    ] = True,
+    quantise: Annotated[
+        bool, typer.Option("--quantise", help="weights in 8 bits; says what that changes of accuracy, ECE and AUROC")
+    ] = False,
+    ood: OodSources = None,
+    data_root: RunDataRoot = None,
+    trust: Trust = False,
+    as_json: AsJson = False,
+) -> None:
+    """Write network, Gaussians and decision as one graph, and check on images that it agrees with the run."""
+    from maple.export import export_run
+
+    report = export_run(
+        run,
+        out,
+        preprocess=preprocess,
+        exemplars=exemplars,
+        quantise=quantise,
+        ood=_named_sources(ood or []),
+        data_root=data_root,
+    )
+    print(json.dumps(report.to_dict()) if as_json else report.describe())
+
+
+@app.command()
+@with_options("serve", "decision", default="the model's")
+def serve(
+    model: Annotated[Path, typer.Argument(help="run folder, or the .onnx file that maple export wrote")],
+    flags: dict[str, Any],
+    api_key: Annotated[
+        str | None,
+        typer.Option(
+            envvar="MAPLE_API_KEY",
+            help="what requests must send in the header X-API-Key; better set in the environment",
+            rich_help_panel=PANELS["serve"],
+        ),
+    ] = None,
+    trust: Trust = False,
+) -> None:
+    """Answer requests over HTTP, and show a page in the browser, until Ctrl-C or SIGTERM.
+
+    What was accepted by then is answered. Without --host only this machine can ask.
+    """
+    from maple.config import DecisionOptions, build_options
+    from maple.serve import serve_model
+
+    decision = {f.name: flags.pop(f.name) for f in fields(DecisionOptions) if f.name in flags}
+    options = build_options(ServeOptions, {**flags, "api_key": api_key}, where=None)
+    serve_model(model, options, decision)
 
 
 @app.command()

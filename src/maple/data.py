@@ -12,8 +12,9 @@ import json
 import os
 import zipfile
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, cast
 from urllib.parse import parse_qsl, urlencode
@@ -120,6 +121,26 @@ def open_images(
     return decode_listing(_list_path(path, name, labelled), size, fit, memory_limit, progress)
 
 
+def find_images(
+    sources: Sequence[str | Path], data_root: str | Path | None = None
+) -> tuple[Iterator[str] | Path | None, str]:
+    """Where images without labels are, and what their source is called: nothing is opened.
+
+    They are image files, or rows of a Parquet file; None where they are arrays, or made, and thus in memory anyway.
+    """
+    if len(sources) != 1:
+        return chain.from_iterable(map(_expand, sources)), "images"
+    source = sources[0]
+    if is_built_in(source):
+        return None, str(source)
+    if _is_glob(source):
+        return _expand(source), str(source)
+    path, name = _locate(source, data_root, None)
+    if path.suffix.lower() in _TABLES:
+        return path if path.suffix.lower() == ".parquet" else None, name
+    return _expand(path), name
+
+
 def _reuse(images: ImageSet, size: Size, labelled: bool) -> ImageSet:
     if size not in ("auto", images.size):
         raise UsageError(
@@ -161,14 +182,29 @@ def _visible(folder: Path) -> list[Path]:
         raise DataError(f"cannot list the folder '{folder}': {error.strerror or error}") from None
 
 
-def _walk_images(folder: Path) -> Iterator[Path]:
-    """All images in a folder and below, sorted; links to folders are not followed, so that they cannot form a ring."""
-    for path in _visible(folder):
-        if path.is_dir():
-            if not path.is_symlink():
-                yield from _walk_images(path)
-        elif _is_image(path):
-            yield path
+def _walk_images(folder: Path) -> Iterator[str]:
+    """All images in a folder and below, sorted; links to folders are not followed, so that they cannot form a ring.
+
+    Of millions of files only the names in one folder are held, as strings.
+    """
+    files, folders = [], set()
+    try:
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                if entry.name.startswith("."):
+                    continue
+                if entry.is_dir(follow_symlinks=False):
+                    folders.add(entry.name)
+                elif entry.name.lower().endswith(IMAGE_SUFFIXES) and entry.is_file():
+                    files.append(entry.name)
+    except OSError as error:
+        raise DataError(f"cannot list the folder '{folder}': {error.strerror or error}") from None
+    above = "" if folder == Path() else os.path.join(folder, "")  # noqa: PTH118 (no object per file)
+    for name in sorted([*files, *folders]):
+        if name in folders:
+            yield from _walk_images(folder / name)
+        else:
+            yield above + name
 
 
 def _list_class_folders(folder: Path, name: str) -> Listing:
@@ -183,10 +219,10 @@ def _list_class_folders(folder: Path, name: str) -> Listing:
     for class_name, group in members.items():
         if not group:
             raise DataError(f"class '{class_name}' of '{folder}' has no images: add images or remove the subfolder")
-    paths = tuple(path for group in members.values() for path in group)
+    files = tuple(file for group in members.values() for file in group)
     return Listing(
-        store=FileStore(paths),
-        files=tuple(str(path) for path in paths),
+        store=FileStore(tuple(map(Path, files))),
+        files=files,
         labels=np.repeat(np.arange(len(members)), [len(group) for group in members.values()]),
         class_names=tuple(members),
         name=name,
@@ -198,49 +234,59 @@ def _is_glob(source: str | Path) -> bool:
     return any(character in str(source) for character in "*?[") and not Path(source).exists()
 
 
-def _match(pattern: Path) -> list[Path]:
+def _match(pattern: Path) -> Iterator[str]:
     """The images that a glob matches, sorted; hidden ones and those in hidden folders do not count."""
     top = Path(pattern.anchor)
     try:
-        found = sorted(top.glob(str(pattern.relative_to(top))))
+        found = [
+            str(path)
+            for path in top.glob(str(pattern.relative_to(top)))
+            if _is_image(path) and not any(part.startswith(".") for part in path.parts[1:])
+        ]
     except ValueError as error:
         raise UsageError(f"'{pattern}' is not a pattern for files: {error}") from None
-    return [path for path in found if _is_image(path) and not any(part.startswith(".") for part in path.parts[1:])]
+    found.sort(key=lambda path: path.replace(os.sep, "\0"))  # folder by folder, as paths are sorted
+    yield from found
 
 
-def _expand(source: str | Path) -> list[Path]:
+def _expand(source: str | Path) -> Iterator[str]:
     """The image files that one path, folder or glob stands for."""
     path = Path(source).expanduser()
     if path.is_dir():
-        found = list(_walk_images(path))
-        if not found:
-            raise DataError(f"no images in '{source}': expected {_KINDS} files there or below")
-        return found
-    if _is_glob(path):
-        found = _match(path)
-        if not found:
-            raise DataError(f"no images match '{source}': check the pattern")
-        return found
-    if not path.is_file():
+        yield from _some(_walk_images(path), f"no images in '{source}': expected {_KINDS} files there or below")
+    elif _is_glob(path):
+        yield from _some(_match(path), f"no images match '{source}': check the pattern")
+    elif not path.is_file():
         raise UsageError(f"no file or folder '{source}': check the path")
-    if path.suffix.lower() in _TABLES:
+    elif path.suffix.lower() in _TABLES:
         raise UsageError(f"'{source}' cannot be opened together with other sources: give it alone")
-    return [path]
+    else:
+        yield str(path)
+
+
+def _some(files: Iterator[str], else_say: str) -> Iterator[str]:
+    """The files, of which there must be one at least."""
+    first = next(files, None)
+    if first is None:
+        raise DataError(else_say)
+    yield first
+    yield from files
 
 
 def _list_several(sources: Sequence[str | Path], labelled: bool) -> Listing:
     """Images from several places, or from a glob; such images have no labels."""
     if labelled:
         raise UsageError("labelled images come from one source: a folder with one subfolder per class, Parquet or .npz")
-    paths = [path for source in sources for path in _expand(source)]
-    if not paths:
+    files = [file for source in sources for file in _expand(source)]
+    if not files:
         raise UsageError("no images were given: name at least one file or folder")
-    return _list_unlabelled(paths, str(sources[0]) if len(sources) == 1 else "images")
+    return _list_unlabelled(files, str(sources[0]) if len(sources) == 1 else "images")
 
 
-def _list_unlabelled(paths: Sequence[Path], name: str) -> Listing:
-    labels, class_names = no_labels(len(paths))
-    return Listing(FileStore(tuple(paths)), tuple(str(path) for path in paths), labels, class_names, name)
+def _list_unlabelled(files: Iterable[str], name: str) -> Listing:
+    files = tuple(files)
+    labels, class_names = no_labels(len(files))
+    return Listing(FileStore(tuple(map(Path, files))), files, labels, class_names, name)
 
 
 # --- Parquet ----------------------------------------------------------------------------------------------------------
@@ -251,33 +297,47 @@ def _list_parquet(path: Path, name: str, labelled: bool) -> Listing:
     try:
         with pq.ParquetFile(path) as file:
             schema = file.schema_arrow
-            image = _first_present(schema.names, ("image", "img"))
+            image = find_image_column(schema, path)
             label = _first_present(schema.names, ("label", "labels", "fine_label"))
             label_name = _first_present(schema.names, ("label_name",))
-            found = f"found columns: {', '.join(schema.names) or 'none'}"
-            if image is None:
-                raise DataError(f"'{path}' has no image column: expected 'image' or 'img' with encoded bytes, {found}")
             if labelled and label is None and label_name is None:
                 raise DataError(
-                    f"'{path}' has no label column: expected 'label', 'labels', 'fine_label' or 'label_name', {found}"
+                    f"'{path}' has no label column: expected 'label', 'labels', 'fine_label' or 'label_name', "
+                    f"{_found_columns(schema)}"
                 )
             table = file.read(columns=[column for column in (image, label, label_name) if column is not None])
     except (pa.ArrowException, OSError) as error:
         raise DataError(f"cannot read '{path}' as Parquet: {str(error).splitlines()[0]}") from None
     if len(table) == 0:
         raise DataError(f"no images in '{path}': the file has no rows")
-    column, files = _image_column(table[image], name, path)
+    column, files = read_image_column(table[image], name, path)
     labels, class_names = _parquet_labels(table, label, label_name, path) if labelled else no_labels(len(table))
     return Listing(ColumnStore(column), files, labels, class_names, name)
+
+
+def find_image_column(schema: pa.Schema, path: Path) -> str:
+    """The name of the column that holds the images."""
+    image = _first_present(schema.names, ("image", "img"))
+    if image is None:
+        raise DataError(
+            f"'{path}' has no image column: expected 'image' or 'img' with encoded bytes, {_found_columns(schema)}"
+        )
+    return image
+
+
+def _found_columns(schema: pa.Schema) -> str:
+    return f"found columns: {', '.join(schema.names) or 'none'}"
 
 
 def _first_present(names: Sequence[str], wanted: Sequence[str]) -> str | None:
     return next((name for name in wanted if name in names), None)
 
 
-def _image_column(column: pa.ChunkedArray, name: str, path: Path) -> tuple[pa.ChunkedArray, tuple[str, ...]]:
-    """The encoded bytes, and a name for each image."""
-    files = [f"{name}#{i}" for i in range(len(column))]
+def read_image_column(
+    column: pa.ChunkedArray, name: str, path: Path, first: int = 0
+) -> tuple[pa.ChunkedArray, tuple[str, ...]]:
+    """The encoded bytes, and a name for each image; ``first`` is the row of the first of them."""
+    files = [f"{name}#{i}" for i in range(first, first + len(column))]
     if pa.types.is_struct(column.type):
         fields = [column.type.field(i).name for i in range(column.type.num_fields)]
         if "path" in fields:

@@ -22,7 +22,13 @@ EXTRAS = {  # which extra of the package installs a package that is imported onl
     "timm": "timm",
     "transformers": "transformers",
     "onnx": "onnx",
-    "onnxruntime": "onnx",
+    "onnxruntime": "onnxruntime",
+    "onnxscript": "onnx",
+    "fastapi": "serve",
+    "uvicorn": "serve",
+    "h11": "serve",
+    "python_multipart": "serve",
+    "prometheus_client": "serve",
 }
 
 

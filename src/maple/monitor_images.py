@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 
+from maple.base_predictor import BasePredictor
 from maple.checkpoint import load_arrays, save_arrays, write_atomic
 from maple.errors import RunError, UsageError
 from maple.images import ImageSet
 from maple.monitor import Comparison, StreamMonitor, compare_scores
 from maple.plots import plot_drift, standalone_svg
-from maple.predict_files import MORE_CALIBRATION, describe_skipped, open_like, ready_predictor
-from maple.predictor import Predictor
+from maple.predict_files import MORE_CALIBRATION, describe_skipped, open_like, ready_model
 from maple.progress import counting, warn
 
 LEVEL = 0.01
@@ -139,7 +139,7 @@ def monitor_images(
         raise UsageError(f"--out '{out}': end the name in {SUFFIX}")
     # One threshold for all classes: how many images exceed it without drift is known exactly.
     marginal = {"confidence": None, "per_class": False}
-    predictor = ready_predictor(folder, marginal | ({} if false_alarm is None else {"false_alarm": false_alarm}))
+    predictor = ready_model(folder, marginal | ({} if false_alarm is None else {"false_alarm": false_alarm}))
     stream = _open_stream(predictor, folder, level, state)
     images = open_like(predictor, sources if len(sources) > 1 else sources[0], data_root)
     scores = _score(predictor, images, batch_size, workers)
@@ -157,7 +157,7 @@ def monitor_images(
     return Monitoring(batch, stream, state is not None, _alarm_file(stream, images))
 
 
-def _open_stream(predictor: Predictor, folder: Path, level: float | None, state: Path | None) -> StreamMonitor:
+def _open_stream(predictor: BasePredictor, folder: Path, level: float | None, state: Path | None) -> StreamMonitor:
     """The stream of a state file, or a new one."""
     calibration = predictor.calibration_scores
     if len(calibration) == 0:
@@ -184,7 +184,7 @@ def _open_stream(predictor: Predictor, folder: Path, level: float | None, state:
     return stream
 
 
-def _score(predictor: Predictor, images: ImageSet, batch_size: int, workers: int) -> np.ndarray:
+def _score(predictor: BasePredictor, images: ImageSet, batch_size: int, workers: int) -> np.ndarray:
     """Scores (N,) in the order of the images, batch by batch."""
     with counting("scoring") as progress:
         said = predictor.predict_batches(images, batch_size=batch_size, progress=progress, workers=workers)

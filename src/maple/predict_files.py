@@ -1,40 +1,50 @@
-"""``maple predict``: images in, one row per image out, whatever their number."""
+"""``maple predict``: images in, one row per image out, whatever their number.
+
+Images are decoded, predicted and written chunk by chunk, in constant memory (:mod:`maple.stream`); what is written goes
+on where a kill left it (:mod:`maple.row_files`). Torch is loaded for the predictor of a run, not for an exported graph.
+"""
 
 from __future__ import annotations
 
-import csv
-import io
-import json
+import hashlib
 import math
+import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Generator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TypeVar
 
+import numpy as np
+
+from maple import __version__
+from maple.base_predictor import BasePredictor
 from maple.calibrate import benjamini_hochberg, can_flag, min_calibration_images
-from maple.checkpoint import write_atomic
-from maple.config import DecisionOptions, build_options, flag_name
+from maple.config import DecisionOptions, as_dict, build_options, flag_name
 from maple.data import open_images
-from maple.errors import RunError, UsageError
-from maple.images import ImageSet
-from maple.networks import use_fast_allocator
-from maple.predictor import Predictor, load_predictor
+from maple.errors import DataError, UsageError
+from maple.images import ImageSet, no_labels
 from maple.progress import counting, warn
-from maple.types import PREDICTION_COLUMNS, Prediction, Skipped
+from maple.row_files import PARQUET_SUFFIX, SUFFIXES, ResumableFile, Row, State, skipped_path, to_csv
+from maple.stream import Decoded, Source, decode_stream, open_source
+from maple.types import PREDICTION_COLUMNS, Skipped
 
-JSON_SUFFIXES = (".jsonl", ".ndjson")
+if TYPE_CHECKING:
+    from maple.predictor import Predictor
+
 MORE_CALIBRATION = (  # where there are none, or too few
     "calibrate with maple update RUN --calibrate IMAGES, or train with more of them (--calibration, or the third share "
     "of --splits)"
 )
-SET_SEPARATOR = " | "  # between the classes of a prediction set, in CSV
-SUFFIXES = (".csv", *JSON_SUFFIXES)
+GRAPH_SUFFIX = ".onnx"
+
+AnyPredictor = TypeVar("AnyPredictor", bound=BasePredictor)
 
 
 def predict_images(
-    folder: Path,
+    model: Path,
     sources: list[str],
     out: str,
     decision: dict[str, Any] | None = None,
@@ -45,30 +55,119 @@ def predict_images(
     batch_size: int = 256,
     data_root: Path | None = None,
     workers: int = 0,
+    overwrite: bool = False,
 ) -> int:
     """Write one row per image to ``out``; the number of rows. Files that are not images are listed beside it.
 
-    ``decision`` holds options of the decision that differ from the run's; with ``fdr``, all images together decide
-    which of them are flagged; with ``coverage``, every row has a prediction set.
+    ``model`` is a run folder or an exported graph. ``decision`` holds options of the decision that differ from the
+    run's; with ``fdr``, all images together decide which of them are flagged; with ``coverage``, every row has a
+    prediction set. A call that was interrupted is gone on with by the same call; ``overwrite`` starts anew.
     """
-    if out != "-" and Path(out).suffix not in SUFFIXES:
-        raise UsageError(f"--out '{out}': end the name in {' or '.join(SUFFIXES)}, or use - to print")
-    predictor = ready_predictor(folder, decision, fdr=fdr)
+    path = None if out == "-" else Path(out)
+    if path is not None and path.suffix not in SUFFIXES:
+        raise UsageError(
+            f"--out '{out}': end the name in {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}, or use - to print"
+        )
+    predictor = ready_model(model, decision, fdr)
     _check_request(predictor, fdr, coverage, all_probabilities)
-    images = open_like(predictor, sources if len(sources) > 1 else sources[0], data_root)
-    columns = [*PREDICTION_COLUMNS, *(["prediction_set"] if coverage is not None else [])]
-    columns += [f"p_{name}" for name in predictor.class_names if all_probabilities]
-    with _open_output(out) as file, counting("predicting") as progress:
-        write_row = _row_writer(file, columns, as_lines=out.endswith(JSON_SUFFIXES))
-        said = predictor.predict_batches(images, batch_size=batch_size, progress=progress, workers=workers)
-        rows = _predict_rows(predictor, said, images.files, coverage, all_probabilities)
-        for row in rows if fdr is None else flag_together(rows, fdr, len(predictor.calibration)):
-            write_row(row)
-    _report_skipped(images.skipped, out)
-    return len(images)
+    source = open_source(sources, size=predictor.size, fit=predictor.fit, data_root=data_root)
+    if path is not None:
+        _check_place(path, source, sources)
+    work = _Work(predictor, source, batch_size, workers, coverage, all_probabilities)
+    if path is not None:
+        request = _describe_request(work, model, fdr)
+        state = _write(work, ResumableFile(path, work.columns, predictor.class_names, request, overwrite), fdr)
+    else:
+        state = _print(work) if fdr is None else _print_at_last(work, fdr)
+    _report_skipped(state, path)
+    return state.rows
 
 
-def _check_request(predictor: Predictor, fdr: float | None, coverage: float | None, all_probabilities: bool) -> None:
+@dataclass(frozen=True, eq=False)
+class _Work:
+    """What is to be predicted, and how."""
+
+    predictor: BasePredictor
+    source: Source
+    batch_size: int
+    workers: int
+    coverage: float | None
+    all_probabilities: bool
+
+    @property
+    def columns(self) -> list[str]:
+        sets = ["prediction_set"] if self.coverage is not None else []
+        return [
+            *PREDICTION_COLUMNS,
+            *sets,
+            *(f"p_{name}" for name in self.predictor.class_names if self.all_probabilities),
+        ]
+
+    def chunks(self, start: int = 0) -> Generator[tuple[list[Row], Decoded]]:
+        """The rows of each chunk of images, from image ``start`` on."""
+        size, fit = self.predictor.size, self.predictor.fit
+        decoded = decode_stream(
+            self.source, size=size, fit=fit, chunk_size=self.batch_size, start=start, workers=self.workers
+        )
+        with counting("predicting") as progress, closing(decoded):
+            for chunk in decoded:
+                yield self._rows(chunk), chunk
+                if progress is not None:
+                    progress(chunk.stop, len(self.source))
+
+    def _rows(self, chunk: Decoded) -> list[Row]:
+        if not chunk.files:
+            return []
+        labels, class_names = no_labels(len(chunk.files))
+        keys = np.zeros(len(chunk.files), dtype="S32")
+        images = ImageSet(labels, class_names, tuple(chunk.files), self.predictor.size, keys, chunk.pixels)
+        (said,) = self.predictor.predict_batches(images, batch_size=self.batch_size)
+        sets = None if self.coverage is None else self.predictor.prediction_sets(said, self.coverage)
+        return list(said.rows(chunk.files, self.all_probabilities, sets))
+
+
+def _write(work: _Work, file: ResumableFile, fdr: float | None) -> State:
+    """Predict into a file, from the image on that it has come to."""
+    with file:
+        if not file.state.images and work.source.skipped:
+            file.append([], work.source.skipped, images=0)
+        with closing(work.chunks(file.state.images)) as chunks:
+            for rows, chunk in chunks:
+                file.append(rows, chunk.skipped, chunk.stop)
+        if not file.state.rows:
+            file.discard()
+        _check_losses(work.source, file.state)
+        is_ood = None
+        if fdr is not None:
+            is_ood = flag_together(file.read_column("p_value"), fdr, len(work.predictor.calibration))
+        file.finish(is_ood, _describe_file(work.predictor, fdr, file.state.rows))
+        return file.state
+
+
+def _print(work: _Work) -> State:
+    """Predict to standard output."""
+    state = State().add(0, work.source.skipped)
+    with closing(work.chunks()) as chunks:
+        for rows, chunk in chunks:
+            sys.stdout.write(to_csv(rows, work.columns, header=bool(rows) and not state.rows))
+            state = state.add(len(rows), chunk.skipped)
+    _check_losses(work.source, state)
+    return state
+
+
+def _print_at_last(work: _Work, fdr: float) -> State:
+    """As :func:`_print`, where decisions are known only when all images are."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "predictions.csv"
+        state = _write(work, ResumableFile(path, work.columns, work.predictor.class_names), fdr)
+        with path.open(encoding="utf-8", newline="") as file:
+            shutil.copyfileobj(file, sys.stdout)
+    return state
+
+
+def _check_request(
+    predictor: BasePredictor, fdr: float | None, coverage: float | None, all_probabilities: bool
+) -> None:
     """What cannot be answered is better known before the images are read."""
     for flag, rate in (("--fdr", fdr), ("--coverage", coverage)):
         if rate is not None and not 0 < rate < 1:
@@ -82,48 +181,124 @@ def _check_request(predictor: Predictor, fdr: float | None, coverage: float | No
         raise UsageError(f"the class '{taken[0]}' would need the column p_{taken[0]}, which is taken: rename the class")
 
 
-def _predict_rows(
-    predictor: Predictor,
-    predictions: Iterable[Prediction],
-    files: Sequence[str],
-    coverage: float | None,
-    all_probabilities: bool,
-) -> Iterator[dict[str, Any]]:
-    done = 0
-    for prediction in predictions:
-        sets = predictor.prediction_sets(prediction, coverage) if coverage is not None else None
-        yield from prediction.rows(list(files[done : done + len(prediction)]), all_probabilities, sets)
-        done += len(prediction)
+def _check_place(out: Path, source: Source, sources: Sequence[str]) -> None:
+    """Predictions may not take the place of images, nor a table of them lie where it would be taken for images."""
+    if source.path is not None and out.resolve() == source.path.resolve():
+        raise UsageError(f"--out '{out}' holds the images themselves: choose another --out")
+    folders = [Path(name).resolve() for name in sources if Path(name).is_dir()]
+    if out.suffix == PARQUET_SUFFIX and out.resolve().parent in folders:
+        raise UsageError(
+            f"--out '{out}' would make its folder a data set, of which it is the table: choose a folder without images"
+        )
 
 
-def flag_together(rows: Iterable[dict[str, Any]], fdr: float, n_calibration: int) -> Iterator[dict[str, Any]]:
-    """The same rows with ``is_ood`` by Benjamini-Hochberg over all their p-values; meanwhile they wait on disk."""
-    p_values = []
-    with tempfile.TemporaryFile("w+", encoding="utf-8") as waiting:
-        for row in rows:
-            p_values.append(row["p_value"])
-            waiting.write(json.dumps(row) + "\n")
-        waiting.seek(0)
-        flagged = benjamini_hochberg(p_values, fdr)
-        if not flagged.any() and not can_flag(n_calibration, len(p_values), fdr):
-            least = math.ceil(len(p_values) / (fdr * (n_calibration + 1)))
-            warn(
-                f"with {n_calibration} calibration images and --fdr {fdr:g}, images among {len(p_values)} are flagged "
-                f"only when at least {least} are as unusual as can be: predict smaller batches, or train with more "
-                "calibration images"
-            )
-        for line, is_ood in zip(waiting, flagged):
-            yield json.loads(line) | {"is_ood": bool(is_ood)}
+def _check_losses(source: Source, state: State) -> None:
+    """Some images may be broken, but not all."""
+    if state.rows or state.first_skipped is None:
+        return
+    first = f"'{state.first_skipped.file}': {state.first_skipped.reason}"
+    if state.skipped == 1:
+        raise DataError(f"cannot use {first}; give another image")
+    raise DataError(f"none of the {state.skipped} images of '{source.name}' can be used ({first}): replace them")
+
+
+def flag_together(p_values: np.ndarray, fdr: float, n_calibration: int) -> np.ndarray:
+    """Which images (N,) are flagged by Benjamini-Hochberg over all p-values (N,)."""
+    flagged = benjamini_hochberg(p_values, fdr)
+    if not flagged.any() and not can_flag(n_calibration, len(p_values), fdr):
+        least = math.ceil(len(p_values) / (fdr * (n_calibration + 1)))
+        warn(
+            f"with {n_calibration} calibration images and --fdr {fdr:g}, images among {len(p_values)} are flagged "
+            f"only when at least {least} are as unusual as can be: predict smaller batches, or train with more "
+            "calibration images"
+        )
+    return flagged
+
+
+def _describe_request(work: _Work, model: Path, fdr: float | None) -> dict[str, Any]:
+    """What must be the same for a call to go on with what another one has written.
+
+    How many images are predicted at a time is not among it: where that was too many, fewer go on.
+    """
+    return {
+        "the model": _digest_model(model),
+        "the images": work.source.digest(),
+        "the version of maple": __version__,
+        "--fdr": fdr,
+        "--coverage": work.coverage,
+        "--all-probabilities": work.all_probabilities,
+        **{flag_name(name): value for name, value in as_dict(work.predictor.options).items()},
+    }
+
+
+def _digest_model(model: Path) -> str:
+    """What is another when a run was trained or calibrated anew, or a graph exported again."""
+    found = hashlib.blake2b(digest_size=16)
+    files = [model] if model.is_file() else [*model.glob("*.safetensors"), *model.glob("network/*")]
+    for path in sorted(files):
+        with path.open("rb") as file:
+            found.update(hashlib.file_digest(file, "blake2b").digest())
+    return found.hexdigest()
+
+
+def _describe_file(predictor: BasePredictor, fdr: float | None, n_images: int) -> dict[str, Any]:
+    """What a Parquet file says of itself: who predicted, and what the decisions promise."""
+    promise = predictor.decision.sentence()
+    if fdr is not None:
+        promise = (
+            f"of the images flagged, at most {100 * fdr:g} % are in-distribution on average (Benjamini-Hochberg over "
+            f"{n_images:,} images)"
+        )
+    return {
+        "version": __version__,
+        "network": predictor.network,
+        "score": predictor.score_name,
+        "decision": promise,
+    }
 
 
 # --- what predicting and evaluating share ----------------------------------------------------------------------------
 
 
-def ready_predictor(folder: Path, decision: dict[str, Any] | None = None, fdr: float | None = None) -> Predictor:
-    """The predictor of a run, deciding as the run does or with other options of the decision."""
-    decision = decision or {}
-    build_options(DecisionOptions, decision, where=None)  # so that a wrong flag is called a flag
-    predictor = load_predictor(folder)
+def open_predictor(source: Path, trust: bool = False) -> BasePredictor:
+    """The predictor of a run folder, or of a graph that ``maple export`` wrote, which needs no torch."""
+    if is_graph(source):
+        from maple.onnx_predictor import OnnxPredictor
+
+        return OnnxPredictor.open(source)
+    from maple.predictor import load_predictor
+
+    return load_predictor(source, trust=trust)
+
+
+def is_graph(source: Path) -> bool:
+    """Whether a path names an exported graph, and not a run folder."""
+    return source.suffix.lower() == GRAPH_SUFFIX and not source.is_dir()
+
+
+def ready_model(model: Path, decision: dict[str, Any] | None = None, fdr: float | None = None) -> BasePredictor:
+    """The predictor of a run or an exported graph, deciding as it does or with other options of the decision."""
+    decision = _check_flags(decision)
+    return _decide(open_predictor(model), decision, fdr)
+
+
+def ready_predictor(folder: Path, decision: dict[str, Any] | None = None) -> Predictor:
+    """As :func:`ready_model`, for what needs the network itself: a run, and not an exported graph."""
+    decision = _check_flags(decision)
+    if is_graph(folder):
+        raise UsageError(f"'{folder}' is an exported graph, and this needs the run it was made of: give its folder")
+    from maple.predictor import load_predictor
+
+    return _decide(load_predictor(folder), decision)
+
+
+def _check_flags(decision: dict[str, Any] | None) -> dict[str, Any]:
+    """Options of the decision that can be used, so that a wrong flag is called a flag."""
+    build_options(DecisionOptions, decision or {}, where=None)
+    return decision or {}
+
+
+def _decide(predictor: AnyPredictor, decision: dict[str, Any], fdr: float | None = None) -> AnyPredictor:
     if fdr is None:
         predictor.decide(**decision)
         warn_if_nothing_is_flagged(predictor)
@@ -137,11 +312,14 @@ def ready_predictor(folder: Path, decision: dict[str, Any] | None = None, fdr: f
         raise UsageError(f"--fdr decides over all images together: leave out {flags}, or leave out --fdr")
     else:
         predictor.decide(per_class=False, confidence=None)  # p-values of one shared calibration set
-    use_fast_allocator()
+    if predictor.runtime == "torch":
+        from maple.networks import use_fast_allocator
+
+        use_fast_allocator()
     return predictor
 
 
-def open_like(predictor: Predictor, source: Any, data_root: Path | None, labelled: bool = False) -> ImageSet:
+def open_like(predictor: BasePredictor, source: Any, data_root: Path | None, labelled: bool = False) -> ImageSet:
     """Images as the predictor wants them."""
     with counting("decoding") as progress:
         return open_images(
@@ -149,7 +327,7 @@ def open_like(predictor: Predictor, source: Any, data_root: Path | None, labelle
         )
 
 
-def warn_if_nothing_is_flagged(predictor: Predictor) -> None:
+def warn_if_nothing_is_flagged(predictor: BasePredictor) -> None:
     """With few calibration images no score is unusual enough for a small false-alarm rate."""
     options, n = predictor.options, len(predictor.calibration)
     needed = min_calibration_images(options.false_alarm, options.confidence)
@@ -164,59 +342,17 @@ def warn_if_nothing_is_flagged(predictor: Predictor) -> None:
     )
 
 
-def describe_skipped(skipped: tuple[Skipped, ...], of: str = "") -> str:
+def describe_skipped(skipped: Sequence[Skipped], of: str = "") -> str:
     """How many files could not be used, and the first of them."""
-    files = "1 file" if len(skipped) == 1 else f"{len(skipped)} files"
-    return f"{files}{of} could not be used, first '{skipped[0].file}' ({skipped[0].reason})"
+    return _describe_losses(len(skipped), skipped[0], of)
 
 
-# --- output ----------------------------------------------------------------------------------------------------------
+def _describe_losses(n_skipped: int, first: Skipped, of: str = "") -> str:
+    files = "1 file" if n_skipped == 1 else f"{n_skipped} files"
+    return f"{files}{of} could not be used, first '{first.file}' ({first.reason})"
 
 
-@contextmanager
-def _open_output(out: str) -> Iterator[TextIO]:
-    """Standard output, or a file that appears under its name only when it is complete."""
-    if out == "-":
-        yield sys.stdout
-        return
-    path = Path(out)
-    partial = path.with_name(path.name + ".partial")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with partial.open("w", encoding="utf-8", newline="") as file:
-            yield file
-        partial.replace(path)
-    except OSError as error:
-        raise RunError(
-            f"cannot write '{path}': {error.strerror or error}; free some space or choose another --out"
-        ) from None
-    finally:
-        partial.unlink(missing_ok=True)
-
-
-def _row_writer(file: TextIO, columns: list[str], as_lines: bool) -> Callable[[dict[str, Any]], object]:
-    if as_lines:
-        return lambda row: file.write(json.dumps(_without_nan(row), ensure_ascii=False) + "\n")
-    writer = csv.DictWriter(file, columns, lineterminator="\n")
-    writer.writeheader()
-    return lambda row: writer.writerow(
-        {key: SET_SEPARATOR.join(value) if isinstance(value, list) else value for key, value in row.items()}
-    )
-
-
-def _without_nan(row: dict[str, Any]) -> dict[str, Any]:
-    return {key: None if value != value else value for key, value in row.items()}
-
-
-def _report_skipped(skipped: tuple[Skipped, ...], out: str) -> None:
-    if not skipped:
-        return
-    where = ""
-    if out != "-":
-        path = Path(out).with_suffix(".skipped.csv")
-        text = io.StringIO()
-        rows = [["file", "reason"], *([item.file, item.reason] for item in skipped)]
-        csv.writer(text, lineterminator="\n").writerows(rows)
-        write_atomic(path, text.getvalue())
-        where = f"; all are listed in '{path}'"
-    warn(describe_skipped(skipped) + where)
+def _report_skipped(state: State, path: Path | None) -> None:
+    if state.first_skipped is not None:
+        where = "" if path is None else f"; all are listed in '{skipped_path(path)}'"
+        warn(_describe_losses(state.skipped, state.first_skipped) + where)

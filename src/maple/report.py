@@ -21,6 +21,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 from PIL import Image, features
 
 from maple import __version__
@@ -221,6 +223,11 @@ def _most_uncertain(row: dict[str, Any]) -> tuple[float, float]:
 
 def _prediction_rows(path: Path) -> Iterator[dict[str, Any]]:
     try:
+        if path.suffix.lower() == ".parquet":
+            with pq.ParquetFile(path) as table:
+                for batch in table.iter_batches(columns=list(PREDICTION_COLUMNS)):
+                    yield from batch.to_pylist()
+            return
         with path.open(encoding="utf-8-sig", newline="") as file:
             if path.suffix.lower() == ".csv":
                 yield from csv.DictReader(file)
@@ -228,8 +235,10 @@ def _prediction_rows(path: Path) -> Iterator[dict[str, Any]]:
                 yield from (json.loads(line) for line in file if line.strip())
     except OSError as error:
         raise DataError(f"cannot read the predictions '{path}': {error.strerror or error}") from None
-    except (ValueError, csv.Error) as error:
-        raise DataError(f"'{path}' is neither CSV nor JSON lines ({error}): write it with maple predict") from None
+    except (ValueError, csv.Error, pa.ArrowException) as error:
+        raise DataError(
+            f"'{path}' is neither CSV nor JSON lines nor Parquet ({error}): write it with maple predict"
+        ) from None
 
 
 def _parse_prediction(row: Any, path: Path, number_of_row: int) -> dict[str, Any]:

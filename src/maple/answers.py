@@ -1,0 +1,214 @@
+"""What the service answers, as JSON: the columns of the prediction files and what the page draws beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field
+
+from maple import __version__
+from maple.base_predictor import BasePredictor
+from maple.types import Prediction
+from maple.uploads import Limits
+
+MOST_PROBABLE = 5  # classes listed for an image
+
+Share = Annotated[float, Field(ge=0, le=1)]
+
+EXAMPLE: dict[str, Any] = {
+    "model": {"name": "resnet9", "version": __version__},
+    "predictions": [
+        {
+            "file": "a.png",
+            "class": "cat",
+            "probability": 0.97,
+            "typicality": 0.41,
+            "uncertainty": 0.59,
+            "score": 31.2,
+            "p_value": 0.44,
+            "is_ood": False,
+            "cluster": 3,
+            "md_class": "cat",
+            "softmax_class": "cat",
+            "runner_up": {"class": "dog", "probability": 0.02},
+            "probabilities": [{"class": "cat", "probability": 0.97}, {"class": "dog", "probability": 0.02}],
+            "position": [0.31, -1.2],
+        }
+    ],
+}
+
+
+class Answer(BaseModel):
+    """JSON knows no NaN and no infinity: they would be a fault of ours, and are an error."""
+
+    model_config = ConfigDict(allow_inf_nan=False, populate_by_name=True)
+
+    def to_json(self) -> bytes:
+        """Without what was not set."""
+        return self.model_dump_json(by_alias=True, exclude_unset=True).encode()
+
+
+class ErrorAnswer(Answer):
+    """Whatever went wrong."""
+
+    error: Annotated[str, Field(description="one sentence: what is wrong, and what to do")]
+
+
+class StatusAnswer(Answer):
+    """How the service is."""
+
+    status: Literal["alive", "ready"]
+
+
+class ClassProbability(Answer):
+    """A class and its calibrated probability."""
+
+    class_name: Annotated[str, Field(alias="class")]
+    probability: Share
+
+
+class ImageAnswer(Answer):
+    """What is said about one image."""
+
+    file: Annotated[str, Field(description="its name in the request")]
+    class_name: Annotated[str, Field(alias="class", description="the most probable class")]
+    probability: Annotated[Share, Field(description="its calibrated probability")]
+    typicality: Annotated[Share, Field(description="chi-square tail of the distance to the nearest cluster")]
+    uncertainty: Annotated[Share, Field(description="1 - typicality")]
+    score: Annotated[float, Field(description="higher is more out-of-distribution")]
+    p_value: Annotated[Share | None, Field(description="conformal; null where the model was not calibrated")]
+    is_ood: Annotated[bool, Field(description="flagged as out-of-distribution, at the level of /v1/model")]
+    cluster: Annotated[int, Field(ge=0, description="the nearest cluster")]
+    md_class: Annotated[str, Field(description="the class of the nearest cluster")]
+    softmax_class: Annotated[str, Field(description="what the network alone would say")]
+    runner_up: Annotated[ClassProbability | None, Field(description="the second most probable class")]
+    probabilities: Annotated[list[ClassProbability], Field(description="the most probable classes, best first")]
+    position: Annotated[list[float], Field(min_length=2, max_length=2, description="on the map of the clusters")]
+
+
+class ModelName(Answer):
+    """Which model speaks."""
+
+    name: Annotated[str, Field(description="of the network")]
+    version: Annotated[str, Field(description="of maple")]
+
+
+class PredictAnswer(Answer):
+    """One prediction per image, in the order of the request."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [EXAMPLE]})
+
+    model: ModelName
+    predictions: list[ImageAnswer]
+
+
+class ClusterAnswer(Answer):
+    """One cluster of the training images."""
+
+    cluster: Annotated[int, Field(ge=0)]
+    class_name: Annotated[str, Field(alias="class")]
+    position: Annotated[list[float], Field(min_length=2, max_length=2, description="on the map of the clusters")]
+    n_exemplars: Annotated[int, Field(ge=0, description="thumbnails in /v1/clusters/{cluster}/exemplars.png")]
+
+
+class DecisionAnswer(Answer):
+    """When an image is flagged, and what is promised."""
+
+    kind: str
+    false_alarm: Share
+    confidence: Share | None
+    per_class: bool
+    n_calibration: Annotated[int, Field(ge=0)]
+    n_own_thresholds: Annotated[int, Field(ge=0)]
+    threshold: Annotated[float | None, Field(description="score above which images are flagged; null: never")] = None
+    thresholds: Annotated[list[float | None], Field(description="one per class, where each has its own")] = []
+    sentence: str
+
+
+class LimitsAnswer(Answer):
+    """What one request may bring."""
+
+    max_images: int
+    max_bytes: int
+    max_pixels: int
+
+
+class ModelAnswer(Answer):
+    """What there is to know before asking."""
+
+    name: Annotated[str, Field(description="of the network")]
+    version: Annotated[str, Field(description="of maple")]
+    runtime: Annotated[str, Field(description="what computes: torch or onnxruntime")]
+    classes: list[str]
+    size: Annotated[int, Field(description="side of the images as the network sees them, in pixels")]
+    fit: Annotated[str, Field(description="how images that are not square become so")]
+    score: Annotated[str, Field(description="what ranks the images")]
+    clusters: list[ClusterAnswer]
+    map_radius: Annotated[float | None, Field(description="a standard deviation of each cluster on the map")]
+    decision: DecisionAnswer
+    limits: LimitsAnswer
+    needs_key: Annotated[bool, Field(description="whether requests need the header X-API-Key")]
+
+
+def name_model(predictor: BasePredictor) -> ModelName:
+    return ModelName(name=predictor.network, version=__version__)
+
+
+def describe_images(prediction: Prediction) -> list[ImageAnswer]:
+    """One answer per image, which does not know its name yet."""
+    names = prediction.class_names
+    best = np.argsort(-prediction.probabilities, axis=1, kind="stable")[:, :MOST_PROBABLE]  # (N, 5)
+    positions = np.zeros((len(prediction), 2)) if prediction.position is None else prediction.position  # (N, 2)
+    answers = []
+    for i, row in enumerate(prediction.rows([""] * len(prediction))):
+        likely = [
+            ClassProbability(class_name=names[c], probability=_share(prediction.probabilities[i, c])) for c in best[i]
+        ]
+        row |= {key: _share(row[key]) for key in ("probability", "typicality", "uncertainty")}
+        row["p_value"] = None if row["p_value"] != row["p_value"] else row["p_value"]
+        answers.append(
+            ImageAnswer(
+                **row,
+                runner_up=likely[1] if len(likely) > 1 else None,
+                probabilities=likely,
+                position=positions[i].tolist(),
+            )
+        )
+    return answers
+
+
+def _share(value: float) -> float:
+    """A share that rounding may have carried beyond its ends."""
+    return min(max(float(value), 0.0), 1.0)
+
+
+def describe_model(
+    predictor: BasePredictor, exemplars: Mapping[int, np.ndarray], limits: Limits, needs_key: bool
+) -> ModelAnswer:
+    """Everything about the model; ``exemplars`` are thumbnails (n, S, S, 3) by cluster."""
+    names = predictor.class_names
+    clusters = [
+        ClusterAnswer(
+            cluster=cluster,
+            class_name=names[class_id],
+            position=position.tolist(),
+            n_exemplars=len(exemplars.get(cluster, ())),
+        )
+        for cluster, (class_id, position) in enumerate(zip(predictor.cluster_to_class, predictor.map_centroids))
+    ]
+    decision: dict[str, Any] = {**predictor.decision.describe(), "sentence": predictor.decision.sentence()}
+    return ModelAnswer(
+        **name_model(predictor).model_dump(),
+        runtime=predictor.runtime,
+        classes=list(names),
+        size=predictor.size,
+        fit=predictor.fit,
+        score=predictor.score_name,
+        clusters=clusters,
+        map_radius=predictor.map_radius,
+        decision=DecisionAnswer(**decision),
+        limits=LimitsAnswer(max_images=limits.max_images, max_bytes=limits.max_bytes, max_pixels=limits.max_pixels),
+        needs_key=needs_key,
+    )

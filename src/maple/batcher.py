@@ -1,0 +1,307 @@
+"""Many small requests, few large batches: a bounded queue between those who ask and the one thread that computes.
+
+A network predicts 32 images together far sooner than one after the other, while requests bring one or a few each. So
+images of all requests wait in one queue, and whenever the thread is free it takes as many as fit into a batch.
+
+Whoever cannot be served in time is told so at once, not after waiting in vain: a request is refused at the door
+(:class:`Busy`, with a time after which to try again) if the queue is full or if, at the pace of late, its turn would
+come too close to its deadline. Whatever is accepted is answered, also while the service shuts down. It is let go only
+if whoever asked has left, or if the deadline passed after all before its first image was computed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Generic, Literal, TypeVar
+
+import numpy as np
+
+from maple.errors import MapleError
+
+Item = TypeVar("Item")  # an encoded image, or whatever ``decode`` takes
+Result = TypeVar("Result")  # what ``predict`` says of one image
+
+BusyReason = Literal["closing", "deadline", "expired", "full", "uploads"]
+
+PROMISE = 0.7  # share of the deadline that a request may be expected to take at the door; the rest is for surprises
+MEMORY = 0.9  # what one batch leaves of the weight of those before it, in what is known of the pace
+LONGEST_WAIT = 60  # seconds after which anybody may try again
+
+
+class Busy(MapleError):
+    """A request that will not be served now; ``reason`` says why, ``retry_after`` (s) when to try again."""
+
+    def __init__(self, reason: BusyReason, message: str, retry_after: float) -> None:
+        super().__init__(message)
+        self.reason: BusyReason = reason
+        self.retry_after = min(max(1, math.ceil(retry_after)), LONGEST_WAIT)
+
+
+class Pace:
+    """Seconds per image, of late: a ratio of two sums that both forget, so that large batches count for more.
+
+    >>> pace = Pace()
+    >>> pace.seconds_per_image
+    0.0
+    >>> pace.note(0.5, 10)
+    >>> pace.seconds_per_image
+    0.05
+    """
+
+    def __init__(self) -> None:
+        self._seconds = self._images = 0.0
+
+    def note(self, seconds: float, n_images: int) -> None:
+        """Some more images have taken so long."""
+        self._seconds = MEMORY * self._seconds + seconds
+        self._images = MEMORY * self._images + n_images
+
+    @property
+    def seconds_per_image(self) -> float:
+        return self._seconds / self._images if self._images else 0.0
+
+
+@dataclass(eq=False)
+class _Job(Generic[Result]):
+    """The images of one request, decoded; batches take them from the front."""
+
+    images: list[np.ndarray]
+    arrived: float
+    expires: float
+    answer: asyncio.Future[list[Result]]
+    n_taken: int = 0
+    results: list[Result] = field(default_factory=list)
+
+
+class Batcher(Generic[Item, Result]):
+    """Decode and predict the images of many requests at a time, in batches that requests share.
+
+    ``decode`` makes an array (S, S, 3) of one image, in a few threads; ``predict`` takes a batch (N, S, S, 3), in one
+    thread of its own, and says one thing about each of its images. ``max_queue`` counts images, from acceptance to
+    answer; ``max_wait`` (s) is how long a batch waits for images that are being decoded; ``deadline`` (s) is how long
+    a request may take.
+
+    >>> async def ask() -> list[list[float]]:
+    ...     async with Batcher(lambda value: np.full((1, 1, 3), value), lambda batch: batch.mean((1, 2, 3))) as batcher:
+    ...         return await asyncio.gather(batcher.submit([1.0, 2.0]), batcher.submit([3.0]))
+    >>> [[float(value) for value in said] for said in asyncio.run(ask())]
+    [[1.0, 2.0], [3.0]]
+    """
+
+    def __init__(
+        self,
+        decode: Callable[[Item], np.ndarray],
+        predict: Callable[[np.ndarray], Sequence[Result]],
+        *,
+        max_batch: int = 32,
+        max_wait: float = 0.005,
+        max_queue: int = 256,
+        deadline: float = 10.0,
+        decoders: int = 2,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._decode, self._predict, self._clock = decode, predict, clock
+        self.max_batch, self.max_wait, self.max_queue, self.deadline = max_batch, max_wait, max_queue, deadline
+        self.n_accepted = 0  # images, not answered yet
+        self._n_decoding = 0
+        self._jobs: deque[_Job[Result]] = deque()
+        self._closing = False
+        self._changed = asyncio.Event()  # there is something new for the loop that makes the batches
+        self._decoders, self._n_decoders = ThreadPoolExecutor(decoders, "decode"), decoders
+        self._worker = ThreadPoolExecutor(1, "predict")
+        self._decode_pace, self._predict_pace = Pace(), Pace()
+        self._lag = 0.0  # seconds that requests have taken beyond what the paces say, of late
+        self._work: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Batcher[Item, Result]:
+        self._work = asyncio.create_task(self._make_batches())
+        return self
+
+    async def warm_up(self, compute: Callable[[], object], n_images: int) -> None:
+        """Compute once to have everything loaded, once more to know how long so many images take."""
+        loop = asyncio.get_running_loop()
+        await loop.run_in_executor(self._worker, compute)
+        start = self._clock()
+        await loop.run_in_executor(self._worker, compute)
+        self._predict_pace.note(self._clock() - start, n_images)
+
+    async def __aexit__(self, *_: object) -> None:
+        """Refuse what comes, finish what was accepted."""
+        self.refuse_all()
+        if self._work is not None:
+            await self._work
+        self._decoders.shutdown()
+        self._worker.shutdown()
+
+    def refuse_all(self) -> None:
+        """Accept nothing from now on."""
+        self._closing = True
+        self._changed.set()
+
+    # --- the door -----------------------------------------------------------------------------------------------------
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a request of one image would be accepted now."""
+        try:
+            self.check(1)
+        except Busy:
+            return False
+        return True
+
+    def expected_seconds(self, n_images: int) -> float:
+        """How long a request of so many images would take, behind all that is accepted, as things went of late."""
+        return self._lag + self._work_seconds(n_images)
+
+    def _work_seconds(self, n_images: int) -> float:
+        """The same at the pace of the work alone: where other work takes the cores, requests take longer."""
+        per_image = self._predict_pace.seconds_per_image + self._decode_pace.seconds_per_image / self._n_decoders
+        return self.max_wait + (self.n_accepted + n_images) * per_image
+
+    def check(self, n_images: int) -> None:
+        """Refuse a request that cannot be served in time.
+
+        Where nothing waits it is always worth trying: one slow batch must not shut the door for good.
+        """
+        if self._closing or self._work is None:
+            raise Busy("closing", "the service is shutting down: ask another one, or ask again later", LONGEST_WAIT)
+        expected = self.expected_seconds(n_images)
+        if self.n_accepted + n_images > self.max_queue:
+            raise Busy("full", "the queue is full: ask again later, or with fewer images", expected / 2)
+        if self.n_accepted and expected > PROMISE * self.deadline:
+            raise Busy(
+                "deadline", "the answer would come too late: ask again later, or with fewer images", expected / 2
+            )
+
+    async def submit(self, items: Sequence[Item]) -> list[Result]:
+        """One result per image, in order; :class:`Busy` where they are refused, the error where decoding fails."""
+        self.check(len(items))
+        if not items:
+            return []
+        arrived, expected = self._clock(), self._work_seconds(len(items))
+        self.n_accepted += len(items)
+        job: _Job[Result] | None = None
+        try:
+            images = await self._decode_all(items)
+            answer = asyncio.get_running_loop().create_future()
+            job = _Job(images, self._clock(), arrived + self.deadline, answer)
+            self._jobs.append(job)
+            self._changed.set()
+            results = await answer
+            beyond = max(0.0, self._clock() - arrived - expected)
+            self._lag = MEMORY * self._lag + (1 - MEMORY) * beyond
+            return results
+        finally:  # also where whoever asked has left: nothing is computed for them
+            if job is not None and job in self._jobs:
+                self._jobs.remove(job)
+            self.n_accepted -= len(items)
+            self._changed.set()
+
+    async def _decode_all(self, items: Sequence[Item]) -> list[np.ndarray]:
+        """All images decoded, or the error of the first that cannot be."""
+        loop = asyncio.get_running_loop()
+        self._n_decoding += len(items)
+        try:
+            done = await asyncio.gather(
+                *(loop.run_in_executor(self._decoders, self._decode_one, item) for item in items),
+                return_exceptions=True,
+            )
+        finally:
+            self._n_decoding -= len(items)
+        images = []
+        for outcome in done:
+            if isinstance(outcome, BaseException):
+                raise outcome
+            image, seconds = outcome
+            self._decode_pace.note(seconds, 1)
+            images.append(image)
+        return images
+
+    def _decode_one(self, item: Item) -> tuple[np.ndarray, float]:
+        start = self._clock()
+        return self._decode(item), self._clock() - start
+
+    # --- the batches --------------------------------------------------------------------------------------------------
+
+    async def _make_batches(self) -> None:
+        while await self._wait_for_company():
+            batch, shares = self._take()
+            if batch:
+                await self._compute(batch, shares)
+
+    async def _wait_for_company(self) -> bool:
+        """Wait until there is a batch to compute; False once there will never be one.
+
+        It is worth waiting for images that are being decoded, but not long, and not for those that nobody sent yet:
+        while a batch is computed, the next one gathers by itself.
+        """
+        while not self._jobs:
+            if self._closing and not self.n_accepted:
+                return False
+            self._changed.clear()
+            await self._changed.wait()
+        until = self._jobs[0].arrived + self.max_wait
+        while self._n_decoding and sum(len(job.images) - job.n_taken for job in self._jobs) < self.max_batch:
+            if (left := until - self._clock()) <= 0:
+                break
+            self._changed.clear()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(left):
+                    await self._changed.wait()
+        return True
+
+    def _take(self) -> tuple[list[np.ndarray], list[tuple[_Job[Result], int]]]:
+        """The images of the next batch, and how many of them belong to which request; the late ones are let go."""
+        batch: list[np.ndarray] = []
+        shares: list[tuple[_Job[Result], int]] = []
+        while self._jobs and len(batch) < self.max_batch:
+            job = self._jobs[0]
+            if job.n_taken == 0 and self._clock() > job.expires:
+                late = Busy("expired", "the answer took too long: ask again later", self.expected_seconds(0) / 2)
+                self._finish(job, late)
+                continue
+            own = job.images[job.n_taken : job.n_taken + self.max_batch - len(batch)]
+            batch += own
+            shares.append((job, len(own)))
+            job.n_taken += len(own)
+            if job.n_taken == len(job.images):
+                self._jobs.popleft()
+        return batch, shares
+
+    async def _compute(self, batch: list[np.ndarray], shares: list[tuple[_Job[Result], int]]) -> None:
+        start = self._clock()
+        try:
+            results = await asyncio.get_running_loop().run_in_executor(
+                self._worker, lambda: list(self._predict(np.stack(batch)))
+            )
+            if len(results) != len(batch):
+                raise RuntimeError(f"{len(results)} results for {len(batch)} images")
+        except Exception as error:
+            for job, _ in shares:
+                self._finish(job, error)
+            return
+        self._predict_pace.note(self._clock() - start, len(batch))
+        done = 0
+        for job, n in shares:
+            job.results += results[done : done + n]
+            done += n
+            if len(job.results) == len(job.images):
+                self._finish(job)
+
+    def _finish(self, job: _Job[Result], error: Exception | None = None) -> None:
+        """Answer a request, unless whoever asked has left."""
+        if job in self._jobs:
+            self._jobs.remove(job)
+        if job.answer.done():
+            return
+        if error is None:
+            job.answer.set_result(job.results)
+        else:
+            job.answer.set_exception(error)

@@ -1,0 +1,185 @@
+"""What the service counts, for Prometheus: requests, batches, scores, images flagged, and whether images have drifted.
+
+Drift is watched as in :mod:`maple.monitor`, in two ways. The betting martingale sees every image in its order and rings
+once there is evidence; since it remembers every image, a new stream begins after ``STREAM_IMAGES``, and the chance of
+an alarm without drift is its level in each of them. The Kolmogorov-Smirnov distance of the last ``WINDOW_IMAGES`` says
+how far their scores are from those of calibration.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import get_args
+
+import numpy as np
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    ProcessCollector,
+    generate_latest,
+)
+
+from maple.batcher import BusyReason
+from maple.monitor import StreamMonitor, kolmogorov_smirnov
+from maple.types import Prediction
+
+WINDOW_IMAGES = 500
+STREAM_IMAGES = 50_000
+PENDING_IMAGES = 1_000
+LEVEL = 0.01
+_QUANTILES = (0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 1.0)
+_BEYOND = (1.0, 3.0, 9.0)  # buckets beyond the largest calibration score, in distances of it from the median
+_UNCALIBRATED = tuple(10.0**power for power in range(-2, 7))
+_SECONDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20)
+_IMAGES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+
+
+def score_buckets(calibration_scores: np.ndarray) -> tuple[float, ...]:
+    """Upper bounds for a histogram of scores: quantiles of the calibration scores (n,), and some bounds beyond.
+
+    >>> score_buckets(np.arange(101.0))
+    (1.0, 5.0, 10.0, 25.0, 50.0, 75.0, 90.0, 95.0, 99.0, 100.0, 150.0, 250.0, 550.0)
+    """
+    known = calibration_scores[np.isfinite(calibration_scores)]
+    if not len(known):
+        return _UNCALIBRATED
+    bounds = np.quantile(known, _QUANTILES)
+    beyond = bounds[-1] + (bounds[-1] - np.median(known)) * np.array(_BEYOND)
+    return tuple(sorted({float(f"{bound:.4g}") for bound in (*bounds, *beyond)}))
+
+
+class DriftWatch:
+    """The scores of late against those of calibration; memory does not grow with the number of images.
+
+    Betting costs about as much as a small network. Since any way to cut a stream gives the same wealth, scores wait
+    until somebody looks or ``PENDING_IMAGES`` have come.
+
+    >>> watch = DriftWatch(np.random.default_rng(0).normal(size=300))
+    >>> watch.update(np.random.default_rng(1).normal(2, size=200))
+    >>> watch.alarm(), watch.log_wealth() > 4, 0.5 < watch.distance() < 1
+    (True, True, True)
+    """
+
+    def __init__(self, calibration_scores: np.ndarray, level: float = LEVEL) -> None:
+        self._calibration, self._level = calibration_scores, level
+        self._window: deque[float] = deque(maxlen=WINDOW_IMAGES)
+        self._pending: list[float] = []
+        self._stream = StreamMonitor(calibration_scores, level)
+        self._n_streams = 1
+        self._alarm = False
+        self._lock = threading.Lock()
+
+    def update(self, scores: np.ndarray) -> None:
+        """The next scores (N,), in their order."""
+        with self._lock:
+            self._window.extend(scores.tolist())
+            self._pending.extend(scores.tolist())
+            if len(self._pending) >= PENDING_IMAGES:
+                self._bet()
+
+    def alarm(self) -> bool:
+        """Whether the alarm went off, in this stream or an earlier one: it stays."""
+        with self._lock:
+            self._bet()
+            return self._alarm
+
+    def log_wealth(self) -> float:
+        """The evidence of the current stream; the alarm goes off at -log(level)."""
+        with self._lock:
+            self._bet()
+            return float(self._stream.log_wealth_[-1]) if len(self._stream) else 0.0
+
+    def distance(self) -> float:
+        """Kolmogorov-Smirnov distance of the last images from the calibration images; 0 before there are any."""
+        with self._lock:
+            window = np.array(self._window)
+        return kolmogorov_smirnov(window, self._calibration)[0] if len(window) else 0.0
+
+    def _bet(self) -> None:
+        if not self._pending:
+            return
+        if len(self._stream) >= STREAM_IMAGES:
+            self._stream = StreamMonitor(self._calibration, self._level, seed=self._n_streams)
+            self._n_streams += 1
+        self._stream.update(self._pending)
+        self._pending = []
+        self._alarm = self._alarm or self._stream.alarm_at_ is not None
+
+
+class ServeMetrics:
+    """All that is counted, in a registry of its own."""
+
+    def __init__(self, calibration_scores: np.ndarray, n_waiting: Callable[[], int]) -> None:
+        self._registry = registry = CollectorRegistry()
+        ProcessCollector(registry=registry)
+        self.requests = Counter(
+            "maple_requests", "Requests answered, by route and status.", ["route", "status"], registry=registry
+        )
+        self.seconds = Histogram(
+            "maple_request_seconds", "Time to answer, by route.", ["route"], buckets=_SECONDS, registry=registry
+        )
+        self.refused = Counter(
+            "maple_refused", "Requests to predict that were not served.", ["reason"], registry=registry
+        )
+        for reason in get_args(BusyReason):  # so that all are there from the beginning
+            self.refused.labels(reason)
+        self._batches = Histogram("maple_batch_images", "Images per batch.", buckets=_IMAGES, registry=registry)
+        self._images = Counter("maple_images", "Images predicted.", registry=registry)
+        self._flagged = Counter("maple_images_flagged", "Images called out-of-distribution.", registry=registry)
+        self._scores = Histogram(
+            "maple_score",
+            "Scores; the bounds are quantiles of the calibration scores.",
+            buckets=score_buckets(calibration_scores),
+            registry=registry,
+        )
+        self._gauge("maple_queue_images", "Images accepted and not answered yet.", n_waiting)
+        self._recent: deque[bool] = deque(maxlen=WINDOW_IMAGES)
+        self._lock = threading.Lock()
+        self._gauge(
+            "maple_share_flagged",
+            f"Share of the last {WINDOW_IMAGES} images that was called out-of-distribution.",
+            self._share_flagged,
+        )
+        self._drift = DriftWatch(calibration_scores) if len(calibration_scores) else None
+        if self._drift is not None:
+            self._add_drift(self._drift)
+
+    def _add_drift(self, drift: DriftWatch) -> None:
+        self._gauge(
+            "maple_drift_distance",
+            f"Kolmogorov-Smirnov distance of the last {WINDOW_IMAGES} scores from the calibration scores.",
+            drift.distance,
+        )
+        self._gauge(
+            "maple_drift_log_wealth",
+            f"Evidence for drift: log wealth of a gambler who bets on it; the alarm is at {-np.log(LEVEL):.2f}.",
+            drift.log_wealth,
+        )
+        self._gauge("maple_drift_alarm", "Whether that alarm ever went off: 0 or 1.", drift.alarm)
+
+    def _gauge(self, name: str, about: str, value: Callable[[], float]) -> None:
+        Gauge(name, about, registry=self._registry).set_function(value)
+
+    def _share_flagged(self) -> float:
+        with self._lock:
+            return sum(self._recent) / max(len(self._recent), 1)
+
+    def note_batch(self, prediction: Prediction) -> None:
+        """One batch was predicted."""
+        self._batches.observe(len(prediction))
+        self._images.inc(len(prediction))
+        self._flagged.inc(int(prediction.is_ood.sum()))
+        with self._lock:
+            self._recent.extend(prediction.is_ood.tolist())
+        for score in prediction.score:
+            self._scores.observe(float(score))
+        if self._drift is not None:
+            self._drift.update(prediction.score[np.isfinite(prediction.score)])
+
+    def to_text(self) -> bytes:
+        """All of it, in the text format of Prometheus."""
+        return generate_latest(self._registry)

@@ -1,0 +1,42 @@
+"""The options of ``maple serve``: where it listens, how it batches, what it accepts; loaded for the help too."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from annotated_types import Interval
+
+from maple.config import option
+from maple.errors import UsageError
+
+MOST_PIXELS = 100_000_000  # as in maple.decode, which is not loaded for the help
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServeOptions:
+    """Where the service listens, how it batches, and what it accepts."""
+
+    host: str = option("127.0.0.1", "address to listen at; 0.0.0.0 is every address of this machine")
+    port: Annotated[int, Interval(ge=0, le=65535)] = option(8000, "port to listen at; 0 takes any that is free")
+    api_key: str | None = option(None, "what requests must send in the header X-API-Key", flag=False)
+    max_batch: Annotated[int, Interval(ge=1, le=4096)] = option(32, "images per forward pass, at most")
+    max_wait_ms: Annotated[float, Interval(ge=0, le=10_000)] = option(5.0, "longest wait of a batch for more images")
+    queue: Annotated[int, Interval(ge=1, le=1_000_000)] = option(256, "images accepted and not answered yet, at most")
+    deadline_ms: Annotated[float, Interval(ge=1, le=3_600_000)] = option(10_000.0, "longest time to an answer")
+    max_images: Annotated[int, Interval(ge=1, le=100_000)] = option(64, "images per request, at most")
+    max_bytes: Annotated[int, Interval(ge=1, le=2**31)] = option(32 * 2**20, "bytes per request, at most")
+    max_pixels: Annotated[int, Interval(ge=1, le=MOST_PIXELS)] = option(25_000_000, "pixels per image, at most")
+    access_log: bool = option(False, "one line per request on standard error")
+
+
+def check_options(options: ServeOptions) -> None:
+    """What fits together is worth knowing before a model is loaded."""
+    if options.queue < options.max_images:
+        raise UsageError(
+            f"--queue {options.queue} is shorter than one request of --max-images {options.max_images}: make the queue "
+            "longer, or allow fewer images"
+        )
+    key = options.api_key
+    if key is not None and not (key and key.isascii() and key.isprintable() and key == key.strip()):
+        raise UsageError("the API key must be visible ASCII characters: choose another, or set none at all")

@@ -1,0 +1,168 @@
+"""What the endpoints of ``maple serve`` do, whatever carries them."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
+from typing import Annotated
+
+import numpy as np
+from fastapi import FastAPI, HTTPException, Request, Response
+from fastapi import Path as PathParameter
+from PIL import Image
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.requests import ClientDisconnect
+
+from maple.answers import (
+    ImageAnswer,
+    ModelAnswer,
+    PredictAnswer,
+    StatusAnswer,
+    describe_images,
+    describe_model,
+    name_model,
+)
+from maple.base_predictor import BasePredictor
+from maple.batcher import Batcher, Busy
+from maple.serve_metrics import ServeMetrics
+from maple.serve_options import ServeOptions
+from maple.uploads import Limits, Upload, declared_length, decode_upload, read_uploads
+
+UPLOAD_SECONDS = 60  # in which the body of a request must arrive
+N_BODIES = 8  # of the largest size may be held at the same time
+CLIENT_GONE = 499  # what is counted where nobody is left to answer
+
+
+class Service:
+    """What the endpoints share: the predictor, the batches and the counts."""
+
+    def __init__(self, predictor: BasePredictor, options: ServeOptions, exemplars: Mapping[int, np.ndarray]) -> None:
+        self.predictor, self.options, self.exemplars = predictor, options, exemplars
+        self.limits = Limits(options.max_images, options.max_bytes, options.max_pixels)
+        self.metrics = ServeMetrics(predictor.calibration_scores, lambda: self._batcher.n_accepted)
+        self._batcher = self._new_batcher()
+        self._name = name_model(predictor)
+        self._n_bytes = 0  # of bodies that are held now
+
+    def _new_batcher(self) -> Batcher[Upload, ImageAnswer]:
+        options = self.options
+        return Batcher(
+            self._decode,
+            self._predict,
+            max_batch=options.max_batch,
+            max_wait=options.max_wait_ms / 1000,
+            max_queue=options.queue,
+            deadline=options.deadline_ms / 1000,
+        )
+
+    def _decode(self, upload: Upload) -> np.ndarray:
+        return decode_upload(upload, self.predictor.size, self.predictor.fit, self.options.max_pixels)
+
+    def _predict(self, pixels: np.ndarray) -> list[ImageAnswer]:
+        prediction = self.predictor.predict_pixels(pixels)
+        self.metrics.note_batch(prediction)
+        return describe_images(prediction)
+
+    @asynccontextmanager
+    async def running(self, _: FastAPI) -> AsyncIterator[None]:
+        """Warmed up at first; at the end all that was accepted is finished."""
+        size, n = self.predictor.size, self.options.max_batch
+        blank = np.zeros((n, size, size, 3), dtype=np.uint8)
+        self._batcher = self._new_batcher()
+        async with self._batcher as batcher:
+            await batcher.warm_up(lambda: describe_images(self.predictor.predict_pixels(blank)), n)
+            yield
+
+    def refuse_all(self) -> None:
+        """Accept nothing from now on."""
+        self._batcher.refuse_all()
+
+    async def predict(self, request: Request) -> Response:
+        """Class, probability, uncertainty and in/out decision for each image."""
+        self._batcher.check(1)
+        length = declared_length(request.headers.get("content-length", ""), self.limits.max_bytes)
+        with self._holding(min(length, self.limits.max_bytes)):
+            try:
+                async with asyncio.timeout(UPLOAD_SECONDS):
+                    uploads = await read_uploads(request.headers, request.stream(), self.limits)
+            except TimeoutError:
+                raise HTTPException(408, f"the body took longer than {UPLOAD_SECONDS} s: send less at a time") from None
+            except ClientDisconnect:
+                return Response(status_code=CLIENT_GONE)
+            answers = await self._submit(uploads, request)
+        if answers is None:
+            return Response(status_code=CLIENT_GONE)
+        named = [
+            answer.model_copy(update={"file": upload.name}) for answer, upload in zip(answers, uploads, strict=True)
+        ]
+        return _json(PredictAnswer(model=self._name, predictions=named))
+
+    @contextmanager
+    def _holding(self, n_bytes: int) -> Iterator[None]:
+        """Within it so many bytes of a body are held; the sum over all requests is bounded."""
+        if self._n_bytes + n_bytes > N_BODIES * self.options.max_bytes:
+            raise Busy("uploads", "too many uploads at the same time: ask again later", 1)
+        self._n_bytes += n_bytes
+        try:
+            yield
+        finally:
+            self._n_bytes -= n_bytes
+
+    async def _submit(self, uploads: list[Upload], request: Request) -> list[ImageAnswer] | None:
+        """The answers; None where whoever asked has left, for whom nothing more is computed."""
+        work = asyncio.create_task(self._batcher.submit(uploads))
+        gone = asyncio.create_task(_disconnected(request))
+        try:
+            await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
+            return work.result() if work.done() else None
+        finally:
+            work.cancel()
+            gone.cancel()
+
+    def model(self) -> Response:
+        """What predicts, how it decides, and what it accepts."""
+        needs_key = self.options.api_key is not None
+        return _json(describe_model(self.predictor, self.exemplars, self.limits, needs_key))
+
+    def cluster_exemplars(self, cluster: Annotated[int, PathParameter(ge=0)]) -> Response:
+        """The training images nearest to the mean of a cluster, side by side."""
+        thumbnails = self.exemplars.get(cluster, ())
+        if not len(thumbnails):
+            raise HTTPException(404, f"there are no exemplars of cluster {cluster}: see n_exemplars in /v1/model")
+        return Response(to_strip(np.asarray(thumbnails)), media_type="image/png")
+
+    async def healthz(self) -> Response:
+        """Alive: the process answers."""
+        return _json(StatusAnswer(status="alive"))
+
+    async def readyz(self) -> Response:
+        """Ready: the model is loaded and warmed up, the queue is not full, and the service is not shutting down."""
+        self._batcher.check(1)
+        return _json(StatusAnswer(status="ready"))
+
+    def prometheus(self) -> Response:
+        """Counts for Prometheus."""
+        return Response(self.metrics.to_text(), media_type=CONTENT_TYPE_LATEST)
+
+
+async def _disconnected(request: Request) -> None:
+    """Return once whoever asked has left."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+def _json(answer: PredictAnswer | ModelAnswer | StatusAnswer) -> Response:
+    return Response(answer.to_json(), media_type="application/json")
+
+
+def to_strip(thumbnails: np.ndarray) -> bytes:
+    """Thumbnails (n, S, S, 3) side by side, as a PNG file.
+
+    >>> Image.open(io.BytesIO(to_strip(np.zeros((3, 8, 8, 3), np.uint8)))).size
+    (24, 8)
+    """
+    file = io.BytesIO()
+    Image.fromarray(np.concatenate(list(thumbnails), axis=1)).save(file, "PNG")
+    return file.getvalue()

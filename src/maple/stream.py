@@ -1,0 +1,422 @@
+"""Images of any number, decoded ahead of whoever reads them: memory does not grow with their number.
+
+A :class:`Source` knows where images are and hands them out *encoded*, chunk by chunk; :func:`decode_stream` turns
+chunks into pixels, in order, in other processes if asked. Only the paths of files are held, as one block of bytes; a
+Parquet file is read along with the images. Nothing here imports torch, and neither do the processes.
+
+Processes and not threads: small images spend most of their time in Python, and threads were seen to be slower than one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+from abc import ABC, abstractmethod
+from array import array
+from collections import deque
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO, NamedTuple, cast
+
+import numpy as np
+
+from maple.decode import Fit, decode_bytes, read_file
+from maple.errors import DataError, RunError
+from maple.types import Skipped
+
+if TYPE_CHECKING:  # loaded where a source is opened: processes that decode need neither this nor pyarrow
+    from maple.images import ColumnStore, ImageSet
+
+READ_ROWS = 64  # of a Parquet file at a time
+READ_BYTES = 2**20  # of its columns at a time: else whole row groups, which may be the whole file
+
+Item = str | bytes | np.ndarray | DataError  # path, encoded image, decoded image, or why there is none
+
+
+@dataclass(frozen=True, eq=False)
+class Chunk:
+    """Consecutive images of a source, not decoded yet."""
+
+    first: int  # position of the first of them in the source
+    files: list[str]  # what each is called
+    items: list[Item]
+
+
+class Decoded(NamedTuple):
+    """Consecutive images of a source: those that could be decoded, and the others."""
+
+    first: int  # position of the first of them in the source
+    files: list[str]  # of the n that could be decoded
+    pixels: np.ndarray  # (n, S, S, 3) uint8
+    skipped: list[Skipped]
+
+    @property
+    def stop(self) -> int:
+        """The position behind the last of them."""
+        return self.first + len(self.files) + len(self.skipped)
+
+
+# --- sources ---------------------------------------------------------------------------------------------------------
+
+
+class Source(ABC):
+    """Images that can be counted and read in order, from any position on, without holding them."""
+
+    path: Path | None = None  # where all are rows of one file
+    skipped: tuple[Skipped, ...] = ()  # what was found to be of no use when the source was opened
+    is_decoded = False
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """How many images there are, whether or not they can be decoded."""
+
+    @abstractmethod
+    def digest(self) -> str:
+        """What is another when images were added, removed or changed."""
+
+    @abstractmethod
+    def read(self, start: int) -> Iterator[tuple[str, Item]]:
+        """What each image is called, and the image, from position ``start`` on."""
+
+    def chunks(self, start: int, size: int) -> Iterator[Chunk]:
+        """Chunks of ``size`` images, the last of which may have fewer."""
+        rows = self.read(start)
+        while rows_of_chunk := list(islice(rows, size)):
+            files, items = zip(*rows_of_chunk)
+            yield Chunk(start, list(files), list(items))
+            start += len(files)
+
+
+def open_source(
+    sources: Sequence[str | Path], *, size: int, fit: Fit = "pad", data_root: str | Path | None = None
+) -> Source:
+    """The images that :func:`maple.data.open_images` would open without labels; here they are only listed."""
+    from maple.data import find_images, open_images
+
+    places, name = find_images(sources, data_root)
+    if places is None:
+        return Arrays(open_images(sources, size=size, fit=fit, data_root=data_root, labelled=False))
+    return Table(places, name) if isinstance(places, Path) else Files(places, name)
+
+
+class Paths:
+    """Paths in one block of bytes: as strings they take twice as much memory, as ``Path`` ten times.
+
+    >>> paths = Paths(["a/1.png", "b/2.png"])
+    >>> len(paths), paths[1]
+    (2, 'b/2.png')
+    """
+
+    def __init__(self, paths: Iterable[str]) -> None:
+        self._block, self._ends = bytearray(), array("q", [0])
+        for path in paths:
+            self._block += os.fsencode(path)
+            self._ends.append(len(self._block))
+
+    def __len__(self) -> int:
+        return len(self._ends) - 1
+
+    def __getitem__(self, i: int) -> str:
+        return os.fsdecode(self.encoded(i))
+
+    def encoded(self, i: int) -> bytes:
+        """The path as the system has it."""
+        return bytes(self._block[self._ends[i] : self._ends[i + 1]])
+
+
+class Files(Source):
+    """Image files."""
+
+    def __init__(self, paths: Iterable[str], name: str) -> None:
+        super().__init__(name)
+        self.paths = Paths(paths)
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def digest(self) -> str:
+        found = hashlib.blake2b(digest_size=16)
+        for i in range(len(self)):
+            path = self.paths.encoded(i)
+            found.update(path + _stamp(path))
+        return found.hexdigest()
+
+    def read(self, start: int) -> Iterator[tuple[str, Item]]:
+        for i in range(start, len(self)):
+            # A name that is not UTF-8 could be written to no file.
+            yield self.paths.encoded(i).decode("utf-8", "backslashreplace"), self.paths[i]
+
+
+class Table(Source):
+    """Encoded images in a column of a Parquet file, which is read along with them."""
+
+    def __init__(self, path: Path, name: str) -> None:
+        from maple.data import find_image_column, read_image_column
+
+        super().__init__(name)
+        self.path = path
+        with self._open() as file:
+            self._column = find_image_column(file.schema_arrow, path)
+            read_image_column(file.schema_arrow.empty_table()[self._column], name, path)  # raises where it holds none
+            groups = [file.metadata.row_group(i).num_rows for i in range(file.num_row_groups)]
+        self._starts = np.cumsum([0, *groups])  # the first row of each row group, and the number of rows
+        if len(self) == 0:
+            raise DataError(f"no images in '{path}': the file has no rows")
+
+    def __len__(self) -> int:
+        return int(self._starts[-1])
+
+    def digest(self) -> str:
+        path = os.fsencode(self.path or "")
+        return hashlib.blake2b(path + _stamp(path), digest_size=16).hexdigest()
+
+    def read(self, start: int) -> Iterator[tuple[str, Item]]:
+        import pyarrow as pa
+
+        from maple.data import read_image_column
+        from maple.images import ColumnStore
+
+        assert self.path is not None
+        group = int(np.searchsorted(self._starts, start, side="right")) - 1
+        row = int(self._starts[group])
+        with self._open() as file:
+            groups = list(range(group, file.num_row_groups))
+            for batch in file.iter_batches(READ_ROWS, groups, [self._column], use_threads=False):
+                column = pa.chunked_array([batch.column(0)])
+                column, files = read_image_column(column, self.name, self.path, row)
+                store = ColumnStore(column)
+                for i in range(max(start - row, 0), len(store)):
+                    yield files[i], _read(store, i)
+                row += len(store)
+
+    @contextmanager
+    def _open(self) -> Iterator:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        try:
+            with pq.ParquetFile(self.path, buffer_size=READ_BYTES, pre_buffer=False) as file:
+                yield file
+        except (pa.ArrowException, OSError) as error:
+            raise DataError(f"cannot read '{self.path}' as Parquet: {str(error).splitlines()[0]}") from None
+
+
+class Arrays(Source):
+    """Images that are in memory already: arrays, built-in sets and corrupted ones."""
+
+    is_decoded = True
+
+    def __init__(self, images: ImageSet) -> None:
+        super().__init__(images.name)
+        assert images.pixels is not None
+        self._pixels, self._files, self._keys = images.pixels, images.files, images.keys
+        self.skipped = images.skipped
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+    def digest(self) -> str:
+        return hashlib.blake2b("\0".join(self._files).encode() + self._keys.tobytes(), digest_size=16).hexdigest()
+
+    def read(self, start: int) -> Iterator[tuple[str, Item]]:
+        yield from zip(self._files[start:], self._pixels[start:])
+
+
+def _stamp(path: bytes) -> bytes:
+    """Size and time of change of a file, after a mark that no path contains; nothing where there is no such file."""
+    try:
+        found = os.stat(path)  # noqa: PTH116 (no object per file)
+    except OSError:
+        return b"\0\0"
+    return b"\0%d %d\0" % (found.st_size, found.st_mtime_ns)
+
+
+def _read(store: ColumnStore, i: int) -> bytes | DataError:
+    try:
+        return store.read(i)
+    except DataError as error:
+        return error
+
+
+# --- decoding --------------------------------------------------------------------------------------------------------
+
+
+def decode_stream(
+    source: Source, *, size: int, fit: Fit = "pad", chunk_size: int = 256, start: int = 0, workers: int = 0
+) -> Generator[Decoded]:
+    """The images of a source from position ``start`` on, decoded, chunk by chunk and in order.
+
+    ``workers`` processes decode ahead, one chunk each, so that ``workers`` + 1 chunks are in memory at most; 0 decodes
+    in this process, as do few chunks, for which it does not pay to start another.
+
+    >>> from maple.images import ImageSet
+    >>> source = Arrays(ImageSet.from_arrays(np.zeros((5, 8, 8), np.uint8), name="dark"))
+    >>> [(chunk.files, chunk.pixels.shape) for chunk in decode_stream(source, size=8, chunk_size=3)]
+    [(['dark#0', 'dark#1', 'dark#2'], (3, 8, 8, 3)), (['dark#3', 'dark#4'], (2, 8, 8, 3))]
+    """
+    chunks = source.chunks(start, chunk_size)
+    n_chunks = -(-(len(source) - start) // chunk_size)
+    workers = 0 if source.is_decoded else min(workers, n_chunks // 2)
+    if workers:
+        yield from _decode_ahead(chunks, size, fit, workers)
+        return
+    for chunk in chunks:
+        yield _join(chunk, *decode_items(chunk.items, size, fit))
+
+
+def decode_items(items: Sequence[Item], size: int, fit: Fit) -> tuple[np.ndarray, list[tuple[int, str]]]:
+    """Pixels (n, S, S, 3) of the images that can be decoded; positions of the others, and why they cannot."""
+    pixels = np.empty((len(items), size, size, 3), dtype=np.uint8)
+    reasons: list[tuple[int, str]] = []
+    for i, item in enumerate(items):
+        try:
+            pixels[i - len(reasons)] = _decode(item, size, fit)
+        except DataError as error:
+            reasons.append((i, str(error)))
+    return pixels[: len(items) - len(reasons)], reasons
+
+
+def _decode(item: Item, size: int, fit: Fit) -> np.ndarray:
+    if isinstance(item, DataError):
+        raise item
+    if isinstance(item, np.ndarray):
+        return item
+    return decode_bytes(item if isinstance(item, bytes) else read_file(Path(item)), size, fit)
+
+
+def _join(chunk: Chunk, pixels: np.ndarray, reasons: Sequence[tuple[int, str]]) -> Decoded:
+    why = dict(reasons)
+    used = [file for i, file in enumerate(chunk.files) if i not in why]
+    return Decoded(chunk.first, used, pixels, [Skipped(chunk.files[i], reason) for i, reason in why.items()])
+
+
+def _decode_ahead(chunks: Iterator[Chunk], size: int, fit: Fit, workers: int) -> Iterator[Decoded]:
+    """As many chunks at once as there are processes; the next in order is awaited, and its process given another."""
+    with ExitStack() as stack:
+        idle = [stack.enter_context(_Decoder(size, fit)) for _ in range(workers)]
+        at_work: deque[tuple[_Decoder, Chunk]] = deque()
+        for chunk in chunks:
+            decoded = None
+            if not idle:
+                decoder, earlier = at_work.popleft()
+                decoded = decoder.take(earlier)
+                idle.append(decoder)
+            decoder = idle.pop()
+            decoder.give(chunk)
+            at_work.append((decoder, chunk))
+            if decoded is not None:  # while it is worked with, all processes are busy
+                yield decoded
+        for decoder, chunk in at_work:
+            yield decoder.take(chunk)
+
+
+class _Decoder:
+    """A process that decodes one chunk at a time: what it is given it must be asked for before it is given more.
+
+    It is a Python of its own with a pipe in and a pipe out, so that the death of either side is an end of file for the
+    other: no process is left behind by a kill, as those of a pool would be, and none is waited for in vain. Unlike a
+    process of ``multiprocessing`` it does not import the user's script, and torch with it. Both sides speak JSON and
+    bare bytes: what has read images of others is not trusted with pickles.
+    """
+
+    def __init__(self, size: int, fit: Fit) -> None:
+        self._size = size
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", "-c", f"from maple.stream import serve; serve({size}, {fit!r})"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            start_new_session=True,  # it does not hear Ctrl-C, which the terminal sends to all
+        )
+        self._requests = cast(io.BufferedWriter, self._process.stdin)
+        self._answers = cast(io.BufferedReader, self._process.stdout)
+
+    def __enter__(self) -> _Decoder:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.kill()
+        with suppress(OSError):  # of a pipe that nobody reads any more
+            self._process.communicate()
+
+    def give(self, chunk: Chunk) -> None:
+        try:
+            send_items(self._requests, chunk.items)
+        except OSError:
+            raise self._say_ended(chunk) from None
+
+    def take(self, chunk: Chunk) -> Decoded:
+        line = self._answers.readline()
+        reasons = json.loads(line) if line.endswith(b"\n") else []
+        pixels = np.empty((len(chunk.items) - len(reasons), self._size, self._size, 3), dtype=np.uint8)
+        if not line or self._answers.readinto(pixels.reshape(-1).data) < pixels.nbytes:
+            raise self._say_ended(chunk)
+        return _join(chunk, pixels, reasons)
+
+    def _say_ended(self, chunk: Chunk) -> RunError:
+        code = self._process.wait()
+        how = f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
+        return RunError(
+            f"a process that decodes images ended {how}, at one of '{chunk.files[0]}' to '{chunk.files[-1]}', perhaps "
+            "since memory ran out: give the same command again, with --workers 0 or a smaller --batch-size"
+        )
+
+
+def serve(size: int, fit: Fit) -> None:
+    """Decode what comes in at standard input, until that is closed: what a process of ``decode_stream`` does."""
+    answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # a decoder that has something to say says it elsewhere
+    with suppress(BrokenPipeError):
+        while (items := receive_items(sys.stdin.buffer)) is not None:
+            pixels, reasons = decode_items(items, size, fit)
+            answers.write(json.dumps(reasons).encode() + b"\n")
+            answers.write(pixels.data)
+            answers.flush()
+
+
+def send_items(file: BinaryIO, items: Sequence[Item]) -> None:
+    """Paths, encoded images and reasons: a line of JSON, in which an image is its number of bytes, then the bytes.
+
+    >>> pipe = io.BytesIO()
+    >>> send_items(pipe, ["a.png", b"GIF89a", DataError("no image")])
+    >>> pipe.getvalue()
+    b'["a.png", 6, ["no image"]]\\nGIF89a'
+    >>> receive_items(io.BytesIO(pipe.getvalue()))
+    ['a.png', b'GIF89a', DataError('no image')]
+    """
+    file.write(json.dumps([_announce(item) for item in items]).encode() + b"\n")
+    for item in items:
+        if isinstance(item, bytes):
+            file.write(item)
+    file.flush()
+
+
+def _announce(item: Item) -> str | int | list[str]:
+    if isinstance(item, bytes):
+        return len(item)
+    return [str(item)] if isinstance(item, DataError) else cast(str, item)  # arrays need no decoding
+
+
+def receive_items(file: BinaryIO) -> list[Item] | None:
+    """What :func:`send_items` wrote; None where nothing comes any more."""
+    line = file.readline()
+    if not line.endswith(b"\n"):
+        return None
+    items: list[Item] = []
+    for item in json.loads(line):
+        if isinstance(item, str):
+            items.append(item)
+        else:
+            items.append(file.read(item) if isinstance(item, int) else DataError(*item))
+    return items

@@ -1,0 +1,159 @@
+"""A small predictor of any speed, and a service in a process of its own, for the tests of ``maple serve``."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import os
+import re
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from image_files import encode
+from maple.base_predictor import BasePredictor
+from maple.calibrate import Calibration
+from maple.serve import create_app, listen_at, run_app
+from maple.serve_options import ServeOptions
+from maple.types import Prediction
+
+CENTROIDS = np.array([[200.0, 40, 40], [40, 200, 40], [40, 40, 200], [120, 120, 200]])  # (M, 3): mean colours
+CLUSTER_TO_CLASS = np.array([0, 1, 2, 2])
+NAMES = ("red", "green", "blue")
+
+
+class Colours(BasePredictor):
+    """The class of an image is the nearest colour; a batch takes as long as it is told to.
+
+    ``batches`` are the sizes of those that were predicted; while ``gate`` is closed, none is.
+    """
+
+    runtime = "numpy"
+    network = "colours"
+    score_name = "distance"
+    cluster_to_class = CLUSTER_TO_CLASS
+    map_centroids = CENTROIDS[:, :2]
+    map_radius = 1.0
+
+    def __init__(self, *, seconds: float = 0.0, seconds_per_image: float = 0.0, calibrated: bool = True) -> None:
+        scores = np.linspace(0, 100, 200)
+        calibration = Calibration(scores, np.arange(200) % 3, 3) if calibrated else None
+        super().__init__(NAMES, size=8, calibration=calibration)
+        self.seconds, self.seconds_per_image = seconds, seconds_per_image
+        self.batches: list[int] = []
+        self.gate = threading.Event()
+        self.gate.set()
+
+    def predict_pixels(self, pixels: np.ndarray) -> Prediction:
+        assert pixels.dtype == np.uint8 and pixels.shape[1:] == (8, 8, 3)
+        self.gate.wait(30)
+        self.batches.append(len(pixels))
+        time.sleep(self.seconds + self.seconds_per_image * len(pixels))
+        colours = pixels.mean((1, 2), dtype=np.float64)  # (N, 3)
+        distances = ((colours[:, None] - CENTROIDS) ** 2).sum(2) / 100  # (N, M)
+        cluster, score = distances.argmin(1), distances.min(1)
+        logs = np.stack([-distances[:, c == CLUSTER_TO_CLASS].min(1) / 50 for c in range(3)], axis=1)
+        logs -= np.log(np.exp(logs).sum(1, keepdims=True))
+        class_id = logs.argmax(1)
+        typicality = np.exp(-score / 100)
+        return Prediction(
+            class_id=class_id,
+            probability=np.exp(logs.max(1)),
+            typicality=typicality,
+            uncertainty=1 - typicality,
+            score=score,
+            p_value=self.decision.p_values(score, class_id),
+            is_ood=self.decision.is_ood(score, class_id),
+            cluster=cluster,
+            md_class_id=CLUSTER_TO_CLASS[cluster],
+            softmax_class_id=class_id,
+            log_probabilities=logs,
+            squared_distance=score,
+            class_names=self.class_names,
+            position=colours[:, :2],
+        )
+
+    def predict_batches(self, images: Any, **_: Any) -> Iterator[Prediction]:
+        raise NotImplementedError
+
+
+def png(colour: tuple[int, int, int], size: tuple[int, int] = (8, 8)) -> bytes:
+    return encode(Image.new("RGB", size, colour))
+
+
+def colours(n: int, seed: int = 0) -> list[tuple[int, int, int]]:
+    return [tuple(row) for row in np.random.default_rng(seed).integers(0, 256, (n, 3)).tolist()]
+
+
+def as_json(*images: bytes) -> dict[str, Any]:
+    return {
+        "images": [{"name": f"{i}.png", "data": base64.b64encode(image).decode()} for i, image in enumerate(images)]
+    }
+
+
+def as_form(*images: bytes, boundary: str = "limit") -> tuple[bytes, str]:
+    """A form of these images by hand, and its content type."""
+    parts = [
+        f'--{boundary}\r\nContent-Disposition: form-data; name="files"; filename="{i}.png"\r\n\r\n'.encode() + image
+        for i, image in enumerate(images)
+    ]
+    return b"\r\n".join([*parts, f"--{boundary}--\r\n".encode()]), f"multipart/form-data; boundary={boundary}"
+
+
+def http_bytes(path: str, body: bytes = b"", kind: str = "", method: str = "POST", **headers: str) -> bytes:
+    """A request as it goes over the wire."""
+    lines = [f"{method} {path} HTTP/1.1", "Host: localhost", f"Content-Length: {len(body)}", "Connection: close"]
+    lines += [f"Content-Type: {kind}"] if kind else []
+    lines += [f"{name}: {value}" for name, value in headers.items()]
+    return "\r\n".join([*lines, "", ""]).encode("latin-1") + body
+
+
+def talk(port: int, request: bytes, timeout: float = 20) -> bytes:
+    """What a server on this machine answers to these bytes, until it closes the connection or says nothing more."""
+    answer = b""
+    with contextlib.suppress(ConnectionError), socket.create_connection(("127.0.0.1", port), timeout) as connection:
+        with contextlib.suppress(ConnectionError):  # it may answer before it has read everything
+            connection.sendall(request)
+        with contextlib.suppress(TimeoutError):
+            while chunk := connection.recv(2**16):
+                answer += chunk
+    return answer
+
+
+@contextlib.contextmanager
+def server(*arguments: object) -> Iterator[tuple[subprocess.Popen[str], int]]:
+    """A service in a process of its own, and its port; ``arguments`` as for the main function below."""
+    command = [sys.executable, str(Path(__file__)), *map(str, arguments)]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
+    assert process.stderr is not None
+    try:
+        said = ""
+        while not (found := re.search(r"page: http://127\.0\.0\.1:(\d+)/", said)):
+            line = process.stderr.readline()
+            assert line, f"the service did not start: {said}"
+            said += line
+        yield process, int(found[1])
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.wait()
+        process.stderr.close()
+
+
+def main() -> None:
+    """Serve a predictor that takes so many seconds per batch."""
+    options = ServeOptions(port=0, max_batch=4, max_bytes=2**20)
+    run_app(create_app(Colours(seconds=float(sys.argv[1])), options), options, listen_at(options.host, options.port))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,249 @@
+"""Images are read in order and in constant memory, wherever they lie and whoever decodes them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from PIL import Image
+
+from image_files import encode, noise, png_of_size, write_folder, write_parquet
+from maple.data import open_images
+from maple.decode import decode_image
+from maple.errors import DataError, RunError, UsageError
+from maple.stream import Decoded, Paths, decode_stream, open_source
+
+
+@pytest.fixture
+def folder(tmp_path: Path, rng: np.random.Generator) -> Path:
+    """Twenty images in folders whose order is not that of the strings, two of which are broken, and things beside."""
+    write_folder(tmp_path / "images", {"a": 6, "a-b": 4, "a.b": 4, "Z/deep": 4}, rng)
+    noise(rng).save(tmp_path / "images" / "top.png")
+    (tmp_path / "images" / "a" / "002.png").write_bytes(b"not an image")
+    (tmp_path / "images" / "a" / "huge.png").write_bytes(png_of_size(30_000, 30_000))
+    (tmp_path / "images" / ".hidden.png").write_bytes(b"")
+    (tmp_path / "images" / "notes.txt").write_text("no image")
+    (tmp_path / "images" / "ring").symlink_to(tmp_path / "images")
+    (tmp_path / "images" / "gone.png").symlink_to(tmp_path / "nowhere.png")
+    return tmp_path / "images"
+
+
+def read_all(sources: list, size: int = 8, **options) -> Decoded:
+    """All chunks as one, once it is clear that none is out of order."""
+    chunks = list(decode_stream(open_source(sources, size=size), size=size, **options))
+    stops = [chunk.stop for chunk in chunks]
+    assert [chunk.first for chunk in chunks] == [options.get("start", 0), *stops[:-1]]
+    assert all(len(chunk.files) == len(chunk.pixels) for chunk in chunks)
+    files = [file for chunk in chunks for file in chunk.files]
+    pixels = np.concatenate([chunk.pixels for chunk in chunks])
+    return Decoded(chunks[0].first, files, pixels, [item for chunk in chunks for item in chunk.skipped])
+
+
+def assert_same(found: Decoded, sources: list) -> None:
+    """What ``open_images`` finds, by itself, image by image."""
+    expected = open_images(sources, size=8, labelled=False)
+    assert found.files == list(expected.files)
+    assert found.skipped == list(expected.skipped)
+    np.testing.assert_array_equal(found.pixels, [expected.read(i) for i in range(len(expected))])
+
+
+@pytest.mark.parametrize("chunk_size", [1, 7, 100])
+def test_folders_globs_and_files_in_their_order(folder, chunk_size):
+    lists = [
+        [str(folder)],
+        [str(folder / "*" / "*.png")],
+        [str(folder / "**" / "*.png")],
+        [str(folder / "a" / "002.png"), str(folder / "top.png"), str(folder / "a-b"), str(folder / "top.png")],
+    ]
+    for sources in lists:
+        assert_same(read_all(sources, chunk_size=chunk_size), sources)
+    order = [path.removeprefix(f"{folder}{os.sep}") for path in read_all([str(folder)]).files]
+    by_parts = sorted(order, key=lambda path: Path(path).parts)
+    assert order == by_parts != sorted(order)
+
+
+def test_relative_paths_stay_relative(folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    found = read_all(["."])
+    assert_same(found, ["."])
+    assert "top.png" in found.files and str(Path("a", "000.png")) in found.files
+
+
+def test_arrays_and_built_in_sets(tmp_path, rng):
+    np.savez(tmp_path / "images.npz", images=rng.integers(0, 256, (9, 8, 8), dtype=np.uint8))
+    for source in (
+        str(tmp_path / "images.npz"),
+        "simulated-diatoms?n=30",
+        "corrupted:simulated-diatoms?n=30?family=fog",
+    ):
+        assert_same(read_all([source], chunk_size=20), [source])
+
+
+@pytest.mark.parametrize("row_group_size", [4, 1000])
+def test_parquet_from_any_row_on(tmp_path, rng, row_group_size):
+    images = [encode(noise(rng)) for _ in range(150)]
+    images[3], images[77], images[130] = None, b"not an image", png_of_size(30_000, 30_000)
+    named = [{"bytes": data, "path": f"{i}.png" if i % 3 else None} for i, data in enumerate(images)]
+    pq.write_table(pa.table({"image": images, "label": [0] * 150}), tmp_path / "a.parquet", row_group_size)
+    pq.write_table(pa.table({"x": range(150), "img": named}), tmp_path / "b.parquet", row_group_size)
+    for name in ("a.parquet", "b.parquet"):
+        source = [str(tmp_path / name)]
+        whole = read_all(source, chunk_size=32)
+        assert_same(whole, source)
+        assert len(whole.skipped) == 3
+        for start in (1, 4, 64, 100, 149):
+            rest = read_all(source, chunk_size=32, start=start)
+            before = start - sum(i < start for i in (3, 77, 130))
+            assert rest.files == whole.files[before:]
+            np.testing.assert_array_equal(rest.pixels, whole.pixels[before:])
+
+
+def test_names_of_data_sets(root):
+    found = read_all_from(root, "pets")
+    assert found[0] == "pets/test#0" and len(found) == 12
+    assert len(read_all_from(root, "fish")) == 11
+
+
+def read_all_from(root: Path, name: str) -> list[str]:
+    source = open_source([name], size=8, data_root=root)
+    return [file for chunk in decode_stream(source, size=8) for file in chunk.files]
+
+
+def test_sources_that_hold_no_images(tmp_path, rng):
+    (tmp_path / "empty").mkdir()
+    write_parquet(tmp_path / "labels.parquet", {"label": [1]})
+    write_parquet(tmp_path / "numbers.parquet", {"image": [1.5]})
+    write_parquet(tmp_path / "none.parquet", {"image": pa.array([], pa.binary())})
+    (tmp_path / "broken.parquet").write_bytes(b"PAR1 and no more")
+    cases = [
+        ("empty", DataError, "no images in"),
+        ("*.gif", DataError, "no images match"),
+        ("missing.png", UsageError, "missing.png"),
+        ("labels.parquet", DataError, "no image column"),
+        ("numbers.parquet", DataError, "expected encoded bytes"),
+        ("none.parquet", DataError, "no rows"),
+        ("broken.parquet", DataError, "cannot read"),
+    ]
+    for name, error, message in cases:
+        with pytest.raises(error, match=message):
+            open_source([str(tmp_path / name)], size=8)
+    with pytest.raises(UsageError, match="give it alone"):
+        open_source([str(tmp_path / "labels.parquet"), str(tmp_path / "empty")], size=8)
+
+
+def test_names_that_are_not_utf_8_can_be_read_and_written(tmp_path, rng):
+    data = encode(noise(rng))
+    path = os.fsencode(tmp_path) + b"/caf\xe9.png"
+    try:
+        Path(os.fsdecode(path)).write_bytes(data)
+    except OSError:
+        pytest.skip("the file system takes no such names")
+    found = read_all([str(tmp_path)])
+    assert found.files == [f"{tmp_path}/caf\\xe9.png"] and not found.skipped
+    np.testing.assert_array_equal(found.pixels[0], decode_image(data, 8))
+
+
+def test_digests_tell_when_images_changed(folder, rng):
+    def digest(*sources: object) -> str:
+        return open_source([str(source) for source in sources], size=8).digest()
+
+    first = digest(folder)
+    assert digest(folder) == first != digest(folder, folder)
+    noise(rng, (9, 9)).save(folder / "top.png")
+    second = digest(folder)
+    (folder / "top.png").rename(folder / "tip.png")
+    third = digest(folder)
+    os.utime(folder / "tip.png", ns=(1, 1))
+    assert len({first, second, third, digest(folder)}) == 4
+    table = write_parquet(folder / "t.parquet", {"image": [encode(noise(rng))]})
+    before = digest(table)
+    write_parquet(table, {"image": [encode(noise(rng))] * 2})
+    assert digest(table) != before
+    assert digest("simulated-diatoms?n=5&seed=1") != digest("simulated-diatoms?n=5&seed=2")
+
+
+def test_paths_are_packed():
+    paths = ["a", "", "dir/ü.png", "caf\udce9"]
+    packed = Paths(iter(paths))
+    assert [packed[i] for i in range(len(packed))] == paths
+
+
+# --- processes
+
+
+@pytest.fixture
+def many(tmp_path, rng) -> list[str]:
+    """Forty images of different contents, of which every eleventh is broken."""
+    for i in range(40):
+        path = tmp_path / f"{i:02}.png"
+        Image.fromarray(np.full((8, 8, 3), i, np.uint8)).save(path)
+        if i % 11 == 10:
+            path.write_bytes(b"not an image")
+    return [str(tmp_path)]
+
+
+@pytest.fixture
+def started(monkeypatch) -> list[subprocess.Popen]:
+    """The processes that were started."""
+    processes = []
+
+    class Noted(subprocess.Popen):
+        def __init__(self, *arguments, **options) -> None:
+            super().__init__(*arguments, **options)
+            processes.append(self)
+
+    monkeypatch.setattr("maple.stream.subprocess.Popen", Noted)
+    return processes
+
+
+def count_running(processes: list[subprocess.Popen]) -> int:
+    return sum(process.poll() is None for process in processes)
+
+
+def test_processes_change_nothing(many, started, tmp_path):
+    table = {"image": [Path(file).read_bytes() for file in sorted(Path(many[0]).iterdir())]}
+    table["image"][20] = None
+    (tmp_path / "table").mkdir()
+    for sources in (many, [str(write_parquet(tmp_path / "table" / "all.parquet", table))]):
+        started.clear()
+        alone = read_all(sources, chunk_size=4)
+        assert not started
+        helped = read_all(sources, chunk_size=4, workers=3)
+        assert len(started) == 3 and not count_running(started)
+        assert helped.files == alone.files and helped.skipped == alone.skipped
+        np.testing.assert_array_equal(helped.pixels, alone.pixels)
+        broken = [10, 21, 32] if sources == many else [10, 20, 21, 32]
+        np.testing.assert_array_equal(alone.pixels[:, 0, 0, 0], np.delete(np.arange(40), broken))
+
+
+def test_few_chunks_start_no_process(many, started):
+    for chunk_size, n_processes in ((39, 1), (40, 0)):
+        started.clear()
+        stream = decode_stream(open_source(many, size=8), size=8, chunk_size=chunk_size, workers=2)
+        next(stream)
+        assert count_running(started) == len(started) == n_processes
+        stream.close()
+        assert not count_running(started)
+
+
+def test_a_process_that_dies_is_a_sentence(many, started):
+    stream = decode_stream(open_source(many, size=8), size=8, chunk_size=4, workers=1)
+    next(stream)
+    (process,) = started
+    os.kill(process.pid, signal.SIGKILL)
+    with pytest.raises(RunError, match=r"ended by SIGKILL, at one of '.*' to '.*--workers 0") as caught:
+        list(stream)
+    assert "\n" not in str(caught.value)
+    assert not count_running(started)
+
+
+def test_processes_load_neither_torch_nor_pyarrow():
+    code = "import sys, maple.stream; print(*[m for m in ('torch', 'pyarrow', 'scipy') if m in sys.modules])"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == ""
