@@ -15,6 +15,6 @@ USER 10001:10001
 WORKDIR /model
 EXPOSE 8000
 HEALTHCHECK --interval=10s --timeout=5s --start-period=30s \
-    CMD ["python", "-c", "import urllib.request; urllib.request.urlopen('http://127.0.0.1:8000/readyz', timeout=4)"]
+    CMD ["python", "-c", "import urllib.request; urllib.request.urlopen('http://127.0.0.1:8000/healthz', timeout=4)"]
 ENTRYPOINT ["maple", "serve"]
 CMD ["/model/model.onnx", "--host", "0.0.0.0"]

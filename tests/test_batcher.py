@@ -216,6 +216,24 @@ def test_what_expires_before_it_is_computed_is_told_so_and_not_computed():
     assert sorted(flat(machine.batches)) == [1.0, 2.0, 3.0]
 
 
+def test_what_takes_too_long_to_decode_is_told_so_and_the_door_knows():
+    def decode(value: float) -> np.ndarray:
+        time.sleep(0.2)
+        return np.full((1, 1, 3), value)
+
+    async def scene() -> None:
+        async with Batcher(decode, lambda batch: batch.mean((1, 2, 3)), deadline=0.5, decoders=1) as batcher:
+            slow = asyncio.create_task(outcome(batcher.submit([float(i) for i in range(10)])))
+            await until(lambda: batcher.expected_seconds(1) > 0.5)  # after its first image, not its last
+            refused = await outcome(batcher.submit([1.0]))
+            assert isinstance(refused, Busy) and refused.reason == "deadline"
+            late = await slow
+            assert isinstance(late, Busy) and late.reason == "expired"
+            assert batcher.n_accepted == 0
+
+    play(scene)
+
+
 def test_nothing_is_computed_for_those_who_left():
     machine = Doubler()
     machine.gate.clear()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 import zipfile
 from importlib.util import find_spec
 from pathlib import Path
@@ -442,6 +443,16 @@ def run_folder(predictor, tmp_path_factory):
     )
     write_cluster_gallery(folder / "gallery", train, outputs)
     return folder
+
+
+def test_a_run_whose_images_are_gone_is_not_exported_unchecked(run_folder, tmp_path):
+    from maple.export import export_run
+
+    bare = tmp_path / "bare"
+    shutil.copytree(run_folder, bare, ignore=shutil.ignore_patterns("gallery"))
+    with pytest.raises(RunError, match="say where they are with --data-root"):
+        export_run(bare, tmp_path / "model.onnx")
+    assert not (tmp_path / "model.onnx").exists()
 
 
 def test_a_run(run_folder, predictor, tmp_path, onnx):

@@ -524,7 +524,7 @@ def test_onnx_without_inputs(tmp_path: Path) -> None:
 
 def test_missing_packages_name_their_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for package, spec, extra in (
-        ("onnxruntime", str(tmp_path / "net.onnx"), "onnx"),
+        ("onnxruntime", str(tmp_path / "net.onnx"), "onnxruntime"),
         ("timm", "timm/resnet18", "timm"),
     ):
         (tmp_path / "net.onnx").write_bytes(b"graph")

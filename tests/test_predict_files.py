@@ -159,6 +159,15 @@ def test_printing_says_the_same_as_a_file(cheap, tmp_path, capsys, fdr):
     assert "p.skipped.csv" in " ".join(capsys.readouterr().err.split())
 
 
+def test_what_an_earlier_file_left_out_is_not_listed_beside_a_new_one(cheap, tmp_path):
+    _, model = cheap
+    folder = write_images(tmp_path / "images", 8)  # of which 0005.png is broken
+    predict_images(model, [str(folder)], str(tmp_path / "p.csv"))
+    assert (tmp_path / "p.skipped.csv").exists()
+    predict_images(model, [str(folder / "0000.png")], str(tmp_path / "p.csv"))
+    assert not (tmp_path / "p.skipped.csv").exists()
+
+
 @pytest.mark.parametrize("out", ["-", "p.csv", "p.parquet"])
 def test_when_no_image_can_be_used(cheap, tmp_path, capsys, out):
     _, model = cheap

@@ -17,11 +17,15 @@ import numpy as np
 import pytest
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
+from pydantic import ValidationError
 from starlette.testclient import TestClient
 
 from image_files import encode, noise, png_of_size
+from maple.batcher import Busy
 from maple.serve import create_app
 from maple.serve_options import ServeOptions
+from maple.service import N_BODIES, Service
+from maple.uploads import Limits, PredictRequest, UploadError, parse_json
 from serving import Colours, as_form, as_json, http_bytes, png, server, talk
 
 N_UPLOADS = 500
@@ -375,3 +379,26 @@ def test_hostile_bytes_over_a_socket_do_not_bring_it_down():
         process.send_signal(signal.SIGTERM)
         assert process.wait(20) == 0
         assert process.stderr.read() == ""
+
+
+def test_json_of_millions_of_values_is_refused_before_it_is_parsed():
+    limits = Limits(max_images=64, max_bytes=2**25, max_pixels=10**6)
+    for value in (b"0", b'{"data":""}', b"[]"):
+        with pytest.raises(UploadError, match="more than 64 images"):
+            parse_json(b'{"images":[' + (value + b",") * 100_000 + value + b"]}", limits)
+    with pytest.raises(ValidationError) as error:
+        PredictRequest.model_validate_json(b'{"images":[' + b"0," * 1000 + b"0]}")
+    assert error.value.error_count() == 1
+    names = [{"name": "," * 1000, "data": ""}] * 64
+    assert len(parse_json(json.dumps({"images": names}).encode(), limits)) == 64
+
+
+def test_bodies_are_counted_as_they_arrive():
+    service = Service(Colours(), ServeOptions(max_bytes=1000), {})
+    with service._holding() as hold:
+        for _ in range(N_BODIES):
+            hold(bytes(1000))
+        with service._holding() as other, pytest.raises(Busy, match="too many uploads"):
+            other(b"a")
+    with service._holding() as hold:  # all given back
+        hold(bytes(1000))

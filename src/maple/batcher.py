@@ -180,6 +180,9 @@ class Batcher(Generic[Item, Result]):
                 "deadline", "the answer would come too late: ask again later, or with fewer images", expected / 2
             )
 
+    def _late(self) -> Busy:
+        return Busy("expired", "the answer took too long: ask again later", self.expected_seconds(0) / 2)
+
     async def submit(self, items: Sequence[Item]) -> list[Result]:
         """One result per image, in order; :class:`Busy` where they are refused, the error where decoding fails."""
         self.check(len(items))
@@ -189,7 +192,11 @@ class Batcher(Generic[Item, Result]):
         self.n_accepted += len(items)
         job: _Job[Result] | None = None
         try:
-            images = await self._decode_all(items)
+            try:
+                async with asyncio.timeout(self.deadline):
+                    images = await self._decode_all(items)
+            except TimeoutError:
+                raise self._late() from None
             answer = asyncio.get_running_loop().create_future()
             job = _Job(images, self._clock(), arrived + self.deadline, answer)
             self._jobs.append(job)
@@ -206,25 +213,22 @@ class Batcher(Generic[Item, Result]):
 
     async def _decode_all(self, items: Sequence[Item]) -> list[np.ndarray]:
         """All images decoded, or the error of the first that cannot be."""
-        loop = asyncio.get_running_loop()
         self._n_decoding += len(items)
         try:
-            done = await asyncio.gather(
-                *(loop.run_in_executor(self._decoders, self._decode_one, item) for item in items),
-                return_exceptions=True,
-            )
+            done = await asyncio.gather(*map(self._decode_one, items), return_exceptions=True)
         finally:
             self._n_decoding -= len(items)
-        images = []
         for outcome in done:
             if isinstance(outcome, BaseException):
                 raise outcome
-            image, seconds = outcome
-            self._decode_pace.note(seconds, 1)
-            images.append(image)
-        return images
+        return [image for image in done if not isinstance(image, BaseException)]
 
-    def _decode_one(self, item: Item) -> tuple[np.ndarray, float]:
+    async def _decode_one(self, item: Item) -> np.ndarray:
+        image, seconds = await asyncio.get_running_loop().run_in_executor(self._decoders, self._timed_decode, item)
+        self._decode_pace.note(seconds, 1)  # at once, so that the door knows of slow images while they are decoded
+        return image
+
+    def _timed_decode(self, item: Item) -> tuple[np.ndarray, float]:
         start = self._clock()
         return self._decode(item), self._clock() - start
 
@@ -264,8 +268,7 @@ class Batcher(Generic[Item, Result]):
         while self._jobs and len(batch) < self.max_batch:
             job = self._jobs[0]
             if job.n_taken == 0 and self._clock() > job.expires:
-                late = Busy("expired", "the answer took too long: ask again later", self.expected_seconds(0) / 2)
-                self._finish(job, late)
+                self._finish(job, self._late())
                 continue
             own = job.images[job.n_taken : job.n_taken + self.max_batch - len(batch)]
             batch += own

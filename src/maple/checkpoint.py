@@ -6,6 +6,7 @@ leaves the previous version in place.
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
@@ -38,13 +39,19 @@ def write_atomic(path: Path, content: bytes | str) -> None:
         temporary.chmod(0o644)
         temporary.replace(path)
     except OSError as error:
+        remedy = "free some space or choose another folder" if is_full(error) else "choose another name or folder"
         raise RunError(
             f"cannot write '{path}' ({len(data) / 1e6:.1f} MB): {error.strerror or error}; "
-            "free some space or choose another folder, then try again: what was saved before is intact"
+            f"{remedy}, then try again: what was saved before is intact"
         ) from None
     finally:  # also on Ctrl-C
         if temporary is not None:
             temporary.unlink(missing_ok=True)
+
+
+def is_full(error: OSError) -> bool:
+    """Whether there is no space left, on the disk or for this user."""
+    return error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 def take_lock(path: Path, wait: bool = False) -> Any:

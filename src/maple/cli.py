@@ -440,7 +440,7 @@ def predict(
     run: Annotated[Path, typer.Argument(help="run folder, or a graph exported from one (.onnx)")],
     images: Annotated[list[str], typer.Argument(help="images, folders, globs, .parquet or names of data sets")],
     flags: dict[str, Any],
-    out: Annotated[str, typer.Option(help="file to write, .csv, .jsonl or .parquet; - prints CSV")] = "-",
+    out: Annotated[str, typer.Option(help="file to write or replace, .csv, .jsonl or .parquet; - prints CSV")] = "-",
     fdr: Annotated[
         float | None,
         typer.Option(
@@ -779,7 +779,7 @@ def monitor(
 @app.command()
 def export(
     run: Annotated[Path, typer.Argument(help="run folder")],
-    out: Annotated[Path, typer.Argument(help="file to write: .onnx, or .pt2 for torch.export")],
+    out: Annotated[Path, typer.Argument(help="file to write or replace: .onnx, or .pt2 for torch.export")],
     preprocess: Annotated[
         bool, typer.Option("--preprocess", help="take uint8 images (N, S, S, 3) instead of float32 (N, 3, S, S)")
     ] = False,

@@ -122,9 +122,10 @@ class ExportReport:
         found, agrees = self.differences, "agrees" if self.change is None else "before quantisation it agreed"
         lines = [
             f"wrote '{self.path}': {self.n_bytes / 1e6:.1f} MB, {self.n_nodes} nodes, images {self.input}",
-            f"{agrees} with the run on {self.n_images} images: squared distances to {found['squared_distance']:.0e}, "
+            f"{agrees} with the run on {self.n_images} images, {NOISE_IMAGES} of them noise: "
+            f"squared distances to {found['squared_distance']:.0e}, "
             f"probabilities to {found['probabilities']:.0e}, chi-square tail to {found['typicality']:.0e}; "
-            "all classes and decisions are equal",
+            "classes and decisions are equal but for ties",
         ]
         if self.n_exemplars:
             lines.append(f"{self.n_exemplars} training images travel with the file: --no-exemplars leaves them out")
@@ -492,9 +493,9 @@ def export_run(
     The check uses the images in the gallery of the run, or those of its test split where there is no gallery. ``ood``
     are sources of unknown images by name, for what ``quantise`` changes.
     """
-    if out.suffix not in SUFFIXES:
+    if (suffix := out.suffix.lower()) not in SUFFIXES:
         raise UsageError(f"'{out}': end the name in {' or '.join(SUFFIXES)}")
-    if quantise and out.suffix != ".onnx":
+    if quantise and suffix != ".onnx":
         raise UsageError("--quantise is for ONNX: end the name in .onnx, or leave it out")
     if ood and not quantise:
         raise UsageError("--ood is for what --quantise changes: add --quantise, or leave it out")
@@ -502,10 +503,19 @@ def export_run(
     gallery = read_gallery(folder / GALLERY)
     shown = {each.cluster: each.thumbnails[:EXEMPLARS_PER_CLUSTER] for each in gallery.clusters} if exemplars else {}
     check = _gallery_images(gallery, predictor.size)
-    splits = _find_splits(folder, predictor, data_root) if quantise or not len(check) else None
+    splits = None
+    if quantise or not len(check):
+        try:
+            splits = _find_splits(folder, predictor, data_root)
+        except MapleError as error:
+            if ood or not len(check):
+                raise RunError(
+                    f"the images of the run are needed, to check the graph or to measure what changes, and cannot be "
+                    f"opened ({error}): say where they are with --data-root"
+                ) from None
     if not len(check) and splits is not None:
         check = _first_images(splits)
-    if out.suffix == ".pt2":
+    if suffix == ".pt2":
         return export_torch(predictor, out, preprocess=preprocess, exemplars=shown, check=check)
     unknown = {
         name: _still_unknown(predictor, left_out_images(splits))
@@ -529,14 +539,11 @@ def export_run(
     )
 
 
-def _find_splits(folder: Path, predictor: Predictor, data_root: Path | None) -> Splits | None:
+def _find_splits(folder: Path, predictor: Predictor, data_root: Path | None) -> Splits:
     """The images of the run, where they are still there."""
     origin, sections = read_run_config(folder)
     root = data_root or (Path(origin["data_root"]) if origin.get("data_root") else None)
-    try:
-        return own_splits(folder, origin, resolve_config({}, sections), predictor.size, root)
-    except MapleError:
-        return None
+    return own_splits(folder, origin, resolve_config({}, sections), predictor.size, root)
 
 
 def _still_unknown(predictor: Predictor, images: ImageSet) -> ImageSet:

@@ -461,8 +461,9 @@ class Gaussians:
         Gaussian in the plane too (not so where each has its own covariance).
 
         >>> x = np.repeat(6 * np.eye(3), 4, axis=0) + np.random.default_rng(0).normal(size=(12, 3))
-        >>> fit_gaussians(Moments(3, 3).update(x, np.repeat([0, 1, 2], 4))).map_axes.shape
-        (3, 2)
+        >>> gaussians = fit_gaussians(Moments(3, 3).update(x, np.repeat([0, 1, 2], 4)))
+        >>> gaussians.on_map(gaussians.project(x)).shape
+        (12, 2)
         """
         shares = np.exp(self.log_priors)  # (M,)
         centred = (self.centroids - self._map_centre) * np.sqrt(shares)[:, None]

@@ -229,6 +229,8 @@ def load_predictor(folder: str | Path, *, trust: bool = False) -> Predictor:
     process, then opens it without being told.
     """
     folder = Path(folder)
+    if folder.is_file():
+        raise RunError(f"'{folder}' is a file, and not a run: give the folder of a run, or a graph exported as .onnx")
     if not folder.is_dir():
         raise RunError(f"'{folder}' is not a run folder: train one with maple train DATA --out '{folder}'")
     arrays, metadata = load_arrays(folder / DETECTOR)

@@ -451,6 +451,8 @@ class ResumableFile:
         with self._naming_file():
             if self.state.skipped:
                 self._skipped.copy(skipped_path(self.path))
+            else:
+                skipped_path(self.path).unlink(missing_ok=True)  # of an earlier file of this name
             self._rows.finish(self.path, is_ood, about or {})
             self.discard()
 

@@ -80,6 +80,7 @@ def create_app(
         openapi_url=None,
         docs_url=None,
         redoc_url=None,
+        redirect_slashes=False,
     )
     app.state.service = service
     app.add_middleware(_Shell, metrics=service.metrics)
@@ -117,6 +118,7 @@ def _add_routes(app: FastAPI, service: Service) -> None:
         | {200: {"content": {"image/png": {"schema": {"type": "string", "format": "binary"}}}}},
     )
     app.add_api_route("/healthz", service.healthz, response_model=StatusAnswer)
+    app.add_api_route("/healthz", service.healthz, methods=["HEAD"], include_in_schema=False)
     app.add_api_route("/readyz", service.readyz, response_model=StatusAnswer, responses=busy)
     app.add_api_route(
         "/metrics",
@@ -128,7 +130,7 @@ def _add_routes(app: FastAPI, service: Service) -> None:
     app.add_api_route(
         "/openapi.json", lambda: JSONResponse(app.openapi()), dependencies=guards, include_in_schema=False
     )
-    app.add_api_route("/", _page, include_in_schema=False)
+    app.add_api_route("/", _page, methods=["GET", "HEAD"], include_in_schema=False)
     app.mount("/static", StaticFiles(directory=STATIC))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from typing import Annotated
 
@@ -28,7 +28,7 @@ from maple.base_predictor import BasePredictor
 from maple.batcher import Batcher, Busy
 from maple.serve_metrics import ServeMetrics
 from maple.serve_options import ServeOptions
-from maple.uploads import Limits, Upload, declared_length, decode_upload, read_uploads
+from maple.uploads import Limits, Upload, decode_upload, read_uploads
 
 UPLOAD_SECONDS = 60  # in which the body of a request must arrive
 N_BODIES = 8  # of the largest size may be held at the same time
@@ -82,11 +82,10 @@ class Service:
     async def predict(self, request: Request) -> Response:
         """Class, probability, uncertainty and in/out decision for each image."""
         self._batcher.check(1)
-        length = declared_length(request.headers.get("content-length", ""), self.limits.max_bytes)
-        with self._holding(min(length, self.limits.max_bytes)):
+        with self._holding() as hold:
             try:
                 async with asyncio.timeout(UPLOAD_SECONDS):
-                    uploads = await read_uploads(request.headers, request.stream(), self.limits)
+                    uploads = await read_uploads(request.headers, _passing(request.stream(), hold), self.limits)
             except TimeoutError:
                 raise HTTPException(408, f"the body took longer than {UPLOAD_SECONDS} s: send less at a time") from None
             except ClientDisconnect:
@@ -100,13 +99,19 @@ class Service:
         return _json(PredictAnswer(model=self._name, predictions=named))
 
     @contextmanager
-    def _holding(self, n_bytes: int) -> Iterator[None]:
-        """Within it so many bytes of a body are held; the sum over all requests is bounded."""
-        if self._n_bytes + n_bytes > N_BODIES * self.options.max_bytes:
-            raise Busy("uploads", "too many uploads at the same time: ask again later", 1)
-        self._n_bytes += n_bytes
+    def _holding(self) -> Iterator[Callable[[bytes], None]]:
+        """Within it the body of a request is held, as much as has arrived; the sum over all requests is bounded."""
+        n_bytes = 0
+
+        def hold(chunk: bytes) -> None:
+            nonlocal n_bytes
+            if self._n_bytes + len(chunk) > N_BODIES * self.options.max_bytes:
+                raise Busy("uploads", "too many uploads at the same time: ask again later", 1)
+            self._n_bytes += len(chunk)
+            n_bytes += len(chunk)
+
         try:
-            yield
+            yield hold
         finally:
             self._n_bytes -= n_bytes
 
@@ -145,6 +150,13 @@ class Service:
     def prometheus(self) -> Response:
         """Counts for Prometheus."""
         return Response(self.metrics.to_text(), media_type=CONTENT_TYPE_LATEST)
+
+
+async def _passing(stream: AsyncIterator[bytes], note: Callable[[bytes], None]) -> AsyncIterator[bytes]:
+    """The same chunks, each noted when it arrives."""
+    async for chunk in stream:
+        note(chunk)
+        yield chunk
 
 
 async def _disconnected(request: Request) -> None:

@@ -7,6 +7,7 @@ become paths.
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import binascii
 import io
@@ -16,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, FailFast, Field, ValidationError
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 
@@ -68,7 +69,7 @@ class PredictRequest(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    images: list[ImageRequest]
+    images: Annotated[list[ImageRequest], FailFast()]
 
 
 async def read_uploads(headers: Mapping[str, str], stream: AsyncIterator[bytes], limits: Limits) -> list[Upload]:
@@ -80,7 +81,7 @@ async def read_uploads(headers: Mapping[str, str], stream: AsyncIterator[bytes],
         raise UploadError(415, "the body is compressed: send it as it is, without Content-Encoding")
     body = _limited(headers.get("content-length", ""), stream, limits.max_bytes)
     if kind == b"application/json":
-        uploads = parse_json(b"".join([chunk async for chunk in body]), limits)
+        uploads = await asyncio.to_thread(parse_json, b"".join([chunk async for chunk in body]), limits)
     else:
         form = _Form(parameters.get(b"boundary", b""), limits)
         async for chunk in body:
@@ -126,6 +127,9 @@ def parse_json(body: bytes, limits: Limits) -> list[Upload]:
     >>> parse_json(b'{"images": [{"name": "a.png", "data": "iVBORw=="}]}', Limits(1, 100, 100))
     [Upload(name='a.png', data='iVBORw==')]
     """
+    # Names and images are all that there may be: what has more commas than their names could is not even parsed.
+    if body.count(b",") > limits.max_images * (MAX_NAME + 2):
+        raise _too_many(limits.max_images)
     try:
         images = PredictRequest.model_validate_json(body).images
     except ValidationError as error:

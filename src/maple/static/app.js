@@ -25,7 +25,6 @@ class Page {
   constructor(model) {
     this.model = model;
     this.level = new Level(model.decision);
-    this.firstCluster = new Map(model.clusters.toReversed().map(({ cluster, class: name }) => [name, cluster]));
     this.map = new ClusterMap(find("map"), model, (image) => this.select(image, true));
     this.queue = this.#newQueue();
     this.#describeModel();
@@ -69,12 +68,19 @@ class Page {
     find("choose").focus();
   }
 
+  /** Of the clusters of a class, the one nearest to a place on the map; null where there is none. */
+  #nearestOnMap(name, [x, y]) {
+    const distance = ({ position }) => Math.hypot(position[0] - x, position[1] - y);
+    const own = this.model.clusters.filter((each) => each.class === name);
+    return own.toSorted((a, b) => distance(a) - distance(b))[0]?.cluster ?? null;
+  }
+
   #newQueue() {
     return new Queue(this.model.limits, {
       sent: (images) => images.forEach((image) => image.card.showSent()),
       said: (image, prediction) => {
         image.prediction = prediction;
-        image.runnerUpCluster = this.firstCluster.get(prediction.runner_up?.class) ?? null;
+        image.runnerUpCluster = this.#nearestOnMap(prediction.runner_up?.class, prediction.position);
         image.card.showSaid(this.level, this.observer);
         this.map.add(image);
         this.#show(image);
