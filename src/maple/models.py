@@ -42,6 +42,7 @@ from maple.backbone import (
     run_example,
     same_values,
     split_head,
+    use_channels_last,
     wrap_backbone,
 )
 from maple.compat import import_torchvision
@@ -176,7 +177,7 @@ def rebuild_model(origin: Origin, shapes: Mapping[str, Sequence[int]], *, trust:
     elif (layer := _linear_like(shapes, "head")) is not None:
         backbone.head = layer
     backbone.name, backbone.size, backbone.origin = spec, origin["size"], origin
-    return backbone
+    return use_channels_last(backbone) if origin.get("channels_last") else backbone
 
 
 def _linear_like(shapes: Mapping[str, Sequence[int]], name: str) -> nn.Linear | None:
