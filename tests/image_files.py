@@ -63,6 +63,13 @@ def png_of_size(width: int, height: int) -> bytes:
     return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(b"\0")) + chunk(b"IEND", b"")
 
 
+def endless_jpeg(n_scans: int = 20_000) -> bytes:
+    """A JPEG file of less than 1 MB that takes minutes to decode: the last of its scans, again and again."""
+    image = encode(Image.new("L", (4900, 4900), 128), "JPEG", progressive=True)
+    end = len(image) - 2  # of the last scan; then comes the end of the image
+    return image[:end] + n_scans * image[image.rindex(b"\xff\xda") : end] + image[end:]
+
+
 def arrays(n: int, n_classes: int, seed: int = 0, name: str = "arrays") -> ImageSet:
     rng = np.random.default_rng(seed)
     images = rng.integers(0, 256, (n, 8, 8, 3), dtype=np.uint8)

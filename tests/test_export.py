@@ -398,6 +398,16 @@ def test_quantised(predictor, tmp_path, onnx):
     assert not {kind for kind in kinds if "Integer" in kind or "Quantize" in kind}
 
 
+def test_what_quantisation_changes_is_said_or_said_to_be_unknown():
+    from maple.export import Change
+
+    both = (0.5, 0.6)
+    nothing, some = Change(1.0), Change(1.0, accuracy=both, ece=both, flagged=both, auroc={})
+    assert "accuracy, ECE and AUROC is not known" in nothing.describe() and "--ood" not in nothing.describe()
+    assert "ECE 0.5000 -> 0.6000" in some.describe() and "AUROC is not known; name some with --ood" in some.describe()
+    assert "not known" not in Change(1.0, both, both, both, {"noise": both}).describe()
+
+
 def test_networks_that_are_no_graph(predictor, tmp_path, onnx):
     from maple.export import export_onnx
 

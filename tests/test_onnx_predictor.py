@@ -18,7 +18,7 @@ from PIL import Image
 from maple.backbone import create_backbone
 from maple.data import open_images
 from maple.errors import DataError, RunError, UsageError
-from maple.onnx_predictor import MAX_EXEMPLARS, OnnxPredictor, read_metadata, write_metadata
+from maple.onnx_predictor import MAX_EXEMPLARS, NEEDED, OnnxPredictor, read_metadata, write_metadata
 from maple.predictor import Predictor, fit_predictor
 from maple.splits import load_splits
 
@@ -179,6 +179,22 @@ def test_files_that_are_not_ours(file, tmp_path):
         other.write_bytes(content)
         with pytest.raises((RunError, UsageError), match=r"other\.onnx"):
             OnnxPredictor.open(other)
+
+
+def test_a_graph_without_inputs(file):
+    onnx = pytest.importorskip("onnx")
+    helper = onnx.helper
+    model = onnx.load(file)
+    values = [helper.make_node("Constant", [], [name], value_float=0.0) for name in NEEDED]
+    outputs = [helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, []) for name in NEEDED]
+    empty = helper.make_model(
+        helper.make_graph(values, "constants", [], outputs),
+        opset_imports=model.opset_import,
+        ir_version=model.ir_version,
+    )
+    empty.metadata_props.extend(model.metadata_props)
+    with pytest.raises(RunError, match="has 0 inputs and not one"):
+        OnnxPredictor.open(empty.SerializeToString())
 
 
 def picture(width: int, height: int) -> str:

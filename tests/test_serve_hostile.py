@@ -8,6 +8,9 @@ import pickle
 import re
 import signal
 import struct
+import sys
+import urllib.error
+import urllib.request
 import zlib
 from collections.abc import Callable
 from functools import cache
@@ -20,11 +23,11 @@ from PIL.PngImagePlugin import PngInfo
 from pydantic import ValidationError
 from starlette.testclient import TestClient
 
-from image_files import encode, noise, png_of_size
+from image_files import encode, endless_jpeg, noise, png_of_size
 from maple.batcher import Busy
 from maple.serve import create_app
 from maple.serve_options import ServeOptions
-from maple.service import N_BODIES, Service
+from maple.service import DECODERS, N_BODIES, Service
 from maple.uploads import Limits, PredictRequest, UploadError, parse_json
 from serving import Colours, as_form, as_json, http_bytes, png, server, talk
 
@@ -313,6 +316,24 @@ def test_hostile_uploads_are_answered_with_a_sentence(kind):
     assert any(status != 200 for status in statuses) or kind is odd_name
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="has no signal that ends a decoder")
+def test_images_that_decode_forever_are_refused_and_the_others_go_on(monkeypatch):
+    monkeypatch.setattr("maple.service.DECODE_SECONDS", 1.0)
+    small = encode(Image.new("RGB", (8, 8)), "JPEG")
+    endless = (
+        endless_jpeg(),
+        b"P6\n#" + bytes(2**25) + b"\n8 8\n255\n" + bytes(192),  # a comment, of which Pillow reads byte by byte
+        small[:2] + b"\xff\xfe\0\2" * 2**23 + small[2:],  # comments of no length
+    )
+    with TestClient(create_app(Colours(), ServeOptions(max_bytes=2**26))) as client:
+        for image in endless:
+            for _ in range(DECODERS):  # each takes one out of service, if it can
+                body, kind = as_form(image)
+                said = client.post("/v1/predict", content=body, headers={"Content-Type": kind})
+                assert said.status_code == 422 and "takes longer than 1 s to decode" in said.json()["error"]
+            assert client.post("/v1/predict", json=as_json(png((200, 40, 40)))).status_code == 200
+
+
 def raw_requests() -> list[tuple[str, bytes]]:
     """What a client may send that no library would: (name, bytes)."""
     body, kind = as_form(png((1, 2, 3)))
@@ -379,6 +400,21 @@ def test_hostile_bytes_over_a_socket_do_not_bring_it_down():
         process.send_signal(signal.SIGTERM)
         assert process.wait(20) == 0
         assert process.stderr.read() == ""
+
+
+def test_whoever_sends_too_much_still_hears_why():
+    """Clients such as urllib read no answer before all is sent: the connection must last until then."""
+    body, kind = as_form(bytes(2**25))
+    with server(0.0) as (_, port):
+        for path, sent_as, status in (
+            ("v1/predict", kind, 413),
+            ("v1/predict", "image/png", 415),
+            ("healthz", kind, 405),
+        ):
+            request = urllib.request.Request(f"http://127.0.0.1:{port}/{path}", body, {"Content-Type": sent_as})
+            with pytest.raises(urllib.error.HTTPError) as caught:
+                urllib.request.urlopen(request, timeout=20)
+            assert caught.value.code == status and json.load(caught.value)["error"]
 
 
 def test_json_of_millions_of_values_is_refused_before_it_is_parsed():

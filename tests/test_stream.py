@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -14,11 +15,11 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from image_files import encode, noise, png_of_size, write_folder, write_parquet
+from image_files import encode, endless_jpeg, noise, png_of_size, write_folder, write_parquet
 from maple.data import open_images
 from maple.decode import decode_image
 from maple.errors import DataError, RunError, UsageError
-from maple.stream import Decoded, Paths, decode_stream, open_source
+from maple.stream import Decoded, DecoderEnded, GuardedDecoder, Paths, TooManyPixels, decode_stream, open_source
 
 
 @pytest.fixture
@@ -247,3 +248,30 @@ def test_a_process_that_dies_is_a_sentence(many, started):
 def test_processes_load_neither_torch_nor_pyarrow():
     code = "import sys, maple.stream; print(*[m for m in ('torch', 'pyarrow', 'scipy') if m in sys.modules])"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == ""
+
+
+# --- images of strangers
+
+
+def test_a_guarded_process_says_what_decoding_says(rng):
+    pixels = rng.integers(0, 256, (8, 8, 3), dtype=np.uint8)
+    with closing(GuardedDecoder(8, "pad", max_pixels=64, seconds=60)) as decoder:
+        np.testing.assert_array_equal(decoder.decode(encode(Image.fromarray(pixels))), pixels)
+        with pytest.raises(TooManyPixels, match="9 x 8 pixels, and 64 are the most"):
+            decoder.decode(encode(Image.new("RGB", (9, 8))))
+        for data in (b"", b"not an image"):
+            with pytest.raises(DataError, match="not an image"):
+                decoder.decode(data)
+        np.testing.assert_array_equal(decoder.decode(encode(Image.fromarray(pixels))), pixels)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="has no such signal")
+def test_a_guarded_process_ends_itself_and_others_may_end_it(started):
+    too_long = pytest.raises(DecoderEnded, match=r"longer than 0\.5 s to decode: make it smaller")
+    with closing(GuardedDecoder(8, "pad", max_pixels=10**8, seconds=0.5)) as decoder, too_long:
+        decoder.decode(endless_jpeg())
+    with closing(GuardedDecoder(8, "pad", max_pixels=64, seconds=60)) as decoder:
+        os.kill(started[-1].pid, signal.SIGKILL)
+        with pytest.raises(DecoderEnded, match="its decoder ended by SIGKILL"):
+            decoder.decode(bytes(2**20))
+    assert len(started) == 2 and not count_running(started)

@@ -96,6 +96,8 @@ class Change:
         named |= {f"AUROC {name}": pair for name, pair in (self.auroc or {}).items()}
         known = [f"{name} {pair[0]:.4f} -> {pair[1]:.4f}" for name, pair in named.items() if pair is not None]
         lines.append(", ".join(known) or "no test images: what it changes of accuracy, ECE and AUROC is not known")
+        if known and not self.auroc:
+            lines.append("no unknown images: what it changes of AUROC is not known; name some with --ood NAME=SOURCE")
         lines.append("thresholds are those of the network before: their promise holds no longer to the letter")
         return "\n".join(lines)
 

@@ -256,10 +256,12 @@ class OnnxPredictor(BasePredictor):
 
     def _check_graph(self) -> None:
         """Whether the graph is what its metadata say."""
-        said, (first, *more) = self._metadata, self.session.get_inputs()
-        size = said.size
+        said, inputs = self._metadata, self.session.get_inputs()
+        if len(inputs) != 1:
+            raise RunError(f"the graph of '{self.source}' has {len(inputs)} inputs and not one: {DAMAGED}")
+        (first,), size = inputs, said.size
         kind, shape = ("uint8", [size, size, 3]) if said.preprocess else ("float", [3, size, size])
-        fits = first.name == INPUT and first.type == f"tensor({kind})" and first.shape[1:] == shape and not more
+        fits = first.name == INPUT and first.type == f"tensor({kind})" and first.shape[1:] == shape
         outputs = {output.name: output.shape for output in self.session.get_outputs()}
         missing = [name for name in NEEDED if name not in outputs]
         if fits and not missing and outputs["log_probabilities"][1:] == [len(said.class_names)]:

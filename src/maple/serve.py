@@ -8,6 +8,7 @@ before they are read (:mod:`maple.uploads`), and whatever is wrong is a status a
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import logging
 import signal
@@ -15,7 +16,7 @@ import socket
 import time
 import warnings
 from collections.abc import Mapping
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -49,6 +50,7 @@ from maple.uploads import FIELD, ImageRequest, Limits, UploadError
 STATIC = Path(__file__).parent / "static"
 KEY_HEADER = "X-API-Key"
 MAX_HEADER_BYTES = 32 * 2**10
+REST_SECONDS = 30  # in which the rest of a body is read whose request is refused
 SECURITY_HEADERS = {
     "Content-Security-Policy": "default-src 'self'; img-src 'self' blob: data:; object-src 'none'; base-uri 'none'; "
     "form-action 'none'; frame-ancestors 'none'",
@@ -228,7 +230,11 @@ def _add_error_handlers(app: FastAPI, metrics: ServeMetrics) -> None:
 
 
 class _Shell:
-    """Around everything: counts the answers and gives them the headers that browsers act upon."""
+    """Around everything: counts the answers and gives them the headers that browsers act upon.
+
+    Where a request is refused before all of it has arrived, the rest is read and forgotten once the answer is sent:
+    whoever is still sending to a connection that is closed may never see why.
+    """
 
     def __init__(self, app: ASGIApp, metrics: ServeMetrics) -> None:
         self._app, self._metrics = app, metrics
@@ -237,23 +243,44 @@ class _Shell:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        start, status = time.monotonic(), 500
+        start, end, status, more_comes = time.monotonic(), 0.0, 500, _announces_body(scope)
+
+        async def receive_body() -> Message:
+            nonlocal more_comes
+            message = await receive()
+            more_comes = message.get("more_body", False)  # not so where whoever asked has left
+            return message
 
         async def send_with_headers(message: Message) -> None:
-            nonlocal status
+            nonlocal status, end
             if message["type"] == "http.response.start":
                 status = message["status"]
                 headers = MutableHeaders(scope=message)
                 headers.update(SECURITY_HEADERS)
                 headers.setdefault("Cache-Control", "no-cache")  # so that all files of a page are of one version
+            elif not message.get("more_body", False):
+                end = time.monotonic()
+                if more_comes:
+                    await send({**message, "more_body": True})
+                    with suppress(TimeoutError):
+                        async with asyncio.timeout(REST_SECONDS):
+                            while more_comes:
+                                await receive_body()
+                    message = {"type": "http.response.body"}
             await send(message)
 
         try:
-            await self._app(scope, receive, send_with_headers)
+            await self._app(scope, receive_body, send_with_headers)
         finally:
             route = getattr(scope.get("route"), "path", "other")  # the template: paths are as many as one likes
             self._metrics.requests.labels(route, str(status)).inc()
-            self._metrics.seconds.labels(route).observe(time.monotonic() - start)
+            self._metrics.seconds.labels(route).observe((end or time.monotonic()) - start)
+
+
+def _announces_body(scope: Scope) -> bool:
+    """Whether a body follows a request, without having to be asked for."""
+    names = {name for name, _ in scope["headers"]}
+    return not names.isdisjoint({b"content-length", b"transfer-encoding"}) and b"expect" not in names
 
 
 # --- the server ------------------------------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, closing, contextmanager
 from typing import Annotated
 
 import numpy as np
@@ -28,10 +28,12 @@ from maple.base_predictor import BasePredictor
 from maple.batcher import Batcher, Busy
 from maple.serve_metrics import ServeMetrics
 from maple.serve_options import ServeOptions
-from maple.uploads import Limits, Upload, decode_upload, read_uploads
+from maple.uploads import Limits, Upload, UploadDecoder, read_uploads
 
 UPLOAD_SECONDS = 60  # in which the body of a request must arrive
 N_BODIES = 8  # of the largest size may be held at the same time
+DECODERS = 2  # processes
+DECODE_SECONDS = 5.0  # that one image may take
 CLIENT_GONE = 499  # what is counted where nobody is left to answer
 
 
@@ -42,6 +44,7 @@ class Service:
         self.predictor, self.options, self.exemplars = predictor, options, exemplars
         self.limits = Limits(options.max_images, options.max_bytes, options.max_pixels)
         self.metrics = ServeMetrics(predictor.calibration_scores, lambda: self._batcher.n_accepted)
+        self._decoder: UploadDecoder | None = None  # while the service runs
         self._batcher = self._new_batcher()
         self._name = name_model(predictor)
         self._n_bytes = 0  # of bodies that are held now
@@ -55,10 +58,16 @@ class Service:
             max_wait=options.max_wait_ms / 1000,
             max_queue=options.queue,
             deadline=options.deadline_ms / 1000,
+            decoders=DECODERS,
         )
 
+    def _new_decoder(self) -> UploadDecoder:
+        size, fit, max_pixels = self.predictor.size, self.predictor.fit, self.options.max_pixels
+        return UploadDecoder(size, fit, max_pixels, seconds=DECODE_SECONDS, n=DECODERS)
+
     def _decode(self, upload: Upload) -> np.ndarray:
-        return decode_upload(upload, self.predictor.size, self.predictor.fit, self.options.max_pixels)
+        assert self._decoder is not None
+        return self._decoder(upload)
 
     def _predict(self, pixels: np.ndarray) -> list[ImageAnswer]:
         prediction = self.predictor.predict_pixels(pixels)
@@ -70,10 +79,11 @@ class Service:
         """Warmed up at first; at the end all that was accepted is finished."""
         size, n = self.predictor.size, self.options.max_batch
         blank = np.zeros((n, size, size, 3), dtype=np.uint8)
-        self._batcher = self._new_batcher()
-        async with self._batcher as batcher:
-            await batcher.warm_up(lambda: describe_images(self.predictor.predict_pixels(blank)), n)
-            yield
+        with closing(self._new_decoder()) as self._decoder:  # its processes start while the model warms up
+            self._batcher = self._new_batcher()
+            async with self._batcher as batcher:
+                await batcher.warm_up(lambda: describe_images(self.predictor.predict_pixels(blank)), n)
+                yield
 
     def refuse_all(self) -> None:
         """Accept nothing from now on."""

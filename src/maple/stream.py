@@ -16,6 +16,7 @@ import os
 import signal
 import subprocess
 import sys
+import warnings
 from abc import ABC, abstractmethod
 from array import array
 from collections import deque
@@ -28,7 +29,7 @@ from typing import TYPE_CHECKING, BinaryIO, NamedTuple, cast
 
 import numpy as np
 
-from maple.decode import Fit, decode_bytes, read_file
+from maple.decode import Fit, decode_bytes, read_dimensions, read_file
 from maple.errors import DataError, RunError
 from maple.types import Skipped
 
@@ -332,13 +333,7 @@ class _Decoder:
 
     def __init__(self, size: int, fit: Fit) -> None:
         self._size = size
-        self._process = subprocess.Popen(
-            [sys.executable, "-P", "-c", f"from maple.stream import serve; serve({size}, {fit!r})"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-            start_new_session=True,  # it does not hear Ctrl-C, which the terminal sends to all
-        )
+        self._process = _start("serve", size, fit)
         self._requests = cast(io.BufferedWriter, self._process.stdin)
         self._answers = cast(io.BufferedReader, self._process.stdout)
 
@@ -365,18 +360,39 @@ class _Decoder:
         return _join(chunk, pixels, reasons)
 
     def _say_ended(self, chunk: Chunk) -> RunError:
-        code = self._process.wait()
-        how = f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
+        how = _how(self._process.wait())
         return RunError(
             f"a process that decodes images ended {how}, at one of '{chunk.files[0]}' to '{chunk.files[-1]}', perhaps "
             "since memory ran out: give the same command again, with --workers 0 or a smaller --batch-size"
         )
 
 
+def _start(function: str, *arguments: object) -> subprocess.Popen[bytes]:
+    """A Python of its own that calls a function of this module."""
+    return subprocess.Popen(
+        [sys.executable, "-P", "-c", f"from maple.stream import {function}; {function}{arguments!r}"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OPENBLAS_NUM_THREADS": "1"},
+        start_new_session=True,  # it does not hear Ctrl-C, which the terminal sends to all
+    )
+
+
+def _how(code: int) -> str:
+    """How a process ended."""
+    return f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
+
+
+def _take_output() -> BinaryIO:
+    """Standard output, for answers alone: a decoder that has something to say says it elsewhere."""
+    answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    return answers
+
+
 def serve(size: int, fit: Fit) -> None:
     """Decode what comes in at standard input, until that is closed: what a process of ``decode_stream`` does."""
-    answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # a decoder that has something to say says it elsewhere
+    answers = _take_output()
     with suppress(BrokenPipeError):
         while (items := receive_items(sys.stdin.buffer)) is not None:
             pixels, reasons = decode_items(items, size, fit)
@@ -420,3 +436,87 @@ def receive_items(file: BinaryIO) -> list[Item] | None:
         else:
             items.append(file.read(item) if isinstance(item, int) else DataError(*item))
     return items
+
+
+# --- images of strangers ---------------------------------------------------------------------------------------------
+
+
+class TooManyPixels(DataError):
+    """An image of more pixels than are allowed."""
+
+
+class DecoderEnded(DataError):
+    """An image that took too long to decode, or brought its decoder down."""
+
+
+class GuardedDecoder:
+    """A process that decodes one image at a time, and ends itself where that takes longer than ``seconds``.
+
+    Small files can be made that keep a decoder busy for hours, such as a JPEG of thousands of scans, and some bring it
+    down. Neither a thread nor the lock of the interpreter could be taken back from it.
+    """
+
+    def __init__(self, size: int, fit: Fit, max_pixels: int, seconds: float) -> None:
+        self._size, self._seconds = size, seconds
+        self._process = _start("serve_guarded", size, fit, max_pixels, seconds)
+        self._requests = cast(io.BufferedWriter, self._process.stdin)
+        self._answers = cast(io.BufferedReader, self._process.stdout)
+
+    def decode(self, data: bytes) -> np.ndarray:
+        """An encoded image as (S, S, 3) uint8; :class:`DecoderEnded` where this was the last of this process."""
+        with suppress(OSError):  # of a process that has ended
+            self._requests.write(b"%d\n" % len(data))
+            self._requests.write(data)
+            self._requests.flush()
+        line = self._answers.readline()
+        said = json.loads(line) if line.endswith(b"\n") else None
+        if said:
+            raise (TooManyPixels if said["too_large"] else DataError)(said["reason"])
+        pixels = np.empty((self._size, self._size, 3), dtype=np.uint8)
+        if said is None or self._answers.readinto(pixels.reshape(-1).data) < pixels.nbytes:
+            raise self._say_ended()
+        return pixels
+
+    def _say_ended(self) -> DecoderEnded:
+        how = _how(self._process.wait())
+        self.close()
+        if how == "by SIGALRM":
+            return DecoderEnded(f"takes longer than {self._seconds:g} s to decode: make it smaller, or save it anew")
+        return DecoderEnded(f"its decoder ended {how}: save it anew")
+
+    def close(self) -> None:
+        self._process.kill()
+        with suppress(OSError):  # of a pipe that nobody reads any more
+            self._process.communicate()
+
+
+def serve_guarded(size: int, fit: Fit, max_pixels: int, seconds: float) -> None:
+    """As :func:`serve`, what a :class:`GuardedDecoder` does: a line with a number of bytes, then the bytes."""
+    answers = _take_output()
+    warnings.simplefilter("ignore")  # what decoders remark about broken images is answered
+    with suppress(BrokenPipeError):
+        while (line := sys.stdin.buffer.readline()).endswith(b"\n"):
+            data = sys.stdin.buffer.read(int(line))
+            _end_after(seconds)
+            try:
+                answer = b"{}\n" + _decode_within(data, size, fit, max_pixels).tobytes()
+            except DataError as error:
+                said = {"too_large": isinstance(error, TooManyPixels), "reason": str(error)}
+                answer = json.dumps(said).encode() + b"\n"
+            _end_after(0)
+            answers.write(answer)
+            answers.flush()
+
+
+def _end_after(seconds: float) -> None:
+    """End this process then, whatever it is doing; 0 takes it back."""
+    if sys.platform != "win32":  # which has no such signal
+        signal.setitimer(signal.ITIMER_REAL, seconds)
+
+
+def _decode_within(data: bytes, size: int, fit: Fit, max_pixels: int) -> np.ndarray:
+    """As :func:`maple.decode.decode_bytes`; the number of pixels is checked before one is decoded."""
+    width, height = read_dimensions(io.BytesIO(data))
+    if width * height > max_pixels:
+        raise TooManyPixels(f"{width} x {height} pixels, and {max_pixels:,} are the most: make it smaller")
+    return decode_bytes(data, size, fit)

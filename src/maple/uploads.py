@@ -10,10 +10,11 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
-import io
+from collections import deque
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Annotated, Literal
 
 import numpy as np
@@ -21,8 +22,9 @@ from pydantic import BaseModel, ConfigDict, FailFast, Field, ValidationError
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 
-from maple.decode import Fit, decode_bytes, read_dimensions
+from maple.decode import Fit
 from maple.errors import DataError
+from maple.stream import DecoderEnded, GuardedDecoder, TooManyPixels
 
 FIELD = "files"  # of a form
 MAX_NAME = 1_000  # characters
@@ -250,17 +252,37 @@ def _refusing_broken_forms() -> Iterator[None]:
 # --- pixels ----------------------------------------------------------------------------------------------------------
 
 
-def decode_upload(upload: Upload, size: int, fit: Fit, max_pixels: int) -> np.ndarray:
-    """An image as the network wants it, (S, S, 3) uint8; its dimensions are checked before a pixel is decoded."""
-    try:
-        data = upload.data if isinstance(upload.data, bytes) else _from_base64(upload.data)
-        width, height = read_dimensions(io.BytesIO(data))
-        if width * height > max_pixels:
-            raise UploadError(413, f"{width} x {height} pixels, and {max_pixels:,} are the most: make it smaller")
-        return decode_bytes(data, size, fit)
-    except DataError as error:
-        status = error.status if isinstance(error, UploadError) else 422
-        raise UploadError(status, f"cannot use '{shorten(upload.name)}': {shorten(str(error), 200)}") from None
+class UploadDecoder:
+    """Images as the network wants them, (S, S, 3) uint8, decoded by ``n`` processes, for as many threads.
+
+    Dimensions are checked before a pixel is decoded; what takes longer than ``seconds`` is refused.
+    """
+
+    def __init__(self, size: int, fit: Fit, max_pixels: int, seconds: float, n: int) -> None:
+        self._start = partial(GuardedDecoder, size, fit, max_pixels, seconds)
+        self._idle = deque(self._start() for _ in range(n))
+
+    def __call__(self, upload: Upload) -> np.ndarray:
+        try:
+            return self._decode(upload.data if isinstance(upload.data, bytes) else _from_base64(upload.data))
+        except DataError as error:
+            status: UploadStatus = 413 if isinstance(error, TooManyPixels) else 422
+            raise UploadError(status, f"cannot use '{shorten(upload.name)}': {shorten(str(error), 200)}") from None
+
+    def _decode(self, data: bytes) -> np.ndarray:
+        decoder = self._idle.pop()
+        try:
+            return decoder.decode(data)
+        except DecoderEnded:
+            decoder = self._start()
+            raise
+        finally:
+            self._idle.append(decoder)
+
+    def close(self) -> None:
+        """End the processes, which are idle now."""
+        for decoder in self._idle:
+            decoder.close()
 
 
 def _from_base64(text: str) -> bytes:

@@ -69,7 +69,7 @@ export class Queue {
         await this.#pause;
         const predictions = await predict(images.map((image) => image.file), this.#stopped.signal);
         if (this.#stopped.signal.aborted) return;
-        this.tell.answered();
+        if (this.#pause === null) this.tell.answered(); // else others still wait, and are told so
         images.forEach((image, i) => this.tell.said(image, predictions[i]));
         return;
       } catch (error) {
