@@ -94,7 +94,7 @@ def compare(predictor: Predictor, outputs: Outputs) -> None:
 @pytest.mark.parametrize("exponent", [0.0, 0.5, 1.0])
 def test_every_score(score, exponent):
     detector = MapleDetector(score_by=score, norm_exponent=exponent).fit(simulated(600), simulated(200, 1))
-    predictor = predictor_of(detector, simulated(150, 2), network_weight=0.7)
+    predictor = predictor_of(detector, simulated(150, 2), network_weight=0.7, odds_exponent=0.6)
     compare(predictor, unusual())
     assert predictor.predict_outputs(unusual()).is_ood.any()
 
@@ -118,13 +118,13 @@ def test_a_single_component_and_a_single_class():
 
 
 @pytest.mark.parametrize("score", ["fused", "energy", "normalised"])
-@pytest.mark.parametrize("weight", [0.0, 0.8])
-def test_a_class_that_the_head_does_not_know(score, weight):
+@pytest.mark.parametrize(("weight", "exponent"), [(0.0, 1.0), (0.8, 1.0), (0.8, 0.4)])
+def test_a_class_that_the_head_does_not_know(score, weight, exponent):
     detector = MapleDetector(score_by=score).fit(simulated(600), simulated(200, 1))
     new = simulated(100, 3)
     detector.extend(dataclasses.replace(new, embeddings=-new.embeddings, labels=np.full(100, 4)))
     assert detector.appended_ == 1
-    predictor = predictor_of(detector, network_weight=weight)
+    predictor = predictor_of(detector, network_weight=weight, odds_exponent=exponent)
     outputs = unusual()
     beside = dataclasses.replace(outputs, embeddings=np.where(np.arange(40)[:, None] < 8, -1, 1) * outputs.embeddings)
     assert (predictor.predict_outputs(beside).class_id == 4).any()
@@ -280,7 +280,9 @@ def test_classes_with_their_own_thresholds_and_a_new_class(tmp_path, onnx):
         embed(predictor.backbone, pictures(60, seed=4).pixels[:, ::-1] // 3), labels=np.full(60, 4)
     )
     predictor.detector.extend(new)
-    known = Predictor(predictor.backbone, predictor.detector, list("abcde"), size=8, network_weight=0.6)
+    known = Predictor(
+        predictor.backbone, predictor.detector, list("abcde"), size=8, network_weight=0.6, odds_exponent=0.5
+    )
     known.calibrate(pictures(900, seed=5), per_class=True, false_alarm=0.2)
     assert known.decision.n_own_thresholds >= 2
     export_onnx(known, tmp_path / "model.onnx", check=pictures(30, seed=6).pixels)

@@ -197,10 +197,24 @@ def test_every_score_tells_far_images_and_survives_the_state(train, name):
     np.testing.assert_array_equal(again.score(draw(500, 3)), known)
 
 
-def test_without_logits_or_validation_the_score_is_normalised(train, new):
+def test_without_logits_fused_is_the_spread_and_far_out_the_distance(train, new):
+    bare, validation = (Outputs(each.embeddings, labels=each.labels) for each in (train, draw(1000, 1)))
+    detector = MapleDetector().fit(bare, validation)
+    assert detector.score_ == "fused" and set(detector.surprises_) == {"spread", "distance"}
+    known, found = detector.describe(validation), detector.describe(new.embeddings)
+    surprise = {name: fit_surprise(known.score_named(name))(found.score_named(name)) for name in ("spread", "distance")}
+    np.testing.assert_allclose(found.score, surprise["spread"] + np.maximum(surprise["distance"] - 7, 0))
+
+
+def test_one_cluster_alone_has_no_spread(train):
+    one, validation = (Outputs(each.embeddings, labels=np.zeros(len(each), int)) for each in (train, draw(1000, 1)))
+    assert MapleDetector().fit(one, validation).score_ == "normalised"
+
+
+def test_without_validation_the_score_is_normalised(train, new):
     assert MapleDetector().fit(train).score_ == "normalised"
     bare = Outputs(train.embeddings, labels=train.labels)
-    detector = MapleDetector().fit(bare, Outputs(new.embeddings, labels=new.labels))
+    detector = MapleDetector().fit(bare, Outputs(new.embeddings[:40], labels=new.labels[:40]))  # or with few images
     assert detector.score_ == "normalised"
     found = detector.describe(new.embeddings)
     assert found.available_scores == ["distance", "relative", "normalised", "residual", "spread"]
@@ -260,7 +274,7 @@ def test_exponent_keeps_a_norm_that_tells_errors(factor, spread, exponent):
     detector = MapleDetector().fit(known, validation)
     assert detector.exponent_ == exponent
     expected = mahalanobis(known, validation.embeddings, exponent, classes=True).min(axis=1)
-    np.testing.assert_allclose(detector.score(validation), expected, rtol=1e-3)
+    np.testing.assert_allclose(detector.describe(validation).normalised, expected, rtol=1e-3)
 
 
 def test_exponent_without_errors_is_the_default(train):

@@ -33,6 +33,7 @@ TEMPERATURE_RANGE = (1e-3, 1e6)
 # Deviation of the prior on log T: within a factor of ten of 1. It weighs as much as one image, hence it decides only
 # where the images say nothing.
 LOG_TEMPERATURE_DEVIATION = log(10)
+LOG_EXPONENT_DEVIATION = log(2)  # of that on the logarithm of the exponent of odds
 # A predicted class with fewer calibration images has no threshold of its own: at 100, a false-alarm rate of 5 % varies
 # between 2 and 9 % from one calibration set to the next.
 MIN_CLASS_IMAGES = 100
@@ -92,31 +93,34 @@ def fit_pool(
     labels: np.ndarray,
     log_weights: np.ndarray,
     cluster_to_class: np.ndarray,
-    log_softmax: np.ndarray,
-) -> tuple[float, float]:
-    """Temperature T of the Gaussians and weight a of the network's own probabilities, in :func:`pool`.
+    log_softmax: np.ndarray | None = None,
+) -> tuple[float, float, float]:
+    """Temperature T of the Gaussians, weight a of the network's own probabilities and exponent b of the odds.
 
-    As :func:`fit_temperature`, with ``log_softmax`` (N, C) log class probabilities of the network. T and a are those of
-    the least negative log-likelihood on validation images, a at least 0. Starts from the Gaussians alone (a = 0), so
-    that the pool is never less likely than they are.
+    As :func:`fit_temperature`, with ``log_softmax`` (N, C) log class probabilities of the network, where there is one;
+    else a is 0. They are those of the least negative log-likelihood on validation images of what :func:`pool` and then
+    :func:`raise_odds` make of both, a at least 0 and b at most 1, never less likely
+    than the Gaussians alone (a = 0, b = 1).
     """
     known = np.isin(labels, cluster_to_class)
-    squared_distances, labels = as_array(squared_distances)[known], as_array(labels)[known]
-    log_softmax, rows = as_array(log_softmax)[known], np.arange(int(known.sum()))
     alone = fit_temperature(squared_distances, labels, log_weights, cluster_to_class)
+    squared_distances, labels = as_array(squared_distances)[known], as_array(labels)[known]
+    network = None if log_softmax is None else as_array(log_softmax)[known]
+    rows = np.arange(len(labels))
 
     def loss(parameters: np.ndarray) -> float:
-        log_temperature, weight = parameters
-        posterior = log_posterior(squared_distances, log_weights, cluster_to_class, np.exp(log_temperature))
-        pooled = pool(posterior, log_softmax, max(weight, 0.0))
-        # One image's worth of doubt about both keeps them finite where all images are right.
-        doubt = (log_temperature / LOG_TEMPERATURE_DEVIATION) ** 2 / 2 + weight**2 / 2
-        return float(-pooled[rows, labels].sum() + doubt)
+        log_temperature, log_exponent, weight = parameters
+        logs = log_posterior(squared_distances, log_weights, cluster_to_class, np.exp(log_temperature))
+        logs = logs if network is None else pool(logs, network, weight)
+        # One image's worth of doubt about each keeps them finite where all images are right.
+        doubt = (log_temperature / LOG_TEMPERATURE_DEVIATION) ** 2 + (log_exponent / LOG_EXPONENT_DEVIATION) ** 2
+        return float(-raise_odds(logs, np.exp(log_exponent))[rows, labels].sum() + (doubt + weight**2) / 2)
 
-    start = np.array([[np.log(alone), 0.0], [np.log(alone) + 0.7, 0.5], [np.log(alone) + 1.5, 1.0]])
-    found = minimize(loss, start[0], method="Nelder-Mead", options={"initial_simplex": start, "xatol": 1e-4})
-    low, high = TEMPERATURE_RANGE
-    return float(np.clip(np.exp(found.x[0]), low, high)), max(float(found.x[1]), 0.0)
+    limits = [log(T) for T in TEMPERATURE_RANGE], (None, 0.0), (0.0, 0.0 if network is None else None)
+    start = np.array([log(alone) + 0.7, -0.3, 0.0 if network is None else 0.5])
+    found = minimize(loss, start, method="L-BFGS-B", bounds=limits).x
+    log_temperature, log_exponent, weight = min(found, np.array([log(alone), 0.0, 0.0]), key=loss).tolist()
+    return float(np.exp(log_temperature)), weight, float(np.exp(log_exponent))
 
 
 def pool(log_posterior: np.ndarray, log_softmax: np.ndarray, weight: float) -> np.ndarray:
@@ -144,6 +148,32 @@ def pool(log_posterior: np.ndarray, log_softmax: np.ndarray, weight: float) -> n
         return logs
     pooled = log_posterior + weight * log_softmax
     return pooled - logsumexp(pooled, axis=1, keepdims=True)
+
+
+def raise_odds(log_probabilities: np.ndarray, exponent: float) -> np.ndarray:
+    """Log class probabilities (N, C) with the odds of the most probable class against all others to a power.
+
+    A temperature changes how sure one is of the first class and how the others compare by one number. With p the
+    largest probability of an image, here
+
+        p' / (1 - p') = (p / (1 - p)) ** exponent,
+
+    and the others keep their proportions. Below 1, what was nearly certain becomes less so, and what was less probable
+    than not becomes more so; the most probable class remains the same (above 1 it need not).
+
+    >>> np.exp(raise_odds(np.log([[0.8, 0.15, 0.05]]), 0.5)).round(3)
+    array([[0.667, 0.25 , 0.083]])
+    """
+    if exponent == 1 or log_probabilities.shape[1] == 1:
+        return log_probabilities
+    first = log_probabilities.argmax(axis=1)[:, None]  # (N, 1)
+    is_first = np.arange(log_probabilities.shape[1]) == first  # (N, C)
+    rest = logsumexp(np.where(is_first, -np.inf, log_probabilities), axis=1, keepdims=True)  # (N, 1)
+    certain = np.isneginf(rest)
+    rest = np.where(certain, 0.0, rest)
+    odds = exponent * (np.take_along_axis(log_probabilities, first, 1) - rest)  # (N, 1), in logs
+    raised = np.where(is_first, -np.logaddexp(0, -odds), log_probabilities - rest - np.logaddexp(0, odds))
+    return np.where(certain, log_probabilities, raised)
 
 
 # ------------------------------------------------------------------------------------------ p-values and thresholds

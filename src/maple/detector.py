@@ -23,7 +23,7 @@ import numpy as np
 from scipy.special import logsumexp
 
 from maple import notebook
-from maple.calibrate import pool
+from maple.calibrate import pool, raise_odds
 from maple.config import DetectorOptions, as_dict, build_options
 from maple.errors import FitError, NotFittedError, UsageError, same_class, suggest
 from maple.gaussian import (
@@ -339,10 +339,15 @@ class Description:
         logits = as_array(self.logits).astype(np.float64)
         return class_logsumexp(logits - logsumexp(logits, axis=1, keepdims=True), self.cluster_to_class)
 
-    def log_probabilities(self, temperature: float = 1.0, network_weight: float = 0.0) -> np.ndarray:
-        """Log class probabilities of Gaussians and network together (N, C): see :func:`maple.calibrate.pool`."""
+    def log_probabilities(
+        self, temperature: float = 1.0, network_weight: float = 0.0, odds_exponent: float = 1.0
+    ) -> np.ndarray:
+        """Log class probabilities of Gaussians and network together (N, C).
+
+        See :func:`maple.calibrate.pool` and :func:`maple.calibrate.raise_odds`.
+        """
         alone = self.log_posterior(temperature)
-        return pool(alone, self.log_softmax, network_weight) if network_weight else alone
+        return raise_odds(pool(alone, self.log_softmax, network_weight) if network_weight else alone, odds_exponent)
 
     # -- scores: see maple.scores
 
@@ -466,7 +471,7 @@ class MapleDetector(DetectorOptions, Detector):
     about: ClassVar[About] = About(
         "Gaussians over the embeddings, fused with logits and a shallow layer",
         "Venkataramanan et al. 2023",
-        needs="embeddings; logits and validation images for its best score",
+        needs="embeddings; validation images, and logits, for its best score",
         adds="a mean per cluster, one covariance",
     )
     moments_: dict[float, Moments]  # by exponent of the norm
@@ -670,11 +675,11 @@ class MapleDetector(DetectorOptions, Detector):
     def _learn_score(self, validation: Outputs | None) -> None:
         """Which score to rank by, and the surprises that ``fused`` adds up."""
         self.surprises_ = {}
-        n_validation = 0 if validation is None or validation.logits is None else len(validation)
+        n_validation = 0 if validation is None else len(validation)
         can_fuse = n_validation >= (MIN_VALIDATION if self.score_by == "auto" else 1)
         if self.score_by == "fused" and not can_fuse:
             raise UsageError(
-                "score_by 'fused' needs validation images with logits: give fit(outputs, validation) both, or use "
+                "score_by 'fused' needs validation images: give them to fit(outputs, validation), or use "
                 "score_by 'normalised'"
             )
         if can_fuse:
@@ -682,7 +687,8 @@ class MapleDetector(DetectorOptions, Detector):
             found = self._describe(validation)
             available = found.available_scores
             self.surprises_ = {name: fit_surprise(found.score_named(name)) for name in FUSED if name in available}
-        self.score_ = ("fused" if can_fuse else "normalised") if self.score_by == "auto" else self.score_by
+        tells = "energy" in self.surprises_ or len(self.cluster_to_class_) > 1  # one cluster has no spread
+        self.score_ = ("fused" if can_fuse and tells else "normalised") if self.score_by == "auto" else self.score_by
 
     def _check_fitted(self) -> None:
         super()._check_fitted()

@@ -51,6 +51,7 @@ OUTPUTS = (
     "position",
 )
 SMALLEST = 1e-30  # of squared distances and norms: logarithms and powers stay finite
+LOWEST = -1e300  # of log probabilities: subtracted from itself, it is 0
 ONE_STEP = 1024  # entries with which a value is compared at once
 ERFC_STEP, ERFC_LOW, ERFC_HIGH = 0.5, -16.0, 44.0  # of the integral in :func:`erfc_terms`
 
@@ -379,18 +380,40 @@ class ByClass(nn.Module):
         return values.logsumexp(2) if self.splits else values
 
 
+class RaiseOdds(nn.Module):
+    """From log probabilities (N, C), normalised or not, to normalised ones: see :func:`maple.calibrate.raise_odds`."""
+
+    classes: Tensor  # (C,)
+    powers: Tensor  # (2,) of the odds of the first class, and of none
+
+    def __init__(self, n_classes: int, exponent: float) -> None:
+        super().__init__()
+        self.changes = exponent != 1 and n_classes > 1
+        self.register_buffer("classes", _constant(np.arange(n_classes), torch.int64))
+        self.register_buffer("powers", _constant([exponent, 0.0]))
+
+    def forward(self, logs: Tensor) -> Tensor:
+        if not self.changes:
+            return logs.log_softmax(1)
+        is_first = self.classes == logs.argmax(1, keepdim=True)  # (N, C)
+        # A class that cannot be has -inf: LOWEST is as good, and can be subtracted from itself.
+        rest = logs.masked_fill(is_first, LOWEST).clamp_min(LOWEST).logsumexp(1, keepdim=True)  # (N, 1)
+        odds = logs.amax(1, keepdim=True) - rest
+        first, others = (odds * self.powers).log_softmax(1).split(1, dim=1)  # (N, 1) each
+        return torch.where(is_first, first, logs - rest + others)
+
+
 class ClassProbabilities(nn.Module):
-    """Log class probabilities (N, C) of Gaussians and network: see :func:`maple.calibrate.pool`.
+    """Log class probabilities (N, C) of Gaussians and network: see :meth:`maple.detector.Description`.
 
     Whatever is normalised in the end need not be normalised before.
     """
 
-    def __init__(
-        self, log_weights: np.ndarray, cluster_to_class: np.ndarray, n_columns: int, temperature: float, weight: float
-    ) -> None:
+    def __init__(self, log_weights: np.ndarray, cluster_to_class: np.ndarray, n_columns: int, said: Predictor) -> None:
         super().__init__()
-        self.weight = weight
-        self.by_class = ByClass(cluster_to_class, log_weights, -1 / (2 * temperature))
+        self.weight = weight = said.network_weight
+        self.by_class = ByClass(cluster_to_class, log_weights, -1 / (2 * said.temperature))
+        self.normalise = RaiseOdds(int(cluster_to_class.max()) + 1, said.odds_exponent)
         head = np.unique(cluster_to_class[:n_columns])  # the classes that the network knows
         others = np.setdiff1d(cluster_to_class, head)
         self.knows_all = len(others) == 0
@@ -403,15 +426,15 @@ class ClassProbabilities(nn.Module):
     def forward(self, squared_distances: Tensor, logits: Tensor | None) -> Tensor:
         logs = self.by_class(squared_distances)
         if self.of_network is None or logits is None:
-            return logs.log_softmax(1)
+            return self.normalise(logs)
         network = self.of_network(logits) * self.weight
         if self.knows_all:
-            return (logs + network).log_softmax(1)
+            return self.normalise(logs + network)
         logs = logs.log_softmax(1)
         own = logs.index_select(1, self.get_buffer("head"))
         pooled = own.logsumexp(1, keepdim=True) + (own + network).log_softmax(1)
         both = torch.cat([pooled, logs.index_select(1, self.get_buffer("others"))], dim=1)
-        return both.index_select(1, self.get_buffer("order"))
+        return self.normalise(both.index_select(1, self.get_buffer("order")))
 
 
 class NetworkClass(nn.Module):
@@ -481,9 +504,7 @@ class DescriptionGraph(nn.Module):
         self.needs_plain = detector.exponent_ != 0 and not {"distance", "relative"}.isdisjoint(self.scores)
         self.distances = Distances([gaussians, detector.plain_gaussians_] if self.needs_plain else [gaussians])
         self.tail = Tail(gaussians.n_components)
-        self.probabilities = ClassProbabilities(
-            gaussians.log_weights, cluster_to_class, n_columns, predictor.temperature, predictor.network_weight
-        )
+        self.probabilities = ClassProbabilities(gaussians.log_weights, cluster_to_class, n_columns, predictor)
         self.network_class = NetworkClass(cluster_to_class[:n_columns], predictor.class_rule)
         self.decide = Decide(predictor.decision)
         self.parts = nn.ModuleDict({name: part for name in self.scores if (part := _score_part(name, detector))})

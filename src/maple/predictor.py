@@ -20,7 +20,6 @@ from maple.calibrate import (
     Calibration,
     fit_pool,
     fit_softmax_temperature,
-    fit_temperature,
     true_class_scores,
 )
 from maple.checkpoint import load_arrays, save_arrays, write_atomic
@@ -47,9 +46,10 @@ class Predictor(BasePredictor):
     """Class, probability, uncertainty and in/out decision for images, from one forward pass.
 
     ``temperature`` softens the class posterior of the Gaussians, ``network_weight`` is what the network's own
-    probabilities count beside it; both are fitted on validation images. ``calibration`` is what calibration images
-    taught, ``decision`` the threshold and p-values that follow from it at the level of ``options``. Classes are
-    numbered where they have no names; ``size`` is that of the backbone where it knows it.
+    probabilities count beside it, ``odds_exponent`` how sure both together are of the first class; all are fitted on
+    validation images. ``calibration`` is what calibration images taught, ``decision`` the threshold and p-values that
+    follow from it at the level of ``options``. Classes are numbered where they have no names; ``size`` is that of the
+    backbone where it knows it.
     """
 
     runtime = "torch"
@@ -64,6 +64,7 @@ class Predictor(BasePredictor):
         fit: Fit = "pad",
         temperature: float = 1.0,
         network_weight: float = 0.0,
+        odds_exponent: float = 1.0,
         softmax_temperature: float = 1.0,
         calibration: Calibration | None = None,
         options: DecisionOptions | None = None,
@@ -74,7 +75,7 @@ class Predictor(BasePredictor):
         if (side := size or backbone.size) is None:
             raise UsageError("the backbone does not know how large its images are: give the predictor size=, in pixels")
         self.backbone, self.detector = backbone, detector
-        self.temperature, self.network_weight = temperature, network_weight
+        self.temperature, self.network_weight, self.odds_exponent = temperature, network_weight, odds_exponent
         self.softmax_temperature = softmax_temperature  # of the network alone, for comparison
         self.class_rule: ClassRule = class_rule  # how ``softmax_class_id`` reads the clusters of a class
         super().__init__(class_names, size=side, fit=fit, calibration=calibration, options=options)
@@ -113,6 +114,7 @@ class Predictor(BasePredictor):
             "score": self.detector.score_,
             "temperature": self.temperature,
             "weight of the network": self.network_weight,
+            "exponent of the odds": self.odds_exponent,
             "decision": self.decision.sentence(),
         }
         return notebook.card("Predictor", about, notebook.facts(values))
@@ -178,7 +180,7 @@ class Predictor(BasePredictor):
 
     def log_probabilities(self, found: Description) -> np.ndarray:
         """Calibrated log class probabilities (N, C) of described images."""
-        return found.log_probabilities(self.temperature, self.network_weight)
+        return found.log_probabilities(self.temperature, self.network_weight, self.odds_exponent)
 
     def calibrate(self, images: Any, **options: Any) -> Self:
         """Learn p-values, threshold and prediction sets from calibration images that have chosen nothing else.
@@ -213,6 +215,7 @@ class Predictor(BasePredictor):
                 "fit": self.fit,
                 "temperature": self.temperature,
                 "network_weight": self.network_weight,
+                "odds_exponent": self.odds_exponent,
                 "softmax_temperature": self.softmax_temperature,
                 "options": as_dict(self.options),
                 "decision": self.decision.describe(),
@@ -245,6 +248,7 @@ def load_predictor(folder: str | Path, *, trust: bool = False) -> Predictor:
         fit=metadata["fit"],
         temperature=metadata["temperature"],
         network_weight=metadata["network_weight"],
+        odds_exponent=metadata.get("odds_exponent", 1.0),
         softmax_temperature=metadata["softmax_temperature"],
         calibration=Calibration.from_arrays(calibration),
         options=build_options(DecisionOptions, metadata["options"], f"'{folder / DETECTOR}'"),
@@ -390,11 +394,8 @@ def fit_predictor(
         detector.fit(_in_step(fabric, mine), unseen, sum_over_ranks=_all_reduce(fabric))
     found = detector.describe(unseen)
     taught = (found.squared_distances, labels, found.log_weights, found.cluster_to_class)
-    if unseen.logits is None:
-        temperature, network_weight, softmax_temperature = fit_temperature(*taught), 0.0, 1.0
-    else:
-        temperature, network_weight = fit_pool(*taught, found.log_softmax)
-        softmax_temperature = fit_softmax_temperature(found.log_softmax, labels)
+    network = None if unseen.logits is None else found.log_softmax
+    temperature, network_weight, odds_exponent = fit_pool(*taught, network)
     predictor = Predictor(
         backbone,
         detector,
@@ -403,7 +404,8 @@ def fit_predictor(
         fit=fit,
         temperature=temperature,
         network_weight=network_weight,
-        softmax_temperature=softmax_temperature,
+        odds_exponent=odds_exponent,
+        softmax_temperature=1.0 if network is None else fit_softmax_temperature(network, labels),
         options=options,
         class_rule=class_rule,
     )

@@ -33,7 +33,7 @@ from typing import Any
 import numpy as np
 
 from maple.backbone import embed, embed_batches
-from maple.calibrate import Calibration, fit_pool, fit_softmax_temperature, fit_temperature
+from maple.calibrate import Calibration, fit_pool, fit_softmax_temperature
 from maple.checkpoint import load_json, save_json
 from maple.data import open_images
 from maple.detector import Source
@@ -138,20 +138,20 @@ def update_from_outputs(
 
 
 def _teach(predictor: Predictor, validation: Outputs) -> None:
-    """Score, temperature and weight of the network, from validation images."""
+    """Score and class probabilities, from validation images."""
     detector, labels = predictor.detector, validation.labels
     if labels is None:
         raise DataError("validation images need labels, which teach the temperature: give Outputs with labels")
     found = detector.learn_score(validation).describe(validation)
     taught = (found.squared_distances, labels, found.log_weights, found.cluster_to_class)
-    if found.logits is None:
-        predictor.temperature, predictor.network_weight = fit_temperature(*taught), 0.0
+    network = None if found.logits is None else found.log_softmax
+    predictor.temperature, predictor.network_weight, predictor.odds_exponent = fit_pool(*taught, network)
+    if network is None:
         return
-    predictor.temperature, predictor.network_weight = fit_pool(*taught, found.log_softmax)
     known = detector.head_classes_  # (C,)
     rows = np.isin(labels, np.flatnonzero(known))
     if rows.any():
-        predictor.softmax_temperature = fit_softmax_temperature(found.log_softmax[rows][:, known], labels[rows])
+        predictor.softmax_temperature = fit_softmax_temperature(network[rows][:, known], labels[rows])
 
 
 # --- images -----------------------------------------------------------------------------------------------------------

@@ -902,6 +902,7 @@ def _provenance(config: RunConfig, own: Mapping[str, Any], predictor: Predictor,
         "norm_exponent": predictor.detector.exponent_,
         "temperature": predictor.temperature,
         "network_weight": predictor.network_weight,
+        "odds_exponent": predictor.odds_exponent,
         "hardware": f"{platform.machine()}, {os.cpu_count()} cores, {torch.get_num_threads()} threads",
     }
 
