@@ -11,7 +11,8 @@ ratio is that of one repeat; there are as many repeats as ``--seconds`` allow, t
 a tenth more or less from one call to the next, even their median is not sure to a per cent. ``added`` is an upper bound
 that does not depend on them: the time that ONNX Runtime's profile gives to nodes other than convolutions, less that of
 the plain graph, relative to all of the plain graph. It is above the truth, since to profile a node takes time, too: far
-above it for small networks and one image. Target: a median ratio of at most 1.03 for WRN-28-10 and ResNet-18 (the paper: 1.24 on a WRN).
+above it for small networks and one image. Target: a median ratio of at most 1.03 for WRN-28-10 and ResNet-18 (the
+paper: 1.24 on a WRN).
 """
 
 from __future__ import annotations
