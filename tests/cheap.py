@@ -17,11 +17,12 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from maple import row_files
+from maple import predict_files, row_files
 from maple.base_predictor import BasePredictor
 from maple.calibrate import Calibration
 from maple.images import ImageSet
 from maple.predict_files import predict_images
+from maple.stream import IMAGE_SECONDS, decode_stream
 from maple.types import Prediction
 
 FAILED = 99  # exit code
@@ -158,13 +159,16 @@ def fork(work: Any, moment: int | None = None) -> int | None:
     os._exit(predictor.n_chunks)
 
 
-def predict_slowly(model: str, images: str, out: str, workers: int) -> None:
+def predict_slowly(model: str, images: str, out: str, workers: int, seconds: float = IMAGE_SECONDS) -> None:
+    """In at least 50 ms per chunk; an image may take so many ``seconds`` to decode."""
+
     class Slow(Cheap):
         def predict_batches(self, *arguments: Any, **options: Any) -> Iterator[Prediction]:
             time.sleep(0.05)
             return super().predict_batches(*arguments, **options)
 
     use(Slow())
+    predict_files.decode_stream = partial(decode_stream, seconds=seconds)  # type: ignore[assignment]
     predict_images(Path(model), [images], out, batch_size=4, workers=workers)
 
 

@@ -306,6 +306,30 @@ def test_the_first_image_that_cannot_be_decoded_is_the_error():
     assert str(failed) == "-2.0 is not an image" and answer == [2.0, 4.0, 6.0]
 
 
+def test_nothing_more_is_decoded_or_awaited_for_a_request_that_failed():
+    begun: list[float] = []
+    gate = threading.Event()
+
+    def decode(value: float) -> np.ndarray:
+        begun.append(value)
+        if value < 0:
+            raise ValueError(f"{value} is not an image")
+        assert value != 7 or gate.wait(20)  # decodes for a long time
+        return np.full((1, 1, 3), value)
+
+    async def scene() -> list[Any]:
+        async with Batcher(decode, lambda batch: batch.mean((1, 2, 3)), decoders=2) as batcher:
+            said = [await outcome(batcher.submit([1.0, -2.0, 7.0, *[-3.0] * 50]))]
+            assert not gate.is_set() and batcher.n_accepted == 0
+            said.append(await batcher.submit([5.0]))  # by the other thread
+            gate.set()
+            return said
+
+    failed, answer = play(scene)
+    assert str(failed) == "-2.0 is not an image" and answer == [5.0]
+    assert set(begun) - {7.0} == {1.0, -2.0, 5.0} and len(begun) <= 4
+
+
 def test_a_predictor_that_loses_images_is_found_out():
     def lose(batch: np.ndarray) -> Sequence[float]:
         return [0.0] * (len(batch) - 1)

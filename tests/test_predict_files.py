@@ -25,12 +25,13 @@ from PIL import Image
 from scipy.stats import false_discovery_control
 
 from cheap import Cheap, files_in, use, write_images
-from image_files import encode, noise
+from image_files import encode, endless_jpeg, noise
 from maple import row_files
 from maple.calibrate import benjamini_hochberg
 from maple.errors import DataError, RunError, UsageError
 from maple.predict_files import is_graph, open_predictor, predict_images, ready_predictor
 from maple.row_files import ResumableFile
+from maple.stream import decode_stream
 from maple.types import PREDICTION_COLUMNS, Prediction
 
 TESTS = Path(__file__).parent
@@ -382,6 +383,32 @@ def test_a_kill_leaves_no_process_behind(cheap, tmp_path):
     use(Cheap())
     predict_images(model, [str(folder)], str(tmp_path / "whole.csv"), batch_size=4)
     assert out.read_bytes() == (tmp_path / "whole.csv").read_bytes()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="has no signal that ends a decoder")
+def test_a_kill_while_an_image_decodes_forever_changes_nothing(cheap, tmp_path, monkeypatch):
+    _, model = cheap
+    folder, out = write_images(tmp_path / "images", 30), tmp_path / "p.csv"
+    (folder / "0014.png").write_bytes(endless_jpeg())  # of the fourth chunk, after which others wait
+    call = f"here.predict_slowly({str(model)!r}, {str(folder)!r}, {str(out)!r}, 2, seconds=60)"
+    environment = {**os.environ, "PYTHONPATH": str(TESTS), "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen([sys.executable, "-c", f"import cheap as here; {call}"], env=environment)
+    try:
+        assert wait(lambda: b"0011.png" in read_if_there(Path(f"{out}.partial")))
+    finally:
+        process.kill()
+        process.wait()
+    monkeypatch.setattr("maple.predict_files.decode_stream", partial(decode_stream, seconds=1.5))
+    for path in (out, tmp_path / "whole.csv"):  # the first goes on
+        predict_images(model, [str(folder)], str(path), batch_size=4, workers=2)
+    assert out.read_bytes() == (tmp_path / "whole.csv").read_bytes()
+    skipped = (tmp_path / "p.skipped.csv").read_text()
+    assert skipped == (tmp_path / "whole.skipped.csv").read_text()
+    assert '0014.png,"takes longer than 1.5 s to decode' in skipped and len(read_rows(out)) == 25
+
+
+def read_if_there(path: Path) -> bytes:
+    return path.read_bytes() if path.exists() else b""
 
 
 def wait(condition: Any, seconds: float = 60) -> bool:

@@ -429,6 +429,17 @@ def test_json_of_millions_of_values_is_refused_before_it_is_parsed():
     assert len(parse_json(json.dumps({"images": names}).encode(), limits)) == 64
 
 
+def test_headers_of_a_part_are_few_and_short():
+    """Which older versions of python-multipart do not care about."""
+    disposition = b'Content-Disposition: form-data; name="files"; filename="a.png"\r\n'
+    many = b"".join(b"H%d: v\r\n" % i for i in range(1000))
+    with TestClient(create_app(Colours(), ServeOptions())) as client:
+        for headers in (many, b"H: " + b"v" * 10_000 + b"\r\n", b"H" * 10_000 + b": v\r\n"):
+            body = b"--x\r\n" + disposition + headers + b"\r\n" + png((1, 2, 3)) + b"\r\n--x--\r\n"
+            said = client.post("/v1/predict", content=body, headers={"Content-Type": "multipart/form-data; boundary=x"})
+            assert said.status_code == 422 and said.json()["error"].startswith("the form is broken (Maximum header")
+
+
 def test_bodies_are_counted_as_they_arrive():
     service = Service(Colours(), ServeOptions(max_bytes=1000), {})
     with service._holding() as hold:

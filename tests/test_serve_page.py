@@ -587,6 +587,21 @@ def test_a_model_that_is_not_calibrated_says_how(visit, run, files):
         assert row["p_value"] == "nan" and row["is_ood"] == "False"
 
 
+def test_one_calibration_image_leaves_one_level(visit, run, files):
+    predictor = load_predictor(run)
+    predictor.calibration = Calibration(predictor.calibration.scores[:1], np.zeros(1, dtype=int), 10)
+    with served(run, predictor.decide()) as address:
+        page = visit(address)
+        drop(page, {"noise.png": files["noise.png"]})
+        assert verdicts(page) == {"noise.png": "in"}
+        assert page.locator("#ticks span").all_text_contents() == ["0.5"]
+        for level, verdict, place in ((0.05, "in", "0"), (0.5, "out", "1")):
+            set_level(page, level)
+            assert verdicts(page) == {"noise.png": verdict}
+            assert page.evaluate("document.querySelector('#level').style.getPropertyValue('--level')") == place
+        assert "NaN" not in page.content()
+
+
 def test_with_a_key_and_confidence(visit, run, files):
     """Without the key nothing; with it everything, exemplars too. The run's own thresholds decide until one moves."""
     predictor = load_predictor(run).decide(false_alarm=0.2, confidence=0.999)

@@ -20,6 +20,7 @@ from maple.data import open_images
 from maple.decode import decode_image
 from maple.errors import DataError, RunError, UsageError
 from maple.stream import Decoded, DecoderEnded, GuardedDecoder, Paths, TooManyPixels, decode_stream, open_source
+from maple.types import Skipped
 
 
 @pytest.fixture
@@ -224,14 +225,16 @@ def test_processes_change_nothing(many, started, tmp_path):
         np.testing.assert_array_equal(alone.pixels[:, 0, 0, 0], np.delete(np.arange(40), broken))
 
 
-def test_few_chunks_start_no_process(many, started):
-    for chunk_size, n_processes in ((39, 1), (40, 0)):
+def test_few_chunks_start_few_processes(many, started):
+    for chunk_size, n_processes in ((10, 2), (20, 1), (40, 1)):
         started.clear()
-        stream = decode_stream(open_source(many, size=8), size=8, chunk_size=chunk_size, workers=2)
+        stream = decode_stream(open_source(many, size=8), size=8, chunk_size=chunk_size, workers=3)
         next(stream)
         assert count_running(started) == len(started) == n_processes
         stream.close()
         assert not count_running(started)
+    started.clear()
+    assert not list(decode_stream(open_source(many, size=8), size=8, start=40, workers=3)) and not started
 
 
 def test_a_process_that_dies_is_a_sentence(many, started):
@@ -243,6 +246,68 @@ def test_a_process_that_dies_is_a_sentence(many, started):
         list(stream)
     assert "\n" not in str(caught.value)
     assert not count_running(started)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="has no such signal")
+@pytest.mark.parametrize("chunk_size", [4, 100])
+def test_an_image_that_decodes_forever_is_skipped_and_the_others_are_not(many, started, chunk_size):
+    expected = read_all(many)
+    place = Path(many[0]) / "09.png"  # in the chunk of the first that is broken
+    place.write_bytes(endless_jpeg())
+    found = read_all(many, chunk_size=chunk_size, workers=2, seconds=1.5)
+    assert found.skipped[0] == Skipped(
+        str(place), "takes longer than 1.5 s to decode: make it smaller, or save it anew"
+    )
+    assert found.skipped[1:] == expected.skipped
+    assert found.files == [file for file in expected.files if file != str(place)]
+    np.testing.assert_array_equal(found.pixels, np.delete(expected.pixels, 9, axis=0))
+    assert not count_running(started)
+
+
+ENDING = """
+import os, resource, signal
+import maple.decode
+
+def decode_bytes(data, size, fit, decode=maple.decode.decode_bytes):
+    if data.startswith(b"SIG"):
+        os.kill(os.getpid(), signal.Signals[data.decode()])
+    return decode(data, size, fit)
+
+resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+maple.decode.decode_bytes = decode_bytes
+"""
+
+
+@pytest.fixture
+def ending(tmp_path_factory, monkeypatch) -> None:
+    """An image that holds the name of a signal ends its process by it."""
+    folder = tmp_path_factory.mktemp("site")
+    (folder / "sitecustomize.py").write_text(ENDING)
+    monkeypatch.syspath_prepend(folder)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="has no such signals")
+def test_an_image_that_brings_its_decoder_down_is_skipped_and_the_others_are_not(many, started, ending):
+    expected = read_all(many)
+    bad = {0: "SIGSEGV", 9: "SIGABRT", 11: "SIGBUS", 39: "SIGSEGV"}
+    for i, name in bad.items():
+        (Path(many[0]) / f"{i:02}.png").write_text(name)
+    found = read_all(many, chunk_size=4, workers=2)
+    reasons = {f"{i:02}.png": f"its decoder ended by {name}: save it anew" for i, name in bad.items()}
+    reasons |= {Path(item.file).name: item.reason for item in expected.skipped}
+    assert [(Path(item.file).name, item.reason) for item in found.skipped] == sorted(reasons.items())
+    np.testing.assert_array_equal(found.pixels[:, 0, 0, 0], np.delete(np.arange(40), [0, 9, 10, 11, 21, 32, 39]))
+    assert not count_running(started)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="has no such signals")
+def test_a_process_that_others_end_says_nothing_about_an_image(many, started, ending):
+    for first in ("SIGKILL", "SIGSEGV"):  # the second is found out when images are decoded one at a time
+        (Path(many[0]) / "00.png").write_text(first)
+        (Path(many[0]) / "01.png").write_text("SIGKILL")
+        with pytest.raises(RunError, match=r"ended by SIGKILL, at one of '.*00.png' to '.*03.png', perhaps since mem"):
+            read_all(many, chunk_size=4, workers=2)
+        assert not count_running(started)
 
 
 def test_processes_load_neither_torch_nor_pyarrow():

@@ -212,25 +212,36 @@ class Batcher(Generic[Item, Result]):
             self._changed.set()
 
     async def _decode_all(self, items: Sequence[Item]) -> list[np.ndarray]:
-        """All images decoded, or the error of the first that cannot be."""
+        """All images decoded, or the error of the first that cannot be; then no other is begun or waited for."""
         self._n_decoding += len(items)
+        failed: list[int] = []  # positions
+        tasks = [asyncio.create_task(self._decode_one(i, item, failed)) for i, item in enumerate(items)]
         try:
-            done = await asyncio.gather(*map(self._decode_one, items), return_exceptions=True)
+            return [await task for task in tasks]
+        except BaseException:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)  # which does not wait for threads
+            raise
         finally:
             self._n_decoding -= len(items)
-        for outcome in done:
-            if isinstance(outcome, BaseException):
-                raise outcome
-        return [image for image in done if not isinstance(image, BaseException)]
 
-    async def _decode_one(self, item: Item) -> np.ndarray:
-        image, seconds = await asyncio.get_running_loop().run_in_executor(self._decoders, self._timed_decode, item)
+    async def _decode_one(self, i: int, item: Item, failed: list[int]) -> np.ndarray:
+        image, seconds = await asyncio.get_running_loop().run_in_executor(
+            self._decoders, self._timed_decode, i, item, failed
+        )
         self._decode_pace.note(seconds, 1)  # at once, so that the door knows of slow images while they are decoded
         return image
 
-    def _timed_decode(self, item: Item) -> tuple[np.ndarray, float]:
+    def _timed_decode(self, i: int, item: Item, failed: list[int]) -> tuple[np.ndarray, float]:
+        if min(failed, default=i) < i:  # a thread is sooner here than the loop could call it back
+            raise RuntimeError("an image before it in the request failed")  # whose error is the one that is answered
         start = self._clock()
-        return self._decode(item), self._clock() - start
+        try:
+            return self._decode(item), self._clock() - start
+        except Exception:
+            failed.append(i)
+            raise
 
     # --- the batches --------------------------------------------------------------------------------------------------
 

@@ -20,9 +20,10 @@ import warnings
 from abc import ABC, abstractmethod
 from array import array
 from collections import deque
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, NamedTuple, cast
@@ -38,6 +39,8 @@ if TYPE_CHECKING:  # loaded where a source is opened: processes that decode need
 
 READ_ROWS = 64  # of a Parquet file at a time
 READ_BYTES = 2**20  # of its columns at a time: else whole row groups, which may be the whole file
+IMAGE_SECONDS = 60.0  # that a process may take to decode one image
+IMAGE_ENDS = ("SIGALRM", "SIGSEGV", "SIGBUS", "SIGABRT", "SIGFPE", "SIGILL")  # how an image ends its process
 
 Item = str | bytes | np.ndarray | DataError  # path, encoded image, decoded image, or why there is none
 
@@ -254,12 +257,20 @@ def _read(store: ColumnStore, i: int) -> bytes | DataError:
 
 
 def decode_stream(
-    source: Source, *, size: int, fit: Fit = "pad", chunk_size: int = 256, start: int = 0, workers: int = 0
+    source: Source,
+    *,
+    size: int,
+    fit: Fit = "pad",
+    chunk_size: int = 256,
+    start: int = 0,
+    workers: int = 0,
+    seconds: float = IMAGE_SECONDS,
 ) -> Generator[Decoded]:
     """The images of a source from position ``start`` on, decoded, chunk by chunk and in order.
 
-    ``workers`` processes decode ahead, one chunk each, so that ``workers`` + 1 chunks are in memory at most; 0 decodes
-    in this process, as do few chunks, for which it does not pay to start another.
+    ``workers`` processes decode ahead, one chunk each, so that ``workers`` + 1 chunks are in memory at most; there are
+    fewer where there are few chunks. An image that takes a process longer than ``seconds``, or that brings it down, is
+    skipped. 0 workers decode in this process, which nothing guards against such images.
 
     >>> from maple.images import ImageSet
     >>> source = Arrays(ImageSet.from_arrays(np.zeros((5, 8, 8), np.uint8), name="dark"))
@@ -268,32 +279,37 @@ def decode_stream(
     """
     chunks = source.chunks(start, chunk_size)
     n_chunks = -(-(len(source) - start) // chunk_size)
-    workers = 0 if source.is_decoded else min(workers, n_chunks // 2)
+    workers = 0 if source.is_decoded else min(workers, -(-n_chunks // 2))
     if workers:
-        yield from _decode_ahead(chunks, size, fit, workers)
+        yield from _decode_ahead(chunks, size, fit, workers, seconds)
         return
     for chunk in chunks:
-        yield _join(chunk, *decode_items(chunk.items, size, fit))
+        yield _join(chunk, *decode_items(chunk.items, size, partial(decode_bytes, size=size, fit=fit)))
 
 
-def decode_items(items: Sequence[Item], size: int, fit: Fit) -> tuple[np.ndarray, list[tuple[int, str]]]:
-    """Pixels (n, S, S, 3) of the images that can be decoded; positions of the others, and why they cannot."""
+def decode_items(
+    items: Sequence[Item], size: int, decode: Callable[[bytes], np.ndarray]
+) -> tuple[np.ndarray, list[tuple[int, str]]]:
+    """Pixels (n, S, S, 3) of the images that can be decoded; positions of the others, and why they cannot.
+
+    ``decode`` makes an array (S, S, 3) of one encoded image.
+    """
     pixels = np.empty((len(items), size, size, 3), dtype=np.uint8)
     reasons: list[tuple[int, str]] = []
     for i, item in enumerate(items):
         try:
-            pixels[i - len(reasons)] = _decode(item, size, fit)
+            pixels[i - len(reasons)] = _decode(item, decode)
         except DataError as error:
             reasons.append((i, str(error)))
     return pixels[: len(items) - len(reasons)], reasons
 
 
-def _decode(item: Item, size: int, fit: Fit) -> np.ndarray:
+def _decode(item: Item, decode: Callable[[bytes], np.ndarray]) -> np.ndarray:
     if isinstance(item, DataError):
         raise item
     if isinstance(item, np.ndarray):
         return item
-    return decode_bytes(item if isinstance(item, bytes) else read_file(Path(item)), size, fit)
+    return decode(item if isinstance(item, bytes) else read_file(Path(item)))
 
 
 def _join(chunk: Chunk, pixels: np.ndarray, reasons: Sequence[tuple[int, str]]) -> Decoded:
@@ -302,10 +318,10 @@ def _join(chunk: Chunk, pixels: np.ndarray, reasons: Sequence[tuple[int, str]]) 
     return Decoded(chunk.first, used, pixels, [Skipped(chunk.files[i], reason) for i, reason in why.items()])
 
 
-def _decode_ahead(chunks: Iterator[Chunk], size: int, fit: Fit, workers: int) -> Iterator[Decoded]:
+def _decode_ahead(chunks: Iterator[Chunk], size: int, fit: Fit, workers: int, seconds: float) -> Iterator[Decoded]:
     """As many chunks at once as there are processes; the next in order is awaited, and its process given another."""
     with ExitStack() as stack:
-        idle = [stack.enter_context(_Decoder(size, fit)) for _ in range(workers)]
+        idle = [stack.enter_context(_Decoder(size, fit, seconds)) for _ in range(workers)]
         at_work: deque[tuple[_Decoder, Chunk]] = deque()
         for chunk in chunks:
             decoded = None
@@ -329,41 +345,64 @@ class _Decoder:
     other: no process is left behind by a kill, as those of a pool would be, and none is waited for in vain. Unlike a
     process of ``multiprocessing`` it does not import the user's script, and torch with it. Both sides speak JSON and
     bare bytes: what has read images of others is not trusted with pickles.
+
+    Where an image has ended the process, another takes its place, and the images of the chunk are decoded one at a time
+    to find out which it was. What ended in any other way, as where memory ran out, says nothing about an image.
     """
 
-    def __init__(self, size: int, fit: Fit) -> None:
+    def __init__(self, size: int, fit: Fit, seconds: float) -> None:
         self._size = size
-        self._process = _start("serve", size, fit)
-        self._requests = cast(io.BufferedWriter, self._process.stdin)
-        self._answers = cast(io.BufferedReader, self._process.stdout)
+        self._start = partial(_start, "serve", size, fit, seconds)
+        self._start_guarded = partial(GuardedDecoder, size, fit, None, seconds)
+        self._process = self._start()
 
     def __enter__(self) -> _Decoder:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._process.kill()
-        with suppress(OSError):  # of a pipe that nobody reads any more
-            self._process.communicate()
+        _end(self._process)
 
     def give(self, chunk: Chunk) -> None:
-        try:
-            send_items(self._requests, chunk.items)
-        except OSError:
-            raise self._say_ended(chunk) from None
+        with suppress(OSError):  # of a process that has ended, which is found out when it is asked
+            send_items(cast(io.BufferedWriter, self._process.stdin), chunk.items)
 
     def take(self, chunk: Chunk) -> Decoded:
-        line = self._answers.readline()
+        answers = cast(io.BufferedReader, self._process.stdout)
+        line = answers.readline()
         reasons = json.loads(line) if line.endswith(b"\n") else []
         pixels = np.empty((len(chunk.items) - len(reasons), self._size, self._size, 3), dtype=np.uint8)
-        if not line or self._answers.readinto(pixels.reshape(-1).data) < pixels.nbytes:
-            raise self._say_ended(chunk)
+        if not line or answers.readinto(pixels.reshape(-1).data) < pixels.nbytes:
+            pixels, reasons = self._take_one_at_a_time(chunk)
         return _join(chunk, pixels, reasons)
 
-    def _say_ended(self, chunk: Chunk) -> RunError:
+    def _take_one_at_a_time(self, chunk: Chunk) -> tuple[np.ndarray, list[tuple[int, str]]]:
+        """As :func:`decode_items`, after the process has ended: what ends another one alone is skipped."""
         how = _how(self._process.wait())
+        if how not in IMAGE_ENDS:
+            raise self._say_ended(chunk, how)
+        _end(self._process)
+        self._process = self._start()
+        decoder = self._start_guarded()
+
+        def decode(data: bytes) -> np.ndarray:
+            nonlocal decoder
+            try:
+                return decoder.decode(data)
+            except DecoderEnded as error:
+                if error.how not in IMAGE_ENDS:
+                    raise self._say_ended(chunk, error.how) from None
+                decoder = self._start_guarded()
+                raise
+
+        try:
+            return decode_items(chunk.items, self._size, decode)
+        finally:
+            decoder.close()
+
+    def _say_ended(self, chunk: Chunk, how: str) -> RunError:
         return RunError(
-            f"a process that decodes images ended {how}, at one of '{chunk.files[0]}' to '{chunk.files[-1]}', perhaps "
-            "since memory ran out: give the same command again, with --workers 0 or a smaller --batch-size"
+            f"a process that decodes images ended {_by(how)}, at one of '{chunk.files[0]}' to '{chunk.files[-1]}', "
+            "perhaps since memory ran out: give the same command again, with --workers 0 or a smaller --batch-size"
         )
 
 
@@ -378,9 +417,19 @@ def _start(function: str, *arguments: object) -> subprocess.Popen[bytes]:
     )
 
 
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.kill()
+    with suppress(OSError):  # of a pipe that nobody reads any more
+        process.communicate()
+
+
 def _how(code: int) -> str:
-    """How a process ended."""
-    return f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
+    """How a process ended: the name of a signal, or its exit code."""
+    return signal.Signals(-code).name if code < 0 else f"exit code {code}"
+
+
+def _by(how: str) -> str:
+    return f"by {how}" if how.startswith("SIG") else f"with {how}"
 
 
 def _take_output() -> BinaryIO:
@@ -390,12 +439,23 @@ def _take_output() -> BinaryIO:
     return answers
 
 
-def serve(size: int, fit: Fit) -> None:
-    """Decode what comes in at standard input, until that is closed: what a process of ``decode_stream`` does."""
+def serve(size: int, fit: Fit, seconds: float) -> None:
+    """Decode what comes in at standard input, until that is closed: what a process of ``decode_stream`` does.
+
+    It ends itself where one image takes longer than ``seconds`` to decode; reading a file may take any time.
+    """
     answers = _take_output()
+
+    def decode(data: bytes) -> np.ndarray:
+        _end_after(seconds)
+        try:
+            return decode_bytes(data, size, fit)
+        finally:
+            _end_after(0)
+
     with suppress(BrokenPipeError):
         while (items := receive_items(sys.stdin.buffer)) is not None:
-            pixels, reasons = decode_items(items, size, fit)
+            pixels, reasons = decode_items(items, size, decode)
             answers.write(json.dumps(reasons).encode() + b"\n")
             answers.write(pixels.data)
             answers.flush()
@@ -446,17 +506,23 @@ class TooManyPixels(DataError):
 
 
 class DecoderEnded(DataError):
-    """An image that took too long to decode, or brought its decoder down."""
+    """An image that took too long to decode, or brought its decoder down; ``how`` that ended."""
+
+    def __init__(self, message: str, how: str) -> None:
+        super().__init__(message)
+        self.how = how
 
 
 class GuardedDecoder:
     """A process that decodes one image at a time, and ends itself where that takes longer than ``seconds``.
 
+    ``max_pixels`` may be less than :func:`maple.decode.decode_bytes` takes; None leaves it at that.
+
     Small files can be made that keep a decoder busy for hours, such as a JPEG of thousands of scans, and some bring it
     down. Neither a thread nor the lock of the interpreter could be taken back from it.
     """
 
-    def __init__(self, size: int, fit: Fit, max_pixels: int, seconds: float) -> None:
+    def __init__(self, size: int, fit: Fit, max_pixels: int | None, seconds: float) -> None:
         self._size, self._seconds = size, seconds
         self._process = _start("serve_guarded", size, fit, max_pixels, seconds)
         self._requests = cast(io.BufferedWriter, self._process.stdin)
@@ -480,17 +546,17 @@ class GuardedDecoder:
     def _say_ended(self) -> DecoderEnded:
         how = _how(self._process.wait())
         self.close()
-        if how == "by SIGALRM":
-            return DecoderEnded(f"takes longer than {self._seconds:g} s to decode: make it smaller, or save it anew")
-        return DecoderEnded(f"its decoder ended {how}: save it anew")
+        if how == "SIGALRM":
+            reason = f"takes longer than {self._seconds:g} s to decode: make it smaller, or save it anew"
+        else:
+            reason = f"its decoder ended {_by(how)}: save it anew"
+        return DecoderEnded(reason, how)
 
     def close(self) -> None:
-        self._process.kill()
-        with suppress(OSError):  # of a pipe that nobody reads any more
-            self._process.communicate()
+        _end(self._process)
 
 
-def serve_guarded(size: int, fit: Fit, max_pixels: int, seconds: float) -> None:
+def serve_guarded(size: int, fit: Fit, max_pixels: int | None, seconds: float) -> None:
     """As :func:`serve`, what a :class:`GuardedDecoder` does: a line with a number of bytes, then the bytes."""
     answers = _take_output()
     warnings.simplefilter("ignore")  # what decoders remark about broken images is answered
@@ -514,9 +580,10 @@ def _end_after(seconds: float) -> None:
         signal.setitimer(signal.ITIMER_REAL, seconds)
 
 
-def _decode_within(data: bytes, size: int, fit: Fit, max_pixels: int) -> np.ndarray:
+def _decode_within(data: bytes, size: int, fit: Fit, max_pixels: int | None) -> np.ndarray:
     """As :func:`maple.decode.decode_bytes`; the number of pixels is checked before one is decoded."""
-    width, height = read_dimensions(io.BytesIO(data))
-    if width * height > max_pixels:
-        raise TooManyPixels(f"{width} x {height} pixels, and {max_pixels:,} are the most: make it smaller")
+    if max_pixels is not None:
+        width, height = read_dimensions(io.BytesIO(data))
+        if width * height > max_pixels:
+            raise TooManyPixels(f"{width} x {height} pixels, and {max_pixels:,} are the most: make it smaller")
     return decode_bytes(data, size, fit)

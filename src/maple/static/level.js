@@ -33,6 +33,7 @@ export class Level {
 
   /** Where a level or p-value lies on the track, from 0 to 1. */
   toTrack(value) {
+    if (this.lowest === HIGHEST) return value < HIGHEST ? 0 : 1; // one calibration image: the track has no length
     const place = Math.log(value / this.lowest) / Math.log(HIGHEST / this.lowest);
     return Math.min(Math.max(place, 0), 1);
   }
@@ -46,7 +47,7 @@ export class Level {
 
   /** Levels to name below the track: both ends, and whatever fits between. */
   get ticks() {
-    const ticks = [this.lowest, HIGHEST];
+    const ticks = [...new Set([this.lowest, HIGHEST])];
     for (const tick of TICKS) {
       const isFree = ticks.every((other) => Math.abs(this.toTrack(tick) - this.toTrack(other)) > TICK_ROOM);
       if (tick > this.lowest && isFree) ticks.push(tick);
@@ -83,7 +84,7 @@ export class Level {
   }
 }
 
-const count = (decision) => `${decision.n_calibration.toLocaleString("en-GB")} calibration images`;
+const count = ({ n_calibration: n }) => `${n.toLocaleString("en-GB")} calibration image${n === 1 ? "" : "s"}`;
 
 /** Up to three significant digits. */
 function roundUp(value) {
