@@ -126,7 +126,7 @@ def embed_corrupted(shared: Path, rows: np.ndarray) -> dict[tuple[str, float], O
 
 
 def score(
-    detector: MapleDetector, pooling: tuple[float, float], outputs: Outputs, labels: np.ndarray | None = None
+    detector: MapleDetector, pooling: tuple[float, float, float], outputs: Outputs, labels: np.ndarray | None = None
 ) -> Scored:
     found = detector.describe(outputs)
     log_probabilities = found.log_probabilities(*pooling)
@@ -378,6 +378,7 @@ def measure(outputs: dict[str, Outputs], shared: Path, n_splits: int, n_corrupte
         "score": detector.score_,
         "temperature": pooling[0],
         "network weight": pooling[1],
+        "odds exponent": pooling[2],
         "numpy": np.__version__,
         "scipy": scipy.__version__,
     }

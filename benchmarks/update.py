@@ -188,7 +188,13 @@ def measure_all(predictor: Predictor, study: Study) -> dict[str, Any]:
     def update(images: Outputs, **taught: Outputs) -> dict[str, Any]:
         updated = update_from_outputs(predictor, images, study.class_names, **taught)
         row = measure(updated, study.test, study.ood, new)
-        return {"images": len(images), "temperature": updated.temperature, "weight": updated.network_weight, **row}
+        return {
+            "images": len(images),
+            "temperature": updated.temperature,
+            "weight": updated.network_weight,
+            "odds_exponent": updated.odds_exponent,
+            **row,
+        }
 
     held = {"calibration": study.calibration, "validation": study.validation}
     numbers = [n for n in NUMBERS if n < len(study.new)]

@@ -189,8 +189,8 @@ def assert_wrapped(
         expected = logits_of(module(x))
         embedding, logits = backbone(x)
     assert embedding.shape == (3, backbone.embedding_size)
-    torch.testing.assert_close(logits, expected, rtol=1e-5, atol=1e-6)
-    assert torch.equal(backbone.head(embedding), logits)
+    assert torch.equal(logits, expected)
+    assert torch.equal(backbone.head(embedding), expected)
     return backbone
 
 
@@ -286,45 +286,6 @@ def test_fixed_input_sizes_are_tried_or_given() -> None:
 def test_wrapping_failures_say_what_to_do(module: nn.Module, options: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         wrap_backbone(module, **options)
-
-
-class Viewing(nn.Module):
-    """Refuses channels_last memory, since it takes views of it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 4, 3, padding=1)
-        self.head = nn.Linear(4 * 64, 5)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.second(self.first(x).relu()).view(len(x), -1))
-
-
-class Reading(Viewing):
-    """Sees the order in memory, so that channels_last would change its answers."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        features = self.second(self.first(x).relu())
-        return self.head(torch.as_strided(features, (len(x), 4 * 64), (4 * 64, 1)))
-
-
-def test_wrapped_convolutions_compute_in_channels_last(pixels: np.ndarray) -> None:
-    module = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 6, 3), nn.AdaptiveMaxPool2d(1), nn.Flatten())
-    module.append(nn.Linear(6, 4)).eval()
-    wrapped = wrap_backbone(module, example=plain(pixels)).eval()
-    assert wrapped.memory_format == torch.channels_last and wrapped.origin["channels_last"]
-    assert wrapped.body[2].weight.is_contiguous(memory_format=torch.channels_last)
-    assert module[2].weight.is_contiguous()  # of the module itself nothing changes
-    with torch.no_grad():
-        torch.testing.assert_close(wrapped(plain(pixels))[1], module(plain(pixels)))
-
-
-@pytest.mark.parametrize("module", [Viewing(), Reading()], ids=["views", "reads memory"])
-def test_wrapped_modules_that_need_contiguous_memory_get_it(module: nn.Module, pixels: np.ndarray) -> None:
-    wrapped = wrap_backbone(module.eval(), example=plain(pixels)).eval()
-    assert wrapped.memory_format == torch.contiguous_format
-    with torch.no_grad():
-        torch.testing.assert_close(wrapped(plain(pixels))[1], module(plain(pixels)))
 
 
 def test_wrapping_leaves_random_numbers_alone() -> None:

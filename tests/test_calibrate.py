@@ -136,6 +136,13 @@ def test_odds_are_raised_and_others_keep_their_proportions(rng):
             np.testing.assert_allclose(after[others] / after[others].sum(), before[others] / before[others].sum())
 
 
+def test_of_two_first_classes_the_one_that_is_named_gains():
+    tied = np.log([[0.4, 0.4, 0.2]])
+    first, second = (np.exp(raise_odds(tied, 0.5, np.array([i])))[0] for i in (0, 1))
+    assert first[0] == pytest.approx(second[1]) and first[1] == pytest.approx(second[0]) and first[0] > 0.4 > first[1]
+    np.testing.assert_array_equal(np.exp(raise_odds(tied, 0.5))[0], first)
+
+
 def test_odds_of_what_is_certain_stay_finite():
     sure = np.array([[0.0, -np.inf, -np.inf], [0.0, -800.0, -np.inf], [-np.log(2), -np.log(2), -np.inf]])
     raised = raise_odds(sure, 0.5)

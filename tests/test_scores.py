@@ -208,7 +208,12 @@ def test_without_logits_fused_is_the_spread_and_far_out_the_distance(train, new)
 
 def test_one_cluster_alone_has_no_spread(train):
     one, validation = (Outputs(each.embeddings, labels=np.zeros(len(each), int)) for each in (train, draw(1000, 1)))
-    assert MapleDetector().fit(one, validation).score_ == "normalised"
+    detector = MapleDetector().fit(one, validation)
+    assert detector.score_ == "normalised" and "fused" not in detector.describe(validation).available_scores
+    with pytest.raises(UsageError, match="several clusters"):
+        MapleDetector(score_by="fused").fit(one, validation)
+    responses = replace(one, shallow=train.shallow), replace(validation, shallow=draw(1000, 1).shallow)
+    assert set(MapleDetector().fit(*responses).surprises_) == {"shallow", "distance"}
 
 
 def test_without_validation_the_score_is_normalised(train, new):

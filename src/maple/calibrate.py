@@ -1,6 +1,6 @@
-"""What validation and calibration images teach: one temperature; p-values, thresholds and sets that keep a promise.
+"""What validation and calibration images teach: probabilities; p-values, thresholds and sets that keep a promise.
 
-The temperature is fitted on *validation* images; p-values, thresholds and prediction sets come from *calibration*
+Class probabilities are fitted on *validation* images; p-values, thresholds and prediction sets come from *calibration*
 images, which may not have chosen anything else: only then do the stated rates hold. They hold for any score and any
 distribution, as long as new in-distribution images are drawn like the calibration images.
 
@@ -150,8 +150,10 @@ def pool(log_posterior: np.ndarray, log_softmax: np.ndarray, weight: float) -> n
     return pooled - logsumexp(pooled, axis=1, keepdims=True)
 
 
-def raise_odds(log_probabilities: np.ndarray, exponent: float) -> np.ndarray:
+def raise_odds(log_probabilities: np.ndarray, exponent: float, first: np.ndarray | None = None) -> np.ndarray:
     """Log class probabilities (N, C) with the odds of the most probable class against all others to a power.
+
+    ``first`` (N,) says which class that is, where several are as probable; of these, it is the one that gains.
 
     A temperature changes how sure one is of the first class and how the others compare by one number. With p the
     largest probability of an image, here
@@ -166,7 +168,7 @@ def raise_odds(log_probabilities: np.ndarray, exponent: float) -> np.ndarray:
     """
     if exponent == 1 or log_probabilities.shape[1] == 1:
         return log_probabilities
-    first = log_probabilities.argmax(axis=1)[:, None]  # (N, 1)
+    first = (log_probabilities.argmax(axis=1) if first is None else first)[:, None]  # (N, 1)
     is_first = np.arange(log_probabilities.shape[1]) == first  # (N, C)
     rest = logsumexp(np.where(is_first, -np.inf, log_probabilities), axis=1, keepdims=True)  # (N, 1)
     certain = np.isneginf(rest)

@@ -223,7 +223,8 @@ class DetectorOptions:
         "whose distance tells wrong from right validation images best",
     )
     score_by: ScoreBy = option(
-        "auto", "what ranks images as out-of-distribution; 'auto' is fused, or normalised where there are no logits"
+        "auto",
+        "what ranks images as out-of-distribution; 'auto' is fused, or normalised where validation images are few",
     )
 
 

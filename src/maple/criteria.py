@@ -1,7 +1,7 @@
 """How good a setting is, judged on validation images alone.
 
-What is learned from validation images after the training (temperature, weight of the network, scores) is learned from
-one half of them and judged on the other, then the other way round; a criterion is the mean over both.
+What is learned from validation images after the training (class probabilities, scores) is learned from one half of
+them and judged on the other, then the other way round; a criterion is the mean over both.
 """
 
 from __future__ import annotations

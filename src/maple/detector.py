@@ -677,18 +677,23 @@ class MapleDetector(DetectorOptions, Detector):
         self.surprises_ = {}
         n_validation = 0 if validation is None else len(validation)
         can_fuse = n_validation >= (MIN_VALIDATION if self.score_by == "auto" else 1)
-        if self.score_by == "fused" and not can_fuse:
-            raise UsageError(
-                "score_by 'fused' needs validation images: give them to fit(outputs, validation), or use "
-                "score_by 'normalised'"
-            )
         if can_fuse:
             assert validation is not None
-            found = self._describe(validation)
-            available = found.available_scores
-            self.surprises_ = {name: fit_surprise(found.score_named(name)) for name in FUSED if name in available}
-        tells = "energy" in self.surprises_ or len(self.cluster_to_class_) > 1  # one cluster has no spread
-        self.score_ = ("fused" if can_fuse and tells else "normalised") if self.score_by == "auto" else self.score_by
+            self.surprises_ = self._learn_surprises(self._describe(validation))
+        if self.score_by == "fused" and not self.surprises_:
+            raise UsageError(
+                "score_by 'fused' needs validation images, and logits, several clusters or a shallow layer: give "
+                "fit(outputs, validation) both, or use score_by 'normalised'"
+            )
+        self.score_ = ("fused" if self.surprises_ else "normalised") if self.score_by == "auto" else self.score_by
+
+    def _learn_surprises(self, found: Description) -> dict[Score, Surprise]:
+        """Those of the scores that there are; none where only the distance is left, which speaks far out alone."""
+        one = len(self.cluster_to_class_) == 1  # cluster, which has no spread
+        names = [name for name in FUSED if name in found.available_scores and not (one and name == "spread")]
+        if set(names) <= {"distance"}:
+            return {}
+        return {name: fit_surprise(found.score_named(name)) for name in names}
 
     def _check_fitted(self) -> None:
         super()._check_fitted()

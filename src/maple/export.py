@@ -31,6 +31,7 @@ from torch import Tensor
 from maple import __version__
 from maple.backbone import as_image_batch, embed, evaluating
 from maple.baselines.sampling import SampledBackbone
+from maple.calibrate import raise_odds
 from maple.checkpoint import write_atomic
 from maple.config import resolve_config
 from maple.errors import MapleError, RunError, UsageError, naming_extras
@@ -345,17 +346,19 @@ def _differences(predictor: Predictor, said: Mapping[str, np.ndarray], pixels: n
     """What :func:`check_parity` compares with ``TOLERANCES``.
 
     Tail, p-value and decision are compared at the graph's own squared distance and score, since they may be steep
-    there. Where two classes or clusters are all but equally good, either may be said: what counts is by how much the
-    one that was said is the worse one.
+    there, probabilities with the graph's own class as the first one. Where two classes or clusters are all but equally
+    good, either may be said: what counts is by how much the one that was said is the worse one.
     """
     found = predictor.detector.describe(embed(predictor.backbone, pixels, cluster_to_class=predictor.cluster_to_class))
     expected = predictor.predict_described(found)
     rows, decision = np.arange(len(pixels)), predictor.decision
     own = said["score"], said["class_id"]
     degrees, squared = found.degrees_of_freedom, said["squared_distance"]
-    p_values, probabilities = decision.p_values(*own), expected.probabilities
+    before = found.log_probabilities(predictor.temperature, predictor.network_weight)  # (N, C)
+    probabilities = np.exp(raise_odds(before, predictor.odds_exponent, said["class_id"]))
+    p_values = decision.p_values(*own)
     shortfall = {
-        "class_id": expected.probability - probabilities[rows, said["class_id"]],
+        "class_id": np.exp(before.max(axis=1)) - np.exp(before[rows, said["class_id"]]),
         "cluster": _relative(found.squared_distances[rows, said["cluster"]], expected.squared_distance),
     }
     if found.logits is None:

@@ -404,7 +404,7 @@ class RaiseOdds(nn.Module):
 
 
 class ClassProbabilities(nn.Module):
-    """Log class probabilities (N, C) of Gaussians and network: see :meth:`maple.detector.Description`.
+    """Log class probabilities (N, C): see :meth:`maple.detector.Description.log_probabilities`.
 
     Whatever is normalised in the end need not be normalised before.
     """

@@ -60,6 +60,7 @@ RUNS_CODE = {  # why some kinds need trust
 }
 ARCHITECTURES = ("own", "timm", "torchvision")  # layers without weights
 GRAPHS = ("torchscript", "export")
+CHANNELS_LAST = ("timm", "torchvision")  # kinds whose networks are known to compute in that memory
 TRUST = "MAPLE_TRUST"  # environment variable
 EMBEDDING_OUTPUTS = ("embedding", "embeddings")  # what the output of an ONNX graph is called, where it has one
 MAX_CONFIG_BYTES = 10**6
@@ -177,7 +178,7 @@ def rebuild_model(origin: Origin, shapes: Mapping[str, Sequence[int]], *, trust:
     elif (layer := _linear_like(shapes, "head")) is not None:
         backbone.head = layer
     backbone.name, backbone.size, backbone.origin = spec, origin["size"], origin
-    return use_channels_last(backbone) if origin.get("channels_last") else backbone
+    return use_channels_last(backbone) if kind in CHANNELS_LAST else backbone
 
 
 def _linear_like(shapes: Mapping[str, Sequence[int]], name: str) -> nn.Linear | None:
@@ -332,7 +333,7 @@ def _open_layers(
     backbone.size = size or backbone.size
     found = {"embedding_size": backbone.embedding_size, "size": backbone.size, "shallow": backbone.shallow}
     backbone.origin = origin | (backbone.origin or {}) | found | {"fit": own.fit}
-    return backbone
+    return use_channels_last(backbone) if kind in CHANNELS_LAST else backbone
 
 
 def _example(size: int) -> Tensor:
