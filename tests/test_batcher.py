@@ -234,6 +234,58 @@ def test_what_takes_too_long_to_decode_is_told_so_and_the_door_knows():
     play(scene)
 
 
+def test_the_time_of_images_that_cannot_be_decoded_counts():
+    clock = Clock()
+
+    def decode(value: float) -> np.ndarray:
+        clock.now += 5.0
+        raise ValueError(f"{value} is not an image")
+
+    async def scene() -> list[float]:
+        async with Batcher(decode, lambda batch: [0.0], max_wait=0.0, decoders=1, clock=clock) as batcher:
+            expected = [batcher.expected_seconds(1)]
+            assert isinstance(await outcome(batcher.submit([1.0, 2.0])), ValueError)  # the second is not begun
+            return [*expected, batcher.expected_seconds(1)]
+
+    assert play(scene) == [0.0, 5.0]
+
+
+def test_the_door_knows_of_images_that_are_decoded_for_nobody():
+    clock, gate, begun = Clock(), threading.Event(), threading.Event()
+
+    def decode(value: float) -> np.ndarray:
+        if value == 7:
+            begun.set()
+            assert gate.wait(20)
+            clock.now += 5.0
+        return np.full((1, 1, 3), value)
+
+    async def leave(batcher: Batcher[float, float]) -> None:
+        begun.clear()
+        leaving = asyncio.create_task(batcher.submit([7.0, 8.0]))
+        await until(begun.is_set)
+        leaving.cancel()
+        await asyncio.wait([leaving])
+        assert batcher.n_accepted == 0
+
+    async def scene() -> list[float]:
+        options: dict[str, Any] = {"max_wait": 0.0, "deadline": 4.0, "decoders": 1, "clock": clock}
+        async with Batcher(decode, lambda batch: batch.mean((1, 2, 3)), **options) as batcher:
+            await leave(batcher)
+            gate.set()
+            await until(lambda: batcher.expected_seconds(1) == 5.0)  # though nobody heard how long it took
+            gate.clear()
+            await leave(batcher)
+            assert batcher.expected_seconds(1) == 10.0
+            refused = await outcome(batcher.submit([1.0]))
+            assert isinstance(refused, Busy) and refused.reason == "deadline"
+            gate.set()
+            await until(lambda: batcher.is_open)
+            return await batcher.submit([1.0])
+
+    assert play(scene) == [1.0]
+
+
 def test_nothing_is_computed_for_those_who_left():
     machine = Doubler()
     machine.gate.clear()

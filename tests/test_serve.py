@@ -399,9 +399,12 @@ def test_many_large_uploads_at_a_time_are_refused():
 
 def test_before_it_started_and_after_it_ended_nothing_is_accepted():
     client = serve()
+    service = client.app.state.service
     assert client.get("/readyz").status_code == 503 and client.get("/healthz").status_code == 200
+    assert service._decoder is None
     with client:
-        assert client.get("/readyz").status_code == 200
+        assert client.get("/readyz").status_code == 200 and service._decoder is not None
+    assert service._decoder is None
     said = client.post("/v1/predict", json=as_json(png((1, 2, 3))))
     assert said.status_code == 503 and "shutting down" in said.json()["error"]
 

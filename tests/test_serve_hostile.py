@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import base64
+import errno
 import json
+import os
 import pickle
 import re
 import signal
 import struct
+import subprocess
 import sys
 import urllib.error
 import urllib.request
 import zlib
 from collections.abc import Callable
 from functools import cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -28,7 +31,7 @@ from maple.batcher import Busy
 from maple.serve import create_app
 from maple.serve_options import ServeOptions
 from maple.service import DECODERS, N_BODIES, Service
-from maple.uploads import Limits, PredictRequest, UploadError, parse_json
+from maple.uploads import Limits, PredictRequest, UploadDecoder, UploadError, parse_json
 from serving import Colours, as_form, as_json, http_bytes, png, server, talk
 
 N_UPLOADS = 500
@@ -332,6 +335,87 @@ def test_images_that_decode_forever_are_refused_and_the_others_go_on(monkeypatch
                 said = client.post("/v1/predict", content=body, headers={"Content-Type": kind})
                 assert said.status_code == 422 and "takes longer than 1 s to decode" in said.json()["error"]
             assert client.post("/v1/predict", json=as_json(png((200, 40, 40)))).status_code == 200
+
+
+class Processes:
+    """The processes that were started: no more than ``most`` can be, and the next ``n_doomed`` are killed at once."""
+
+    def __init__(self) -> None:
+        self.started: list[subprocess.Popen] = []
+        self.most, self.n_doomed = 1000, 0
+
+    def start(self, *arguments: Any, popen: type[subprocess.Popen] = subprocess.Popen, **options: Any) -> Any:
+        if len(self.started) >= self.most:
+            raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+        process = popen(*arguments, **options)
+        self.started.append(process)
+        if self.n_doomed:
+            self.n_doomed -= 1
+            process.kill()
+        return process
+
+    def end(self, by: signal.Signals) -> None:
+        for process in self.started:
+            process.send_signal(by)
+
+
+@pytest.fixture
+def processes(monkeypatch) -> Processes:
+    noted = Processes()
+    monkeypatch.setattr("maple.stream.subprocess.Popen", noted.start)
+    return noted
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="has no such signal")
+def test_a_decoder_that_others_end_is_no_fault_of_the_image(processes):
+    with TestClient(create_app(Colours())) as client:
+
+        def ask() -> Any:
+            return client.post("/v1/predict", json=as_json(png((200, 40, 40))))
+
+        processes.end(signal.SIGKILL)
+        assert [ask().status_code for _ in range(DECODERS + 1)] == [200] * (DECODERS + 1)
+        processes.end(signal.SIGKILL)
+        processes.n_doomed = 1  # the one that is asked next
+        said = ask()
+        assert said.status_code == 503 and int(said.headers["retry-after"]) >= 1
+        assert said.json()["error"] == (
+            "two processes that decode images were ended, perhaps since memory ran out: ask again later"
+        )
+        assert 'maple_refused_total{reason="decoder"} 1.0' in client.get("/metrics").text
+        assert [ask().status_code for _ in range(DECODERS + 1)] == [200] * (DECODERS + 1)
+    assert all(process.poll() is not None for process in processes.started)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="has no such signal")
+def test_a_decoder_that_cannot_be_started_is_missed_until_it_can(processes):
+    with TestClient(create_app(Colours())) as client:
+
+        def ask() -> Any:
+            return client.post("/v1/predict", json=as_json(png((200, 40, 40))))
+
+        processes.most = len(processes.started)
+        processes.started[-1].send_signal(signal.SIGALRM)  # as an image would
+        assert [ask().status_code for _ in range(3)] == [422, 200, 200]  # by the other
+        processes.end(signal.SIGALRM)
+        assert ask().status_code == 422
+        for _ in range(DECODERS):
+            said = ask()
+            assert said.status_code == 503 and int(said.headers["retry-after"]) >= 1
+            assert re.fullmatch(
+                r"no process to decode images can be started \(.+\): ask again later", said.json()["error"]
+            )
+        processes.most += DECODERS
+        assert [ask().status_code for _ in range(DECODERS + 1)] == [200] * (DECODERS + 1)
+    assert all(process.poll() is not None for process in processes.started)
+
+
+def test_where_one_decoder_cannot_be_started_none_is_left(processes):
+    processes.most = 1
+    with pytest.raises(OSError, match=os.strerror(errno.EAGAIN)):
+        UploadDecoder(8, "pad", max_pixels=64, seconds=60, n=2)
+    (process,) = processes.started
+    assert process.returncode is not None
 
 
 def raw_requests() -> list[tuple[str, bytes]]:

@@ -310,6 +310,22 @@ def test_a_process_that_others_end_says_nothing_about_an_image(many, started, en
         assert not count_running(started)
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="has no such signal")
+@pytest.mark.parametrize("inherited", ["ignored", "blocked"])
+def test_the_alarm_ends_a_process_whatever_it_inherits(many, ending, inherited):
+    place = Path(many[0]) / "00.png"
+    place.write_text("SIGALRM")
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGALRM} if inherited == "blocked" else ())
+    handler = signal.signal(signal.SIGALRM, signal.SIG_IGN) if inherited == "ignored" else None
+    try:
+        found = read_all(many, chunk_size=4, workers=1)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        if inherited == "ignored":
+            signal.signal(signal.SIGALRM, handler)
+    assert found.skipped[0] == Skipped(str(place), "takes longer than 60 s to decode: make it smaller, or save it anew")
+
+
 def test_processes_load_neither_torch_nor_pyarrow():
     code = "import sys, maple.stream; print(*[m for m in ('torch', 'pyarrow', 'scipy') if m in sys.modules])"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == ""

@@ -16,7 +16,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Generic, Literal, TypeVar
@@ -28,7 +28,7 @@ from maple.errors import MapleError
 Item = TypeVar("Item")  # an encoded image, or whatever ``decode`` takes
 Result = TypeVar("Result")  # what ``predict`` says of one image
 
-BusyReason = Literal["closing", "deadline", "expired", "full", "uploads"]
+BusyReason = Literal["closing", "deadline", "decoder", "expired", "full", "uploads"]
 
 PROMISE = 0.7  # share of the deadline that a request may be expected to take at the door; the rest is for surprises
 MEMORY = 0.9  # what one batch leaves of the weight of those before it, in what is known of the pace
@@ -111,6 +111,7 @@ class Batcher(Generic[Item, Result]):
         self.max_batch, self.max_wait, self.max_queue, self.deadline = max_batch, max_wait, max_queue, deadline
         self.n_accepted = 0  # images, not answered yet
         self._n_decoding = 0
+        self._left: list[Future[np.ndarray]] = []  # what threads may still decode for nobody
         self._jobs: deque[_Job[Result]] = deque()
         self._closing = False
         self._changed = asyncio.Event()  # there is something new for the loop that makes the batches
@@ -163,19 +164,24 @@ class Batcher(Generic[Item, Result]):
     def _work_seconds(self, n_images: int) -> float:
         """The same at the pace of the work alone: where other work takes the cores, requests take longer."""
         per_image = self._predict_pace.seconds_per_image + self._decode_pace.seconds_per_image / self._n_decoders
-        return self.max_wait + (self.n_accepted + n_images) * per_image
+        return self.max_wait + (self._n_ahead + n_images) * per_image
+
+    @property
+    def _n_ahead(self) -> int:
+        """Images that a request would wait for: those accepted, and those that threads decode for nobody."""
+        return self.n_accepted + sum(not work.done() for work in self._left)
 
     def check(self, n_images: int) -> None:
         """Refuse a request that cannot be served in time.
 
-        Where nothing waits it is always worth trying: one slow batch must not shut the door for good.
+        Where nothing is ahead of it, it is always worth trying: one slow batch must not shut the door for good.
         """
         if self._closing or self._work is None:
             raise Busy("closing", "the service is shutting down: ask another one, or ask again later", LONGEST_WAIT)
         expected = self.expected_seconds(n_images)
         if self.n_accepted + n_images > self.max_queue:
             raise Busy("full", "the queue is full: ask again later, or with fewer images", expected / 2)
-        if self.n_accepted and expected > PROMISE * self.deadline:
+        if self._n_ahead and expected > PROMISE * self.deadline:
             raise Busy(
                 "deadline", "the answer would come too late: ask again later, or with fewer images", expected / 2
             )
@@ -227,21 +233,26 @@ class Batcher(Generic[Item, Result]):
             self._n_decoding -= len(items)
 
     async def _decode_one(self, i: int, item: Item, failed: list[int]) -> np.ndarray:
-        image, seconds = await asyncio.get_running_loop().run_in_executor(
-            self._decoders, self._timed_decode, i, item, failed
-        )
-        self._decode_pace.note(seconds, 1)  # at once, so that the door knows of slow images while they are decoded
-        return image
+        loop = asyncio.get_running_loop()
+        work = self._decoders.submit(self._timed_decode, i, item, failed, loop)
+        try:
+            return await asyncio.wrap_future(work)
+        except asyncio.CancelledError:  # which does not stop a thread
+            self._left = [other for other in (*self._left, work) if not other.done()]
+            raise
 
-    def _timed_decode(self, i: int, item: Item, failed: list[int]) -> tuple[np.ndarray, float]:
+    def _timed_decode(self, i: int, item: Item, failed: list[int], loop: asyncio.AbstractEventLoop) -> np.ndarray:
         if min(failed, default=i) < i:  # a thread is sooner here than the loop could call it back
             raise RuntimeError("an image before it in the request failed")  # whose error is the one that is answered
         start = self._clock()
         try:
-            return self._decode(item), self._clock() - start
+            return self._decode(item)
         except Exception:
             failed.append(i)
             raise
+        finally:
+            # At once, also where it fails or nobody waits for it: the door knows of slow images while there are more.
+            loop.call_soon_threadsafe(self._decode_pace.note, self._clock() - start, 1)
 
     # --- the batches --------------------------------------------------------------------------------------------------
 

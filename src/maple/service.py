@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from contextlib import asynccontextmanager, closing, contextmanager
+from contextlib import asynccontextmanager, contextmanager
 from typing import Annotated
 
 import numpy as np
@@ -28,12 +28,13 @@ from maple.base_predictor import BasePredictor
 from maple.batcher import Batcher, Busy
 from maple.serve_metrics import ServeMetrics
 from maple.serve_options import ServeOptions
-from maple.uploads import Limits, Upload, UploadDecoder, read_uploads
+from maple.uploads import Limits, NoDecoder, Upload, UploadDecoder, read_uploads
 
 UPLOAD_SECONDS = 60  # in which the body of a request must arrive
 N_BODIES = 8  # of the largest size may be held at the same time
 DECODERS = 2  # processes
 DECODE_SECONDS = 5.0  # that one image may take
+DECODER_WAIT = 5  # seconds after which there may be a process to decode again
 CLIENT_GONE = 499  # what is counted where nobody is left to answer
 
 
@@ -67,7 +68,10 @@ class Service:
 
     def _decode(self, upload: Upload) -> np.ndarray:
         assert self._decoder is not None
-        return self._decoder(upload)
+        try:
+            return self._decoder(upload)
+        except NoDecoder as error:
+            raise Busy("decoder", str(error), DECODER_WAIT) from None
 
     def _predict(self, pixels: np.ndarray) -> list[ImageAnswer]:
         prediction = self.predictor.predict_pixels(pixels)
@@ -79,11 +83,15 @@ class Service:
         """Warmed up at first; at the end all that was accepted is finished."""
         size, n = self.predictor.size, self.options.max_batch
         blank = np.zeros((n, size, size, 3), dtype=np.uint8)
-        with closing(self._new_decoder()) as self._decoder:  # its processes start while the model warms up
+        self._decoder = decoder = self._new_decoder()  # its processes start while the model warms up
+        try:
             self._batcher = self._new_batcher()
             async with self._batcher as batcher:
                 await batcher.warm_up(lambda: describe_images(self.predictor.predict_pixels(blank)), n)
                 yield
+        finally:
+            self._decoder = None
+            decoder.close()
 
     def refuse_all(self) -> None:
         """Accept nothing from now on."""

@@ -444,6 +444,7 @@ def serve(size: int, fit: Fit, seconds: float) -> None:
 
     It ends itself where one image takes longer than ``seconds`` to decode; reading a file may take any time.
     """
+    _obey_alarm()
     answers = _take_output()
 
     def decode(data: bytes) -> np.ndarray:
@@ -558,6 +559,7 @@ class GuardedDecoder:
 
 def serve_guarded(size: int, fit: Fit, max_pixels: int | None, seconds: float) -> None:
     """As :func:`serve`, what a :class:`GuardedDecoder` does: a line with a number of bytes, then the bytes."""
+    _obey_alarm()
     answers = _take_output()
     warnings.simplefilter("ignore")  # what decoders remark about broken images is answered
     with suppress(BrokenPipeError):
@@ -572,6 +574,13 @@ def serve_guarded(size: int, fit: Fit, max_pixels: int | None, seconds: float) -
             _end_after(0)
             answers.write(answer)
             answers.flush()
+
+
+def _obey_alarm() -> None:
+    """Let the signal of :func:`_end_after` end this process, also where whoever started it ignores or blocks it."""
+    if sys.platform != "win32":
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGALRM})
 
 
 def _end_after(seconds: float) -> None:

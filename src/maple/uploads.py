@@ -12,7 +12,7 @@ import base64
 import binascii
 from collections import deque
 from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Annotated, Literal
@@ -23,8 +23,8 @@ from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 
 from maple.decode import Fit
-from maple.errors import DataError
-from maple.stream import DecoderEnded, GuardedDecoder, TooManyPixels
+from maple.errors import DataError, MapleError
+from maple.stream import IMAGE_ENDS, DecoderEnded, GuardedDecoder, TooManyPixels
 
 FIELD = "files"  # of a form
 MAX_NAME = 1_000  # characters
@@ -38,6 +38,10 @@ class UploadError(DataError):
     def __init__(self, status: UploadStatus, message: str) -> None:
         super().__init__(message)
         self.status: UploadStatus = status
+
+
+class NoDecoder(MapleError):
+    """An upload that no process was there to decode, which says nothing about its images."""
 
 
 @dataclass(frozen=True)
@@ -255,12 +259,16 @@ def _refusing_broken_forms() -> Iterator[None]:
 class UploadDecoder:
     """Images as the network wants them, (S, S, 3) uint8, decoded by ``n`` processes, for as many threads.
 
-    Dimensions are checked before a pixel is decoded; what takes longer than ``seconds`` is refused.
+    Dimensions are checked before a pixel is decoded; what takes longer than ``seconds`` is refused. In the place of a
+    process that has ended another is started once it is needed.
     """
 
     def __init__(self, size: int, fit: Fit, max_pixels: int, seconds: float, n: int) -> None:
         self._start = partial(GuardedDecoder, size, fit, max_pixels, seconds)
-        self._idle = deque(self._start() for _ in range(n))
+        self._idle: deque[GuardedDecoder | None] = deque()  # None where the process has ended
+        with ExitStack() as stack:  # which ends the first where the next cannot be started
+            self._idle.extend(stack.enter_context(closing(self._start())) for _ in range(n))
+            stack.pop_all()
 
     def __call__(self, upload: Upload) -> np.ndarray:
         try:
@@ -270,19 +278,32 @@ class UploadDecoder:
             raise UploadError(status, f"cannot use '{shorten(upload.name)}': {shorten(str(error), 200)}") from None
 
     def _decode(self, data: bytes) -> np.ndarray:
+        """The pixels; what has ended a process from outside may have spared another, which is asked once."""
         decoder = self._idle.pop()
         try:
-            return decoder.decode(data)
-        except DecoderEnded:
-            decoder = self._start()
-            raise
+            for _ in range(2):
+                decoder = decoder or self._start()
+                try:
+                    return decoder.decode(data)
+                except DecoderEnded as error:
+                    decoder = None
+                    if error.how in IMAGE_ENDS:
+                        raise
+        except OSError as error:
+            why = error.strerror or error
+            raise NoDecoder(f"no process to decode images can be started ({why}): ask again later") from None
         finally:
-            self._idle.append(decoder)
+            if decoder is None:
+                self._idle.appendleft(None)  # those that are there come first
+            else:
+                self._idle.append(decoder)
+        raise NoDecoder("two processes that decode images were ended, perhaps since memory ran out: ask again later")
 
     def close(self) -> None:
         """End the processes, which are idle now."""
         for decoder in self._idle:
-            decoder.close()
+            if decoder is not None:
+                decoder.close()
 
 
 def _from_base64(text: str) -> bytes:
