@@ -527,6 +527,16 @@ def test_a_network_of_another_recipe_is_compared_with_its_own_method(copied: Pat
 
 
 @pytest.mark.usefixtures("no_plots")
+def test_a_network_without_a_head_is_compared_with_nothing(copied: Path) -> None:
+    results = Results.from_json((copied / "results.json").read_bytes())
+    methods = {name: method for name, method in results.methods.items() if name.startswith("maple")}
+    (copied / "results.json").write_text(replace(results, methods=methods).to_json())
+    page = Page(write_report(copied))
+    check_page(page)
+    assert "next to" not in page.text and "better than" not in page.text
+
+
+@pytest.mark.usefixtures("no_plots")
 def test_a_single_epoch_without_triplet_loss(copied: Path) -> None:
     (copied / "history.csv").write_text("epoch,cross_entropy,validation_accuracy\n1,0.5,0.9\n")
     page = Page(write_report(copied))

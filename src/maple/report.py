@@ -296,7 +296,7 @@ def _context(record: RunRecord, predictions: Predictions | None) -> dict[str, An
         "subtitle": _subtitle(record),
         "contents": contents,
         "heading": _results_heading(results),
-        "baseline": method_name(results.baseline) if results and results.baseline else "softmax",
+        "baseline": method_name(results.baseline) if results and results.baseline else None,
         "summary": summary_sentences(record),
         "tiles": _tiles(record),
         "first": _look_first(record, predictions),
@@ -539,6 +539,8 @@ def _ordered(results: Results) -> list[str]:
 
 
 def _results_heading(results: Results | None) -> str:
+    if results and not results.baseline:  # as where a network has no head
+        return "Results"
     return f"Results next to {method_name(results.baseline) if results and results.baseline else 'softmax'}"
 
 
