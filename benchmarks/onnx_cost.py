@@ -42,7 +42,7 @@ from maple.predictor import Predictor
 from maple.types import Outputs
 
 SIZE, N_CLASSES, N_CALIBRATION = 32, 10, 5000
-FEWEST_REPEATS, PROFILED_CALLS = 12, 10
+FEWEST_REPEATS, PROFILED_CALLS = 12, 5
 CLUSTER_TO_CLASS = np.array([*range(N_CLASSES), 3, 5])
 
 

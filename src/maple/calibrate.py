@@ -34,6 +34,8 @@ TEMPERATURE_RANGE = (1e-3, 1e6)
 # where the images say nothing.
 LOG_TEMPERATURE_DEVIATION = log(10)
 LOG_EXPONENT_DEVIATION = log(2)  # of that on the logarithm of the exponent of odds
+SMALLEST_EXPONENT = 0.05
+LOWEST = -1e300  # of log probabilities that are subtracted from others
 # A predicted class with fewer calibration images has no threshold of its own: at 100, a false-alarm rate of 5 % varies
 # between 2 and 9 % from one calibration set to the next.
 MIN_CLASS_IMAGES = 100
@@ -98,29 +100,64 @@ def fit_pool(
     """Temperature T of the Gaussians, weight a of the network's own probabilities and exponent b of the odds.
 
     As :func:`fit_temperature`, with ``log_softmax`` (N, C) log class probabilities of the network, where there is one;
-    else a is 0. They are those of the least negative log-likelihood on validation images of what :func:`pool` and then
-    :func:`raise_odds` make of both, a at least 0 and b at most 1, never less likely
-    than the Gaussians alone (a = 0, b = 1).
+    else a is 0. T and a are those of the least negative log-likelihood on validation images of their :func:`pool`, a at
+    least 0. Starts from the Gaussians alone (a = 0), so that the pool is never less likely than they are. Then
+    :func:`fit_odds` finds b.
     """
     known = np.isin(labels, cluster_to_class)
     alone = fit_temperature(squared_distances, labels, log_weights, cluster_to_class)
     squared_distances, labels = as_array(squared_distances)[known], as_array(labels)[known]
-    network = None if log_softmax is None else as_array(log_softmax)[known]
-    rows = np.arange(len(labels))
+    if log_softmax is None:
+        return alone, 0.0, fit_odds(log_posterior(squared_distances, log_weights, cluster_to_class, alone), labels)
+    network, rows = as_array(log_softmax)[known], np.arange(len(labels))
+
+    def logs(log_temperature: float, weight: float) -> np.ndarray:
+        posterior = log_posterior(squared_distances, log_weights, cluster_to_class, np.exp(log_temperature))
+        return pool(posterior, network, max(weight, 0.0))
 
     def loss(parameters: np.ndarray) -> float:
-        log_temperature, log_exponent, weight = parameters
-        logs = log_posterior(squared_distances, log_weights, cluster_to_class, np.exp(log_temperature))
-        logs = logs if network is None else pool(logs, network, weight)
-        # One image's worth of doubt about each keeps them finite where all images are right.
-        doubt = (log_temperature / LOG_TEMPERATURE_DEVIATION) ** 2 + (log_exponent / LOG_EXPONENT_DEVIATION) ** 2
-        return float(-raise_odds(logs, np.exp(log_exponent))[rows, labels].sum() + (doubt + weight**2) / 2)
+        # One image's worth of doubt about both keeps them finite where all images are right.
+        doubt = (parameters[0] / LOG_TEMPERATURE_DEVIATION) ** 2 / 2 + parameters[1] ** 2 / 2
+        return float(-logs(*parameters)[rows, labels].sum() + doubt)
 
-    limits = [log(T) for T in TEMPERATURE_RANGE], (None, 0.0), (0.0, 0.0 if network is None else None)
-    start = np.array([log(alone) + 0.7, -0.3, 0.0 if network is None else 0.5])
-    found = minimize(loss, start, method="L-BFGS-B", bounds=limits).x
-    log_temperature, log_exponent, weight = min(found, np.array([log(alone), 0.0, 0.0]), key=loss).tolist()
-    return float(np.exp(log_temperature)), weight, float(np.exp(log_exponent))
+    start = np.array([[np.log(alone), 0.0], [np.log(alone) + 0.7, 0.5], [np.log(alone) + 1.5, 1.0]])
+    found = minimize(loss, start[0], method="Nelder-Mead", options={"initial_simplex": start, "xatol": 1e-4}).x
+    temperature, weight = float(np.clip(np.exp(found[0]), *TEMPERATURE_RANGE)), max(float(found[1]), 0.0)
+    return temperature, weight, fit_odds(logs(log(temperature), weight), labels)
+
+
+def fit_odds(log_probabilities: np.ndarray, labels: np.ndarray) -> float:
+    """The exponent b of :func:`raise_odds`, at most 1: how sure of the first class validation images allow one to be.
+
+    With z the log odds of the first class, it is right with probability 1 / (1 + exp(-b z)): b has the least negative
+    log-likelihood of that, and one image's worth of doubt. Probabilities (N, C) in logs, labels (N,).
+
+    >>> rng = np.random.default_rng(0)
+    >>> logs = np.log(rng.dirichlet(np.ones(3), size=20000))
+    >>> labels = (raise_odds(logs, 0.7) + rng.gumbel(size=logs.shape)).argmax(axis=1)
+    >>> bool(abs(fit_odds(logs, labels) - 0.7) < 0.05)
+    True
+    """
+    if log_probabilities.shape[1] == 1:
+        return 1.0
+    odds, _ = _log_odds(log_probabilities)
+    signs = np.where(log_probabilities.argmax(axis=1) == labels, 1.0, -1.0)
+
+    def loss(log_exponent: float) -> float:
+        doubt = (log_exponent / LOG_EXPONENT_DEVIATION) ** 2 / 2
+        return float(np.logaddexp(0, -signs * np.exp(log_exponent) * odds[:, 0]).sum() + doubt)
+
+    found = minimize_scalar(loss, bounds=(log(SMALLEST_EXPONENT), 0.0), method="bounded", options={"xatol": 1e-4})
+    return 1.0 if loss(0.0) <= found.fun else float(np.exp(found.x))
+
+
+def _log_odds(log_probabilities: np.ndarray, first: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
+    """Log odds (N, 1) of the first class against all others, and the log probability (N, 1) of these, finite."""
+    first = (log_probabilities.argmax(axis=1) if first is None else first)[:, None]  # (N, 1)
+    is_first = np.arange(log_probabilities.shape[1]) == first  # (N, C)
+    rest = logsumexp(np.where(is_first, -np.inf, log_probabilities), axis=1, keepdims=True)  # (N, 1)
+    rest = np.maximum(rest, LOWEST)
+    return np.take_along_axis(log_probabilities, first, 1) - rest, rest
 
 
 def pool(log_posterior: np.ndarray, log_softmax: np.ndarray, weight: float) -> np.ndarray:
@@ -168,14 +205,11 @@ def raise_odds(log_probabilities: np.ndarray, exponent: float, first: np.ndarray
     """
     if exponent == 1 or log_probabilities.shape[1] == 1:
         return log_probabilities
-    first = (log_probabilities.argmax(axis=1) if first is None else first)[:, None]  # (N, 1)
-    is_first = np.arange(log_probabilities.shape[1]) == first  # (N, C)
-    rest = logsumexp(np.where(is_first, -np.inf, log_probabilities), axis=1, keepdims=True)  # (N, 1)
-    certain = np.isneginf(rest)
-    rest = np.where(certain, 0.0, rest)
-    odds = exponent * (np.take_along_axis(log_probabilities, first, 1) - rest)  # (N, 1), in logs
-    raised = np.where(is_first, -np.logaddexp(0, -odds), log_probabilities - rest - np.logaddexp(0, odds))
-    return np.where(certain, log_probabilities, raised)
+    odds, rest = _log_odds(log_probabilities, first)  # (N, 1) each
+    named = (log_probabilities.argmax(axis=1) if first is None else first)[:, None]
+    is_first = np.arange(log_probabilities.shape[1]) == named  # (N, C)
+    odds = exponent * odds
+    return np.where(is_first, -np.logaddexp(0, -odds), log_probabilities - rest - np.logaddexp(0, odds))
 
 
 # ------------------------------------------------------------------------------------------ p-values and thresholds
