@@ -130,7 +130,8 @@ def fit_odds(log_probabilities: np.ndarray, labels: np.ndarray) -> float:
     """The exponent b of :func:`raise_odds`, at most 1: how sure of the first class validation images allow one to be.
 
     With z the log odds of the first class, it is right with probability 1 / (1 + exp(-b z)): b has the least negative
-    log-likelihood of that, and one image's worth of doubt. Probabilities (N, C) in logs, labels (N,).
+    log-likelihood of that, and one image's worth of doubt. It is 1 unless that pays for one more number by the Bayesian
+    information criterion, log(N) / 2: with few images, chance would decide. Probabilities (N, C) in logs, labels (N,).
 
     >>> rng = np.random.default_rng(0)
     >>> logs = np.log(rng.dirichlet(np.ones(3), size=20000))
@@ -148,7 +149,7 @@ def fit_odds(log_probabilities: np.ndarray, labels: np.ndarray) -> float:
         return float(np.logaddexp(0, -signs * np.exp(log_exponent) * odds[:, 0]).sum() + doubt)
 
     found = minimize_scalar(loss, bounds=(log(SMALLEST_EXPONENT), 0.0), method="bounded", options={"xatol": 1e-4})
-    return 1.0 if loss(0.0) <= found.fun else float(np.exp(found.x))
+    return float(np.exp(found.x)) if loss(0.0) - found.fun > log(max(len(labels), 1)) / 2 else 1.0
 
 
 def _log_odds(log_probabilities: np.ndarray, first: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
