@@ -141,7 +141,7 @@ def fit_odds(log_probabilities: np.ndarray, labels: np.ndarray) -> float:
     """
     if log_probabilities.shape[1] == 1:
         return 1.0
-    odds, _ = _log_odds(log_probabilities)
+    odds = _log_odds(log_probabilities)[0]
     signs = np.where(log_probabilities.argmax(axis=1) == labels, 1.0, -1.0)
 
     def loss(log_exponent: float) -> float:
@@ -152,13 +152,13 @@ def fit_odds(log_probabilities: np.ndarray, labels: np.ndarray) -> float:
     return float(np.exp(found.x)) if loss(0.0) - found.fun > log(max(len(labels), 1)) / 2 else 1.0
 
 
-def _log_odds(log_probabilities: np.ndarray, first: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
-    """Log odds (N, 1) of the first class against all others, and the log probability (N, 1) of these, finite."""
+def _log_odds(log_probabilities: np.ndarray, first: np.ndarray | None = None) -> tuple[np.ndarray, ...]:
+    """Log odds (N, 1) of the first class against all others, log probability (N, 1) of these, which it is (N, C)."""
     first = (log_probabilities.argmax(axis=1) if first is None else first)[:, None]  # (N, 1)
     is_first = np.arange(log_probabilities.shape[1]) == first  # (N, C)
     rest = logsumexp(np.where(is_first, -np.inf, log_probabilities), axis=1, keepdims=True)  # (N, 1)
     rest = np.maximum(rest, LOWEST)
-    return np.take_along_axis(log_probabilities, first, 1) - rest, rest
+    return np.take_along_axis(log_probabilities, first, 1) - rest, rest, is_first
 
 
 def pool(log_posterior: np.ndarray, log_softmax: np.ndarray, weight: float) -> np.ndarray:
@@ -206,9 +206,7 @@ def raise_odds(log_probabilities: np.ndarray, exponent: float, first: np.ndarray
     """
     if exponent == 1 or log_probabilities.shape[1] == 1:
         return log_probabilities
-    odds, rest = _log_odds(log_probabilities, first)  # (N, 1) each
-    named = (log_probabilities.argmax(axis=1) if first is None else first)[:, None]
-    is_first = np.arange(log_probabilities.shape[1]) == named  # (N, C)
+    odds, rest, is_first = _log_odds(log_probabilities, first)
     odds = exponent * odds
     return np.where(is_first, -np.logaddexp(0, -odds), log_probabilities - rest - np.logaddexp(0, odds))
 

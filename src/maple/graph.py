@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from maple.backbone import channel_responses, listening
-from maple.calibrate import Decision
+from maple.calibrate import LOWEST, Decision
 from maple.detector import MapleDetector
 from maple.errors import UsageError
 from maple.gaussian import Background, Gaussians
@@ -51,7 +51,6 @@ OUTPUTS = (
     "position",
 )
 SMALLEST = 1e-30  # of squared distances and norms: logarithms and powers stay finite
-LOWEST = -1e300  # of log probabilities: subtracted from itself, it is 0
 ONE_STEP = 1024  # entries with which a value is compared at once
 ERFC_STEP, ERFC_LOW, ERFC_HIGH = 0.5, -16.0, 44.0  # of the integral in :func:`erfc_terms`
 
