@@ -32,6 +32,7 @@ from maple.calibrate import (
     fit_softmax_temperature,
     fit_temperature,
     min_calibration_images,
+    min_labelled_images,
     pool,
     prediction_sets,
     raise_odds,
@@ -481,6 +482,10 @@ def test_sets_hold_all_classes_where_calibration_images_are_too_few(rng):
     new = np.vstack([log_probabilities(rng, 5), [[0.0, -np.inf, -np.inf, -np.inf]]])
     assert prediction_sets(new, rng.exponential(size=8), 0.9).all()
     assert not prediction_sets(new, rng.exponential(size=9), 0.9).all()
+    for coverage in (0.05, 0.5, 2 / 3, 0.9, 0.95, 0.99, 0.999, 0.7 + 0.1):
+        least = min_labelled_images(coverage)
+        assert not prediction_sets(new, np.zeros(least), coverage).all()
+        assert least == 1 or prediction_sets(new, np.zeros(least - 1), coverage).all()
     assert prediction_sets(new[:0], [1.0], 0.9).shape == (0, 4)
     with pytest.raises(DataError, match=r"labelled calibration images.*calibrate with labels"):
         prediction_sets(new, [], 0.9)

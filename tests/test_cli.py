@@ -396,7 +396,7 @@ def test_batch_decides_by_benjamini_hochberg(finished, tmp_path):
 def test_too_few_calibration_images_for_a_batch_are_reported(finished, capsys):
     assert run("predict", finished, "digits", "--fdr", 0.001) == 0
     captured = capsys.readouterr()
-    assert "predict smaller batches" in flat(captured.err)
+    assert "--fdr 0.001 takes at least 999 calibration images" in flat(captured.err)
     assert ",True," not in captured.out
 
 

@@ -29,7 +29,7 @@ from image_files import encode, endless_jpeg, noise
 from maple import row_files
 from maple.calibrate import benjamini_hochberg
 from maple.errors import DataError, RunError, UsageError
-from maple.predict_files import is_graph, open_predictor, predict_images, ready_predictor
+from maple.predict_files import flag_together, is_graph, open_predictor, predict_images, ready_predictor
 from maple.row_files import ResumableFile
 from maple.stream import decode_stream
 from maple.types import PREDICTION_COLUMNS, Prediction
@@ -102,7 +102,31 @@ def test_parquet_is_typed_and_says_what_was_promised(cheap, tmp_path):
     }  # fmt: skip
     about = json.loads(schema.metadata[b"maple"])
     assert about["decision"] == predictor.decision.sentence() and about["network"] == "brightness"
-    assert set(about) == {"version", "network", "score", "decision"}
+    assert about["prediction_set"].startswith("holds the true class of at least 90 % of in-distribution images")
+    assert set(about) == {"version", "network", "score", "decision", "prediction_set"}
+
+
+def test_a_coverage_that_takes_all_classes_is_reported(cheap, tmp_path, capsys):
+    predictor, model = cheap
+    n, folder, out = len(predictor.calibration.set_scores), write_images(tmp_path / "images", 3), tmp_path / "p.jsonl"
+    predict_images(model, [str(folder)], str(out), coverage=n / (n + 1))
+    assert "all classes" not in capsys.readouterr().err
+    predict_images(model, [str(folder)], str(out), coverage=(n + 1) / (n + 2), overwrite=True)
+    said = " ".join(capsys.readouterr().err.split())
+    assert "every prediction set will hold all classes" in said and f"takes at least {n + 1} labelled" in said
+    assert all(len(row["prediction_set"]) == 2 for row in read_rows(out))
+
+
+@pytest.mark.parametrize(("fdr", "n_images", "words"), [
+    (0.05, 9, "nothing can be flagged, in batches of any size: --fdr 0.05 takes at least 19 calibration images"),
+    (0.1, 50, "only when at least 50 are as unusual as can be: predict smaller batches"),
+    (0.29, 29, "only when at least 10 are as unusual as can be: predict smaller batches"),  # 29 / (0.29 * 10)
+    (0.1, 1, ""),
+])  # fmt: skip
+def test_what_it_takes_to_flag_anything_in_a_batch(fdr, n_images, words, capsys):
+    assert not flag_together(np.full(n_images, 0.9), fdr, n_calibration=9).any()
+    said = " ".join(capsys.readouterr().err.split())
+    assert words in said and bool(said) == bool(words)
 
 
 def test_row_groups_do_not_tell_how_rows_were_written(cheap, tmp_path, monkeypatch):

@@ -409,6 +409,19 @@ def prediction_sets(log_probabilities: ArrayLike, set_scores: ArrayLike, coverag
     return sets
 
 
+def min_labelled_images(coverage: float) -> int:
+    """The least number of labelled calibration images with which :func:`prediction_sets` can leave any class out.
+
+    >>> min_labelled_images(0.95), min_labelled_images(0.9), min_labelled_images(0.999)
+    (19, 9, 999)
+    """
+    _check_rate(coverage, "coverage", 0.9)
+    n = max(floor(coverage / (1 - coverage)) - 1, 1)  # one too few, as below
+    while _covering_rank(n, coverage) > n:
+        n += 1
+    return n
+
+
 def _covering_rank(n: int, coverage: float) -> int:
     """The least r with r / (n + 1) >= coverage, to the last bit; at most n + 1."""
     rank = max(ceil(coverage * (n + 1)) - 1, 1)  # one too few, which the loop makes up for unless rounding already did

@@ -11,6 +11,7 @@ import math
 import shutil
 import sys
 import tempfile
+from bisect import bisect_left
 from collections.abc import Generator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ import numpy as np
 
 from maple import __version__
 from maple.base_predictor import BasePredictor
-from maple.calibrate import benjamini_hochberg, can_flag, min_calibration_images
+from maple.calibrate import benjamini_hochberg, can_flag, min_calibration_images, min_labelled_images
 from maple.config import DecisionOptions, as_dict, build_options, flag_name
 from maple.data import open_images
 from maple.errors import DataError, UsageError
@@ -140,7 +141,7 @@ def _write(work: _Work, file: ResumableFile, fdr: float | None) -> State:
         is_ood = None
         if fdr is not None:
             is_ood = flag_together(file.read_column("p_value"), fdr, len(work.predictor.calibration))
-        file.finish(is_ood, _describe_file(work.predictor, fdr, file.state.rows))
+        file.finish(is_ood, _describe_file(work, fdr, file.state.rows))
         return file.state
 
 
@@ -176,6 +177,11 @@ def _check_request(
         raise UsageError(f"--fdr needs calibration images, and the run has none: {MORE_CALIBRATION}")
     if coverage is not None and not len(predictor.calibration.set_scores):
         raise UsageError(f"--coverage needs labelled calibration images, and the run has none: {MORE_CALIBRATION}")
+    if coverage is not None and (n := len(predictor.calibration.set_scores)) < min_labelled_images(coverage):
+        warn(
+            f"every prediction set will hold all classes: --coverage {coverage:g} takes at least "
+            f"{min_labelled_images(coverage)} labelled calibration images, and the run has {n}; {MORE_CALIBRATION}"
+        )
     taken = [name for name in predictor.class_names if all_probabilities and f"p_{name}" in PREDICTION_COLUMNS]
     if taken:
         raise UsageError(f"the class '{taken[0]}' would need the column p_{taken[0]}, which is taken: rename the class")
@@ -205,12 +211,17 @@ def _check_losses(source: Source, state: State) -> None:
 def flag_together(p_values: np.ndarray, fdr: float, n_calibration: int) -> np.ndarray:
     """Which images (N,) are flagged by Benjamini-Hochberg over all p-values (N,)."""
     flagged = benjamini_hochberg(p_values, fdr)
-    if not flagged.any() and not can_flag(n_calibration, len(p_values), fdr):
-        least = math.ceil(len(p_values) / (fdr * (n_calibration + 1)))
+    n = len(p_values)
+    least = 1 + bisect_left(range(1, n + 1), True, key=lambda k: can_flag(n_calibration, n, fdr, k))
+    if least > max(n, 1):
         warn(
-            f"with {n_calibration} calibration images and --fdr {fdr:g}, images among {len(p_values)} are flagged "
-            f"only when at least {least} are as unusual as can be: predict smaller batches, or train with more "
-            "calibration images"
+            f"nothing can be flagged, in batches of any size: --fdr {fdr:g} takes at least "
+            f"{min_calibration_images(fdr)} calibration images, and the run has {n_calibration}; {MORE_CALIBRATION}"
+        )
+    elif least > 1 and not flagged.any():
+        warn(
+            f"with {n_calibration} calibration images and --fdr {fdr:g}, images among {n} are flagged only when at "
+            f"least {least} are as unusual as can be: predict smaller batches, or {MORE_CALIBRATION}"
         )
     return flagged
 
@@ -241,19 +252,25 @@ def _digest_model(model: Path) -> str:
     return found.hexdigest()
 
 
-def _describe_file(predictor: BasePredictor, fdr: float | None, n_images: int) -> dict[str, Any]:
-    """What a Parquet file says of itself: who predicted, and what the decisions promise."""
+def _describe_file(work: _Work, fdr: float | None, n_images: int) -> dict[str, Any]:
+    """What a Parquet file says of itself: who predicted, and what decisions and prediction sets promise."""
+    predictor, sets = work.predictor, {}
     promise = predictor.decision.sentence()
     if fdr is not None:
         promise = (
             f"of the images flagged, at most {100 * fdr:g} % are in-distribution on average (Benjamini-Hochberg over "
             f"{n_images:,} images)"
         )
+    if work.coverage is not None:
+        n_labelled = len(predictor.calibration.set_scores)
+        covered = f"holds the true class of at least {100 * work.coverage:g} % of in-distribution images"
+        sets["prediction_set"] = f"{covered} on average over calibration sets ({n_labelled:,} labelled images)"
     return {
         "version": __version__,
         "network": predictor.network,
         "score": predictor.score_name,
         "decision": promise,
+        **sets,
     }
 
 
