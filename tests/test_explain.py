@@ -334,7 +334,7 @@ def test_sentences(plain: Explanation) -> None:
         "81 % of what is unusual about it lies in components that tell no clusters apart (2 to 4): it would be "
         "unusual in any of them.",
         "Runner-up Nitzschia (0.05), squared distance 41.0: component 1 speaks most against it (21.0).",
-        "Out-of-distribution: 0.4 % of known images look at least as unusual (p-value 0.004, at most the false-alarm "
+        "Out-of-distribution: at most 0.4 % of known images look as unusual (p-value 0.004, at most the false-alarm "
         "rate 0.05).",
     ]
 
@@ -343,13 +343,14 @@ def test_sentences_of_a_usual_image(plain: Explanation) -> None:
     usual = replace(plain, usual_distance=28.0, is_ood=False, p_value=0.42)
     assert len(usual.sentences()) == 4
     assert usual.sentences()[-1] == (
-        "In-distribution: 42 % of known images look at least as unusual (p-value 0.420, above the false-alarm rate "
+        "In-distribution: at most 42 % of known images look as unusual (p-value 0.420, above the false-alarm rate "
         "0.05)."
     )
 
 
 def test_sentences_where_class_and_nearest_cluster_differ(plain: Explanation) -> None:
-    first = replace(plain, class_name=NAMES[1], probability=0.5).sentences()[0]
+    first, *_, second, _ = replace(plain, class_name=NAMES[1], probability=0.5).sentences()
+    assert second.startswith("Second nearest is Nitzschia (0.05), ")  # as it was called: no runner-up to itself
     assert first.startswith(
         "Called Nitzschia (probability 0.50), although cluster 1 of Navicula (0.93) has the nearest mean, "
     )
@@ -387,7 +388,12 @@ def test_a_distance_spread_evenly_says_so(plain: Explanation) -> None:
 
 def test_a_decision_by_another_rule_names_no_rate(plain: Explanation) -> None:
     flagged = replace(plain, p_value=0.06).sentences()[-1]  # as with Benjamini-Hochberg, or thresholds per class
-    assert flagged == "Out-of-distribution: 6.0 % of known images look at least as unusual (p-value 0.060)."
+    assert flagged == "Out-of-distribution: at most 6.0 % of known images look as unusual (p-value 0.060)."
+    too_few = replace(plain, p_value=0.006, is_ood=False, false_alarm=0.001, can_be_flagged=False).sentences()[-1]
+    assert too_few == (
+        "Whether it is out-of-distribution was not decided: the run has too few calibration images for the "
+        "false-alarm rate 0.001; at most 0.6 % of known images look as unusual (p-value 0.006)."
+    )
     undecided = replace(plain, p_value=np.nan, is_ood=False).sentences()[-1]
     assert "no calibration images" in undecided
     unasked = replace(plain, p_value=np.nan, is_ood=False, false_alarm=np.nan).sentences()

@@ -119,6 +119,11 @@ def test_json_and_other_levels(run: Path, images: Path, capsys: pytest.CaptureFi
         assert sum(case["parts"].values()) == pytest.approx(case["score"], rel=1e-9)
 
 
+def test_a_level_without_enough_calibration_images_decides_nothing(run: Path, images: Path) -> None:
+    for case in explain_images(run, [str(images)], decision={"false_alarm": 1e-6}):
+        assert "was not decided: the run has too few calibration images" in case.explanation.sentences()[-1]
+
+
 def test_usual_distance_is_that_of_most_test_images(run: Path, images: Path, tmp_path: Path) -> None:
     assert read_usual_distance(run) is None
     assert not explain_images(run, [str(images)])[0].explanation.is_measured

@@ -533,6 +533,16 @@ class Decision:
         return f"{kind} per class" if self.per_class else kind
 
     @property
+    def min_images(self) -> int:
+        """The least number of calibration images with which an image can be flagged at this level."""
+        return min_calibration_images(self.false_alarm, self.confidence)
+
+    @property
+    def can_flag_any(self) -> bool:
+        """Whether there are so many."""
+        return self.n_images >= self.min_images
+
+    @property
     def n_own_thresholds(self) -> int:
         """How many classes have their own threshold."""
         return int((self.group_of_class > 0).sum())
@@ -569,10 +579,10 @@ class Decision:
 
     def sentence(self) -> str:
         """The promise in one plain sentence, without its full stop."""
-        needed = min_calibration_images(self.false_alarm, self.confidence)
-        if self.n_images < needed:
+        if not self.can_flag_any:
             found = f"there are {self.n_images:,}" if self.n_images else "there are none"
-            return f"flags nothing: this false-alarm rate takes at least {needed:,} calibration images, and {found}"
+            needed = f"at least {self.min_images:,} calibration images"
+            return f"flags nothing: this false-alarm rate takes {needed}, and {found}"
         of = "in-distribution images of each predicted class" if self.n_own_thresholds else "in-distribution images"
         how = "on average over calibration sets"
         if self.confidence is not None:

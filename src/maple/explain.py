@@ -165,6 +165,7 @@ class Explanation:
     p_value: float = math.nan
     is_ood: bool = False
     false_alarm: float = math.nan
+    can_be_flagged: bool = True  # False where calibration images are too few for the false-alarm rate
     by_distance: bool = True  # whether the score that decides is the squared distance itself
     score: float = math.nan  # that decides; NaN where the outputs do not allow it
     score_by: str = ""  # its name
@@ -315,8 +316,9 @@ class Explanation:
         rival, separation = self.runner_up, self.separation
         if rival is None:
             return ""
+        place = "Second nearest is" if rival.class_name == self.class_name else "Runner-up"
         said = (
-            f"Runner-up {rival.name} ({_probability(rival.probability)}), "
+            f"{place} {rival.name} ({_probability(rival.probability)}), "
             f"squared distance {_number(rival.squared_distance)}: "
         )
         against, favourable = int(separation.argmax()), int(separation.argmin())
@@ -344,6 +346,14 @@ class Explanation:
             return ""
         if math.isnan(self.p_value):
             return "Whether it is out-of-distribution was not decided: the run has no calibration images."
+        # The image itself counts as one of n + 1: where no calibration image is as unusual, that is "at most" indeed.
+        share = f"at most {_percent(self.p_value)} of known images look as unusual"
+        p_value = f"p-value {_probability(self.p_value, digits=3)}"
+        if not self.can_be_flagged:
+            return (
+                "Whether it is out-of-distribution was not decided: the run has too few calibration images for the "
+                f"false-alarm rate {self.false_alarm:g}; {share} ({p_value})."
+            )
         verdict = "Out-of-distribution" if self.is_ood else "In-distribution"
         rate = ""
         if self.is_ood == (self.p_value <= self.false_alarm):  # where nothing else had a say
@@ -351,10 +361,7 @@ class Explanation:
         other = ""
         if self.is_ood and not self.is_unusual and not self.by_distance:
             other = "; its squared distance is usual, but the score goes by more than that"
-        return (
-            f"{verdict}: {_percent(self.p_value)} of known images look at least as unusual "
-            f"(p-value {_probability(self.p_value, digits=3)}{rate}){other}."
-        )
+        return f"{verdict}: {share} ({p_value}{rate}){other}."
 
 
 def explain_outputs(
@@ -365,13 +372,15 @@ def explain_outputs(
     class_names: Sequence[str] = (),
     prediction: Prediction | None = None,
     false_alarm: float = math.nan,
+    can_be_flagged: bool = True,
     usual_distance: float | None = None,
 ) -> list[Explanation]:
     """One explanation per image.
 
     Class and probabilities are those of ``prediction``, or else the class posterior at ``temperature``; decision and
-    p-value are those of ``prediction``, at the rate ``false_alarm``. ``usual_distance`` is the squared distance to the
-    nearest cluster below which ``USUAL_SHARE`` of known images stay; without it the Gaussian model says what is usual.
+    p-value are those of ``prediction``, at the rate ``false_alarm``, for which calibration images may be too few to
+    flag any (``can_be_flagged``). ``usual_distance`` is the squared distance to the nearest cluster below which
+    ``USUAL_SHARE`` of known images stay; without it the Gaussian model says what is usual.
 
     >>> rng = np.random.default_rng(0)
     >>> labels = np.arange(300) % 3
@@ -427,6 +436,7 @@ def explain_outputs(
             p_value=float(prediction.p_value[i]) if prediction else math.nan,
             is_ood=bool(prediction.is_ood[i]) if prediction else False,
             false_alarm=false_alarm,
+            can_be_flagged=can_be_flagged,
             by_distance=prediction is None or np.array_equal(prediction.score, prediction.squared_distance),
             score=float(found.score[i]) if has_score else math.nan,
             score_by=detector.score_,

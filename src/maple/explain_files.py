@@ -90,6 +90,7 @@ def explain_predictions(
         predictor.temperature,
         prediction=predictor.predict_outputs(outputs),
         false_alarm=predictor.false_alarm,
+        can_be_flagged=predictor.decision.can_flag_any,
         usual_distance=usual_distance,
     )
 

@@ -346,16 +346,15 @@ def open_like(predictor: BasePredictor, source: Any, data_root: Path | None, lab
 
 def warn_if_nothing_is_flagged(predictor: BasePredictor) -> None:
     """With few calibration images no score is unusual enough for a small false-alarm rate."""
-    options, n = predictor.options, len(predictor.calibration)
-    needed = min_calibration_images(options.false_alarm, options.confidence)
-    if n >= needed:
+    if predictor.decision.can_flag_any:
         return
+    options, n = predictor.options, len(predictor.calibration)
     confidence = "" if options.confidence is None else f" with --confidence {options.confidence:g}"
     least = math.ceil(1000 / (n + 1)) / 1000
     other_rate = f", or use --false-alarm {least} or more" if n and options.confidence is None else ""
     warn(
         f"no image will be flagged as out-of-distribution: --false-alarm {options.false_alarm:g}{confidence} takes at "
-        f"least {needed} calibration images, and the run has {n}; {MORE_CALIBRATION}{other_rate}"
+        f"least {predictor.decision.min_images} calibration images, and the run has {n}; {MORE_CALIBRATION}{other_rate}"
     )
 
 
