@@ -113,7 +113,7 @@ def test_files_that_are_no_images_are_counted(folder, tmp_path, capsys):
     run("monitor", folder / "run", tmp_path / "slides")
     captured = capsys.readouterr()
     assert "1 file could not be used" in flat(captured.err)
-    assert "from 1 image:" in captured.out
+    assert "from 1 image:" in captured.out and "not reached in 1 image\n" in captured.out
 
 
 # --- streams
@@ -153,6 +153,25 @@ def test_the_stream_decides_not_the_call(rng):
     assert found.describe().startswith("no drift seen in 50 images of the stream")
     assert "this call alone" in found.describe()
     assert found.to_dict()["decided_by"] == "stream"
+
+
+def test_an_alarm_that_the_order_may_explain_says_so(rng):
+    calibration, scores = rng.normal(size=300), np.sort(rng.normal(size=300))  # as in a folder sorted by class
+    stream = StreamMonitor(calibration)
+    stream.update(scores)
+    found = Monitoring(compare_scores(scores, calibration), stream, keeps_state=True, alarm_file="b/1.png")
+    assert found.drift and "the alarm tells of that order alone" in found.describe()
+    shifted = compare_scores(scores + 2, calibration)
+    assert "that order alone" not in Monitoring(shifted, stream, True, "b/1.png").describe()
+
+
+def test_drift_towards_usual_images_lists_nothing(rng):
+    calibration, scores = rng.normal(size=300), rng.normal(-2, 0.1, size=50)
+    stream = StreamMonitor(calibration)
+    stream.update(scores)
+    found = Monitoring(compare_scores(scores, calibration), stream, keeps_state=False, alarm_file=None)
+    assert found.drift and not found.batch.n_flagged
+    assert "maple predict" not in found.describe() and "calibrate with such images" in found.describe()
 
 
 def test_level_is_kept_in_the_state(folder, tmp_path, capsys):
@@ -202,6 +221,8 @@ def test_states_that_do_not_belong(folder, tmp_path, capsys):
     assert "another run" in refused(tmp_path / "other", 2)
     save_arrays(tmp_path / "part", {"scores": np.ones(3)}, {"kind": "monitor"})
     assert "lacks" in refused(tmp_path / "part", 1)
+    assert run("monitor", folder / "run", folder / "same.parquet", "--state", tmp_path) == 2
+    assert "is a folder: give the name of a file" in flat(capsys.readouterr().err)
 
 
 def test_the_state_file_has_a_format(folder, tmp_path):

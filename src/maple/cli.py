@@ -753,7 +753,8 @@ def monitor(
 
     Without --state the images are one batch, whose order does not matter.
 
-    With --state they are the next of a stream; its alarm is valid however often one asks, and stays.
+    With --state they are the next of a stream, in the order in which they came; its alarm is valid however often one
+    asks, and stays.
     """
     from maple.monitor_images import monitor_images
 

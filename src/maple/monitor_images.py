@@ -17,6 +17,7 @@ from maple.monitor import Comparison, StreamMonitor, compare_scores
 from maple.plots import plot_drift, standalone_svg
 from maple.predict_files import MORE_CALIBRATION, describe_skipped, open_like, ready_model
 from maple.progress import counting, warn
+from maple.report import plural
 
 LEVEL = 0.01
 FEW_IMAGES = 20  # of which a quarter must be flagged, at the usual levels, before that is drift
@@ -93,14 +94,14 @@ class Monitoring:
                 return f"drift: these images differ from the calibration images ({p})"
             return f"no drift seen: nothing sets these images apart from the calibration images ({p})"
         if stream.alarm_at_ is None:
-            return f"no drift seen in {len(stream):,} images of the stream (level {level:g}, over all calls)"
+            return f"no drift seen in {plural(len(stream), 'image')} of the stream (level {level:g}, over all calls)"
         before = stream.alarm_at_ < len(stream) - self.batch.n_images
         when = ", before these images" if before else ""
         return f"drift: the alarm went off at image {stream.alarm_at_ + 1:,} of the stream{when} (level {level:g})"
 
     def _describe_stream(self) -> str:
         stream = self.stream
-        reached = f"not reached in {len(stream):,} images"
+        reached = f"not reached in {plural(len(stream), 'image')}"
         if stream.alarm_at_ is not None:
             file = f" ('{self.alarm_file}')" if self.alarm_file else ""
             reached = f"reached at image {stream.alarm_at_ + 1:,}{file}"
@@ -110,15 +111,21 @@ class Monitoring:
     def _notes(self) -> list[str]:
         notes = []
         if (n := len(self.stream) if self.keeps_state else self.batch.n_images) < FEW_IMAGES:
-            notes.append(f"little can be said from {n} image{'' if n == 1 else 's'}: only a gross drift would show")
+            notes.append(f"little can be said from {plural(n, 'image')}: only a gross drift would show")
         if self.keeps_state:
             notes.append("flagged and scores are of this call alone; the stream decides, over all calls")
+            if self.alarm_file is not None and not self.batch.drift:
+                notes.append(
+                    "taken together these images are like the calibration images: if they were not given in the order "
+                    "in which they came (folders are read by name), the alarm tells of that order alone"
+                )
         elif self.stream.alarm_at_ is not None and not self.drift:
             notes.append(
                 "scores changed along the way: if the order given is that in time, watch the stream with --state"
             )
         if self.drift:
-            notes.append("maple predict lists what is flagged; train or calibrate with such images if they are to stay")
+            listed = "maple predict lists what is flagged; " if self.batch.n_flagged else ""
+            notes.append(f"{listed}train or calibrate with such images if they are to stay")
         return notes
 
 
@@ -162,6 +169,8 @@ def _open_stream(predictor: BasePredictor, folder: Path, level: float | None, st
     calibration = predictor.calibration_scores
     if len(calibration) == 0:
         raise RunError(f"'{folder}' has no calibration images, with which new images are compared: {MORE_CALIBRATION}")
+    if state is not None and state.is_dir():
+        raise UsageError(f"--state '{state}' is a folder: give the name of a file in it")
     if state is None or not state.exists():
         return StreamMonitor(calibration, LEVEL if level is None else level)
     try:
