@@ -118,6 +118,9 @@ def test_unlabelled_sources(tmp_path: Path, rng: np.random.Generator) -> None:
         open_images([], labelled=False)
     with pytest.raises(UsageError, match="no file or folder"):
         open_images([folder, tmp_path / "absent"], labelled=False)
+    for made in ("digits", "simulated-diatoms/far?n=6", "corrupted:digits?family=fog"):
+        with pytest.raises(UsageError, match="cannot be opened together with other sources: give it alone"):
+            open_images([folder, made], labelled=False)
     odd.write_bytes(b"broken")
     with pytest.raises(DataError, match=r"cannot use '.*no-suffix': not an image"):
         open_images(odd, labelled=False)

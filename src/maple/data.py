@@ -254,14 +254,20 @@ def _expand(source: str | Path) -> Iterator[str]:
     path = Path(source).expanduser()
     if path.is_dir():
         yield from _some(_walk_images(path), f"no images in '{source}': expected {_KINDS} files there or below")
+    elif is_built_in(source):
+        raise UsageError(_alone(source))
     elif _is_glob(path):
         yield from _some(_match(path), f"no images match '{source}': check the pattern")
     elif not path.is_file():
-        raise UsageError(f"no file or folder '{source}': check the path")
+        raise UsageError(f"no file or folder '{source}': check the path; the name of a data set is given alone")
     elif path.suffix.lower() in _TABLES:
-        raise UsageError(f"'{source}' cannot be opened together with other sources: give it alone")
+        raise UsageError(_alone(source))
     else:
         yield str(path)
+
+
+def _alone(source: str | Path) -> str:
+    return f"'{source}' cannot be opened together with other sources: give it alone"
 
 
 def _some(files: Iterator[str], else_say: str) -> Iterator[str]:
