@@ -600,6 +600,17 @@ def test_missing_numbers_in_predictions(run: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("no_plots")
+def test_predictions_without_calibration_are_not_called_known(run: Path, tmp_path: Path) -> None:
+    path = write_predictions(tmp_path / "p.csv", p_value="nan", is_ood="False")
+    assert read_predictions(path).n_decided == 0
+    page = write_report(run, tmp_path / "r.html", path).read_text()
+    assert "30 images, not decided about: the run had no calibration images." in page
+    section = page.partition('id="predictions"')[2].partition("</section>")[0]
+    assert ">known<" not in section and "<td>–</td>" in section
+    assert read_predictions(write_predictions(tmp_path / "q.csv")).n_decided == 30
+
+
+@pytest.mark.usefixtures("no_plots")
 def test_no_predictions_at_all(run: Path, tmp_path: Path) -> None:
     page = Page(write_report(run, tmp_path / "r.html", write_predictions(tmp_path / "p.csv", rows=0)))
     check_page(page)

@@ -196,6 +196,7 @@ class Predictions:
 
     path: Path
     n_images: int = 0
+    n_decided: int = 0  # those with a p-value: without calibration images, nothing is known or unknown
     counts: Counter[str] = field(default_factory=Counter)  # images per class
     flagged: Counter[str] = field(default_factory=Counter)
     rows: list[dict[str, Any]] = field(default_factory=list)  # most uncertain first
@@ -209,6 +210,7 @@ def read_predictions(path: Path, keep: int = MAX_ROWS) -> Predictions:
         for number_of_row, row in enumerate(_prediction_rows(path), start=1):
             parsed = _parse_prediction(row, path, number_of_row)
             found.n_images += 1
+            found.n_decided += not math.isnan(parsed["p_value"])
             found.counts[parsed["class"]] += 1
             found.flagged[parsed["class"]] += parsed["is_ood"]
             yield parsed
@@ -982,17 +984,21 @@ def _example(image: Example, kind: str) -> dict[str, Any]:
 def _prediction_section(predictions: Predictions) -> dict[str, Any]:
     total, flagged = predictions.n_images, predictions.flagged.total()
     rows = [_prediction_row(row, predictions.path.parent, i < MAX_PREVIEWS) for i, row in enumerate(predictions.rows)]
+    share_flagged = percent(flagged / total) if total else "–"
+    verdict = f"of which {flagged:,} ({share_flagged}) are flagged as out-of-distribution"
+    is_decided = bool(predictions.n_decided) or not total
+    if not is_decided:
+        verdict = "not decided about: the run had no calibration images"
     return {
-        "intro": f"{predictions.path.name}: {plural(total, 'image')}, of which {flagged:,} "
-        f"({percent(flagged / total) if total else '–'}) are flagged as out-of-distribution.",
+        "intro": f"{predictions.path.name}: {plural(total, 'image')}, {verdict}.",
         "classes": [
             {
                 "name": name,
                 "count": f"{count:,}",
                 "share": percent(count / total),
                 "width": round(BAR_WIDTH * count / total),
-                "flagged": f"{predictions.flagged[name]:,}",
-                "flagged_share": percent(predictions.flagged[name] / count),
+                "flagged": f"{predictions.flagged[name]:,}" if is_decided else "–",
+                "flagged_share": percent(predictions.flagged[name] / count) if is_decided else "–",
                 "flagged_width": round(BAR_WIDTH * predictions.flagged[name] / count),
             }
             for name, count in sorted(predictions.counts.items(), key=lambda item: (-item[1], item[0]))
@@ -1013,6 +1019,7 @@ def _prediction_row(row: Mapping[str, Any], folder: Path, with_image: bool) -> d
         "score": number(row["score"]),
         "p_value": number(row["p_value"]),
         "is_ood": row["is_ood"],
+        "is_decided": not math.isnan(row["p_value"]),
         "uri": _preview(row["file"], folder) if with_image else None,
     }
 
