@@ -99,8 +99,10 @@ def test_reliability_leaves_out_empty_bins() -> None:
     nan = float("nan")
     curve = Reliability([0, 0.5, 1], [0, 9], [nan, 0.8], [nan, 0.7])
     plot = plot_reliability([(Line("MAPLE", BLUE, "-"), curve), (Line("softmax", ORANGE, "--"), curve)])
-    check(plot)
+    drawing = check(plot)
     assert "nan" not in plot.svg
+    height = {"".join(text.itertext()): float(text.attrib["y"]) for text in reversed(list(drawing.iter("text")))}
+    assert max(height["MAPLE"], height["softmax"]) < height["100%"]  # above all lines, which may pass anywhere below
 
 
 def test_projection_names_coloured_classes_only(rng: np.random.Generator) -> None:

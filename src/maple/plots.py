@@ -266,13 +266,14 @@ def plot_reliability(curves: Sequence[tuple[Line, Reliability]]) -> tuple[Figure
             alpha=np.where(solid, 1.0, 0.4)[full],
             color=line.colour,
             linewidths=0,
+            clip_on=False,
             zorder=3 - order / 10,
         )
         lower.stairs(share, curve.edges, linewidth=1.6, clip_on=False, **line.style())
     upper.set(xlim=(0, 1), ylim=(0, 1.02), ylabel="share that is right")
     upper.annotate("too cautious", (0.22, 0.66), color=MUTED, ha="center", fontsize=9, gid="label")
     upper.annotate("too sure", (0.80, 0.22), color=MUTED, ha="center", fontsize=9, gid="label")
-    upper.legend(loc="upper left")
+    _legend_above(upper, n_columns=2)
     lower.set(xlabel="probability given to the class", ylabel="images", ylim=(0, None))
     lower.yaxis.set_major_locator(MaxNLocator(2))
     _percent_axes(upper, lower)
@@ -622,6 +623,6 @@ def plot_rows(rows: Sequence[str], panels: Sequence[Panel], ours: str, other: st
     return figure, f"{names} of {', '.join(rows)}: {ours} as dots, {other} as rings"
 
 
-def _legend_above(axes: Axes) -> None:
+def _legend_above(axes: Axes, n_columns: int = 3) -> None:
     """Between title and axes, where no line can pass through it."""
-    axes.legend(loc="lower left", bbox_to_anchor=(-0.02, 0.99), ncols=3, columnspacing=1.2, handlelength=1.6)
+    axes.legend(loc="lower left", bbox_to_anchor=(-0.02, 0.99), ncols=n_columns, columnspacing=1.2, handlelength=1.6)
