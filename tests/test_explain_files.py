@@ -245,6 +245,8 @@ def test_page_shows_what_the_score_is_made_of(run: Path, images: Path, tmp_path:
         assert widths == [round(160 * part / found.score) for part in found.parts.values()]
         orange = [name for name, bar in zip(found.parts, bars) if bar.attrib["class"] == "bar out"]
         assert orange == ([found.most_unusual_part] if found.most_unusual_part else [])
+    # The part called distance is not the squared distance that the page takes apart: both may be far from equal.
+    assert "Its distance is that of embeddings as they are" in path.read_text()
 
 
 def test_page_without_parts_has_no_table(run: Path, images: Path) -> None:

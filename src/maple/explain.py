@@ -48,7 +48,7 @@ PART_MEANINGS: dict[Score, str] = {  # what an image is like where a part of the
     "energy": "little evidence for any class",
     "spread": "lies between the classes",
     "shallow": "looks different from all training images, whatever it shows",
-    "distance": "lies far outside of all classes",
+    "distance": "lies far outside of all classes, embeddings as they are",
 }
 
 
