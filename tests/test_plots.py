@@ -88,6 +88,27 @@ def test_scores_with_and_without_threshold(threshold: float | None) -> None:
     assert ("threshold" in shown) == (threshold is not None)
 
 
+def test_shares_of_scores_end_above_the_highest_bar_and_never_far_beyond_all_images() -> None:
+    def top_ticks(ind: list[int], ood: list[int]) -> list[float]:
+        shown = words(check(plot_scores("far", [0, 1, 2, 3, 4], ind, ood, 2.5)))
+        return sorted(float(text.split()[0]) for text in shown if text.endswith("%"))
+
+    assert top_ticks([9, 0, 0, 0], [0, 0, 3, 3])[-1] == 100
+    assert top_ticks([7, 6, 6, 6], [6, 6, 6, 7])[-1] <= 28
+
+
+def test_no_line_can_lie_on_a_legend() -> None:
+    steep = (Line("MAPLE, chi-square tail, AUROC 0.123", BLUE, "-"), [0, 0.9, 1], [0, 0.1, 1])
+    for plot, names in (
+        (plot_roc("near", [steep, steep], 0.05), [steep[0].label, "5\u202f% false alarms"]),
+        (plot_scores("near", [0, 1, 2], [9, 0], [0, 9], 1.5), ["known", "unknown: near", "threshold"]),
+    ):
+        drawing = check(plot)
+        height = {"".join(text.itertext()): float(text.attrib["y"]) for text in drawing.iter("text")}
+        highest_tick = min(y for text, y in height.items() if text.endswith("%"))
+        assert all(height[name] < highest_tick for name in names)
+
+
 def test_scores_leave_out_the_far_end_of_other_sets() -> None:
     edges = np.linspace(0, 100, 51).tolist()
     ind, ood = [50, 50] + 48 * [0], [20, 50, 30] + 47 * [0]

@@ -66,6 +66,7 @@ LIGHT = {
     "c9": "#6f7780",
 }
 _DOTTED = (0, (2, 3))
+LEGEND_ROW = 0.2  # inches, of a legend above the axes
 MIN_BIN_IMAGES = 10  # a bin with fewer is a dot beside the line
 _STYLE: Any = {
     "svg.fonttype": "none",  # text stays text: it can be searched, read aloud, and takes the page's font
@@ -225,10 +226,6 @@ def _percent_axes(*axes: Axes) -> None:
         each.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
 
 
-def _beside(x: float, to_left: bool = False) -> dict[str, Any]:
-    return {"xytext": (-x if to_left else x, 0), "textcoords": "offset points", "ha": "right" if to_left else "left"}
-
-
 # ---------------------------------------------------------------------------------------------------------------------
 # Evaluation
 
@@ -304,15 +301,13 @@ def plot_roc(
     name: str, curves: Sequence[tuple[Line, Sequence[float], Sequence[float]]], false_alarm: float
 ) -> tuple[Figure, str]:
     """Unknown images caught against known images flagged, one line per method."""
-    figure, axes = _axes(4.4, 3.9)
+    figure, axes = _axes(4.4, 3.6 + LEGEND_ROW * (len(curves) + 1))
     axes.plot([0, 1], [0, 1], color=MUTED, linewidth=1, linestyle=_DOTTED)
-    axes.axvline(false_alarm, color=MUTED, linewidth=1)
-    text = f"{percent(false_alarm)} false alarms"
-    axes.annotate(text, (false_alarm, 0.03), color=MUTED, fontsize=9, **_beside(5, to_left=false_alarm > 0.5))
     for order, (line, ind, ood) in enumerate(curves):
         axes.plot(ind, ood, label=line.label, zorder=3 - order / 10, **line.style())  # the first on top
+    axes.axvline(false_alarm, color=MUTED, linewidth=1, label=f"{percent(false_alarm)} false alarms")
     axes.set(xlim=(0, 1), ylim=(0, 1.01), xlabel="known images flagged", ylabel="unknown images caught")
-    axes.legend(loc="lower right", bbox_to_anchor=(1, 0.07))
+    _legend_above(axes, n_columns=1)
     _percent_axes(axes)
     return figure, f"ROC curve for {name}: {'; '.join(line.label for line, *_ in curves)}"
 
@@ -322,7 +317,7 @@ def plot_scores(
     name: str, edges: Sequence[float], ind: Sequence[int], ood: Sequence[int], threshold: float | None
 ) -> tuple[Figure, str]:
     """How the scores of known and unknown images are distributed, and where the threshold lies."""
-    figure, axes = _axes(4.4, 3.9)
+    figure, axes = _axes(4.4, 3.6 + LEGEND_ROW * (2 if threshold is None else 3))
     end = max(_end_of_bulk(edges, ind), _end_of_bulk(edges, ood), edges[0] if threshold is None else threshold)
     top = 0.0
     for counts, label, colour, dashes in ((ind, "known", BLUE, "-"), (ood, f"unknown: {name}", ORANGE, "--")):
@@ -331,13 +326,12 @@ def plot_scores(
         axes.stairs(share, edges, fill=True, color=colour, alpha=0.25, linewidth=0)
         axes.stairs(share, edges, color=colour, linewidth=1.6, label=shorten(label, 40), linestyle=dashes)
     if threshold is not None:
-        to_left = threshold > (edges[0] + end) / 2
-        axes.axvline(threshold, ymax=0.8, color=INK, linewidth=1.2)
-        axes.annotate("threshold", (threshold, top * 1.04), va="center", fontsize=9, **_beside(5, to_left))
-    axes.set(xlim=(edges[0], end), ylim=(0, 1.35 * top or 1), xlabel="score: more unusual to the right")
+        axes.axvline(threshold, color=INK, linewidth=1.2, label="threshold")
+    axes.set(xlim=(edges[0], end), ylim=(0, 1.03 * top or 1), xlabel="score: more unusual to the right")
     axes.set_ylabel("share of images")
-    axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=None))
-    axes.legend(loc="upper right")
+    axes.yaxis.set_major_locator(MaxNLocator(6))
+    axes.yaxis.set_major_formatter(lambda share, _: percent(share))
+    _legend_above(axes, n_columns=1)
     return figure, f"Histogram of the MAPLE scores of known images and of {name}"
 
 
