@@ -331,7 +331,7 @@ def test_sentences(plain: Explanation) -> None:
         "Called Navicula (probability 0.93): nearest to cluster 1 of Navicula, squared distance 20.0, where 95 % of "
         "known images stay below 18.0.",
         "80 % of that distance comes from component 3 (4.0 standard deviations).",
-        "81 % of what is unusual about it lies in components that tell no clusters apart (2 to 4): it would be "
+        "81.2 % of what is unusual about it lies in components that tell no clusters apart (2 to 4): it would be "
         "unusual in any of them.",
         "Runner-up Nitzschia (0.05), squared distance 41.0: component 1 speaks most against it (21.0).",
         "Out-of-distribution: at most 0.4 % of known images look as unusual (p-value 0.004, at most the false-alarm "
@@ -377,18 +377,20 @@ def test_a_distance_spread_evenly_says_so(plain: Explanation) -> None:
     components = replace(plain.components, axes=np.eye(n), centroids=5 * np.eye(3, n, k=10))
     even = replace(plain.nearest, deviations=np.full(n, 1.0))
     spread = replace(plain, nearest=even, runner_up=None, components=components, coordinates=np.zeros(n))
-    assert spread.sentences()[1] == "None of the 20 components stands out: the largest makes 5.0 %."
+    assert spread.sentences()[1] == "None of the 20 components stands out: the largest makes 5 %."
     one_far = replace(even, deviations=np.where(np.arange(n) == 4, 3.5, 1.5))
     said = replace(spread, nearest=one_far).sentences()[1]
     assert said == (
-        "The largest parts of that distance, together 30 %, come from components 5 (3.5 standard deviations), "
+        "The largest parts of that distance, together 30.5 %, come from components 5 (3.5 standard deviations), "
         "1 (1.5), 2 (1.5)."
     )
 
 
 def test_a_decision_by_another_rule_names_no_rate(plain: Explanation) -> None:
     flagged = replace(plain, p_value=0.06).sentences()[-1]  # as with Benjamini-Hochberg, or thresholds per class
-    assert flagged == "Out-of-distribution: at most 6.0 % of known images look as unusual (p-value 0.060)."
+    assert flagged == "Out-of-distribution: at most 6 % of known images look as unusual (p-value 0.060)."
+    unlike_any = replace(plain, p_value=0.0001).sentences()[-1]
+    assert "at most 0.1 % of known images look as unusual (p-value below 0.001" in unlike_any
     too_few = replace(plain, p_value=0.006, is_ood=False, false_alarm=0.001, can_be_flagged=False).sentences()[-1]
     assert too_few == (
         "Whether it is out-of-distribution was not decided: the run has too few calibration images for the "

@@ -60,7 +60,7 @@ def test_images_like_the_calibration_images(folder, tmp_path, capsys):
     assert run("monitor", folder / "run", folder / "same.parquet", "--out", plot) == 0
     text = capsys.readouterr().out
     assert text.startswith("no drift seen")
-    assert "80 new, 120 for calibration" in text and "expected 5.0%" in text and "alarm at 100" in text
+    assert "80 new, 120 for calibration" in text and "expected 5 %" in text and "alarm at 100" in text
     assert ElementTree.parse(plot).getroot().tag == "{http://www.w3.org/2000/svg}svg"
 
 

@@ -28,6 +28,7 @@ from scipy.special import betainc, betaincinv, logsumexp
 
 from maple.errors import DataError, UsageError
 from maple.gaussian import as_array, log_posterior
+from maple.words import percent
 
 TEMPERATURE_RANGE = (1e-3, 1e6)
 # Deviation of the prior on log T: within a factor of ten of 1. It weighs as much as one image, hence it decides only
@@ -586,8 +587,8 @@ class Decision:
         of = "in-distribution images of each predicted class" if self.n_own_thresholds else "in-distribution images"
         how = "on average over calibration sets"
         if self.confidence is not None:
-            how = f"with {_percent(self.confidence)} confidence in this calibration set"
-        promise = f"flags at most {_percent(self.false_alarm)} of {of} {how}"
+            how = f"with {percent(self.confidence, exact=True)} confidence in this calibration set"
+        promise = f"flags at most {percent(self.false_alarm, exact=True)} of {of} {how}"
         return f"{promise} ({self.n_images:,} calibration images; {self._detail()})"
 
     def _detail(self) -> str:
@@ -618,12 +619,3 @@ def _check_images(scores: ArrayLike, class_ids: ArrayLike, n_classes: int) -> tu
     if len(class_ids) and not (class_ids.min() >= 0 and class_ids.max() < n_classes):
         raise UsageError(f"class ids must lie between 0 and {n_classes - 1}: give the predicted class of each image")
     return scores, class_ids.astype(np.int64)
-
-
-def _percent(share: float) -> str:
-    """As people write it.
-
-    >>> _percent(0.05), _percent(0.001), _percent(1 / 3)
-    ('5 %', '0.1 %', '33.3333 %')
-    """
-    return f"{100 * share:.6g} %"

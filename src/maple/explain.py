@@ -38,6 +38,7 @@ from maple.errors import UsageError
 from maple.gaussian import Gaussians, as_embeddings, count_components
 from maple.scores import FUSED, Score
 from maple.types import Outputs, Prediction
+from maple.words import percent
 
 USUAL_SHARE = 0.95  # of the known images lie within the usual squared distance
 LEADING_SHARE = 0.5  # of a squared distance, which its leading components make together
@@ -264,10 +265,10 @@ class Explanation:
 
     def _say_usual(self) -> str:
         if self.is_measured:
-            return f"where {_percent(USUAL_SHARE)} of known images stay below {_number(self.usual_distance)}"
+            return f"where {percent(USUAL_SHARE)} of known images stay below {_number(self.usual_distance)}"
         return (
             f"where the Gaussian model expects about {self.degrees_of_freedom} "
-            f"({_percent(USUAL_SHARE)} below {_number(self.usual_distance)})"
+            f"({percent(USUAL_SHARE)} below {_number(self.usual_distance)})"
         )
 
     def _say_components(self) -> str:
@@ -279,11 +280,11 @@ class Explanation:
         parts = [f"{c + 1} ({self.say_deviation(c, unit=i == 0)})" for i, c in enumerate(leading)]
         which = f"component{'s' if len(leading) > 1 else ''} {', '.join(parts)}"
         if share >= LEADING_SHARE:
-            return f"{_percent(share)} of that distance comes from {which}."
+            return f"{percent(share)} of that distance comes from {which}."
         if np.abs(self.nearest.deviations).max() < STANDS_OUT:
             first = self.nearest.contributions[leading[0]] / total
-            return f"None of the {self.degrees_of_freedom} components stands out: the largest makes {_percent(first)}."
-        return f"The largest parts of that distance, together {_percent(share)}, come from {which}."
+            return f"None of the {self.degrees_of_freedom} components stands out: the largest makes {percent(first)}."
+        return f"The largest parts of that distance, together {percent(share)}, come from {which}."
 
     def say_deviation(self, component: int, unit: bool = True) -> str:
         """How far an image lies from its nearest cluster along one component; towards which, where there is one."""
@@ -310,7 +311,7 @@ class Explanation:
         else:
             kind, verdict = f"clusters apart (1 to {n_separating})", "it lies between or beyond them"
         share = max(separating, shared) / (separating + shared or 1.0)
-        return f"{_percent(share)} of what is unusual about it lies in components that tell {kind}: {verdict}."
+        return f"{percent(share)} of what is unusual about it lies in components that tell {kind}: {verdict}."
 
     def _say_runner_up(self) -> str:
         rival, separation = self.runner_up, self.separation
@@ -347,7 +348,7 @@ class Explanation:
         if math.isnan(self.p_value):
             return "Whether it is out-of-distribution was not decided: the run has no calibration images."
         # The image itself counts as one of n + 1: where no calibration image is as unusual, that is "at most" indeed.
-        share = f"at most {_percent(self.p_value)} of known images look as unusual"
+        share = f"at most {percent(max(self.p_value, 0.001))} of known images look as unusual"
         p_value = f"p-value {_probability(self.p_value, digits=3)}"
         if not self.can_be_flagged:
             return (
@@ -486,10 +487,6 @@ def _in_float64(outputs: Outputs | np.ndarray) -> Outputs:
 
 
 # ----------------------------------------------------------------------------------------------------------- words
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.{0 if share >= 0.1 else 1}f} %"
 
 
 def _number(value: float) -> str:

@@ -21,12 +21,13 @@ from maple.explain import PART_MEANINGS, USUAL_SHARE, Components, Explanation, M
 from maple.gallery import ClusterExemplars, ComponentEnd, ComponentExemplars, read_gallery, thumbnail
 from maple.images import ImageSet
 from maple.page import render_page
-from maple.plots import number, percent, plot_contributions, shorten
+from maple.plots import plot_contributions
 from maple.predict_files import describe_skipped, open_like, ready_predictor
 from maple.predictor import Predictor
 from maple.progress import counting, warn
 from maple.report import CRISP, data_uri, listed, plural
 from maple.types import Outputs
+from maple.words import number, percent, shorten
 
 MAX_IMAGES = 200  # on one page
 MAX_BARS = 6  # components in the plot, besides those that speak most for and against the runner-up

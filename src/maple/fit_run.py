@@ -19,6 +19,7 @@ from maple.splits import Splits
 from maple.start import check_weights, describe_network, follow_network, try_image
 from maple.train import count_outputs, snapshot_rows
 from maple.types import Outputs, Relabelling
+from maple.words import percent
 from maple.workflow import (
     LEFT_OUT,
     RunRequest,
@@ -158,6 +159,7 @@ def _warn_of_another_order(predictor: Predictor, validation: Outputs) -> None:
     )
     if by_head < by_gaussians / 2:
         warn(
-            f"the head is right about {by_head:.0%} of the validation images, the Gaussians about {by_gaussians:.0%}: "
-            "if its classes are in another order than those of the data, give them with --class-names"
+            f"the head is right about {percent(by_head)} of the validation images, the Gaussians about "
+            f"{percent(by_gaussians)}: if its classes are in another order than those of the data, give them "
+            "with --class-names"
         )

@@ -18,6 +18,7 @@ from maple.plots import plot_drift, standalone_svg
 from maple.predict_files import MORE_CALIBRATION, describe_skipped, open_like, ready_model
 from maple.progress import counting, warn
 from maple.report import plural
+from maple.words import percent
 
 LEVEL = 0.01
 FEW_IMAGES = 20  # of which a quarter must be flagged, at the usual levels, before that is drift
@@ -211,8 +212,8 @@ def _alarm_file(stream: StreamMonitor, images: ImageSet) -> str | None:
 
 def _describe_share(batch: Comparison) -> str:
     low, high = batch.likely_shares
-    expected = f"expected {batch.expected_share:.1%}, usually {low:.1%} to {high:.1%}"
-    found = f"{batch.n_flagged:,} of {batch.n_images:,} ({batch.share_flagged:.1%})"
+    expected = f"expected {percent(batch.expected_share)}, usually {percent(low)} to {percent(high)}"
+    found = f"{batch.n_flagged:,} of {batch.n_images:,} ({percent(batch.share_flagged)})"
     return f"{found}; {expected}; {_describe_p(batch.share_p_value)}"
 
 

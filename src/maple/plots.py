@@ -23,10 +23,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import PathPatch
 from matplotlib.path import Path as Outline
-from matplotlib.ticker import MaxNLocator, PercentFormatter
+from matplotlib.ticker import MaxNLocator
 
 from maple.benchmark import Reliability
 from maple.metrics import spaced_rows
+from maple.words import percent, shorten
 
 # Matplotlib writes these colours, the page puts its own in their place.
 INK, MUTED, GRID, CARD, REST, BLUE, ORANGE, GREEN, PINK = (f"#0{i}0{i}0{i}" for i in range(1, 10))
@@ -103,49 +104,6 @@ _STYLE: Any = {
 }
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Numbers as people read them
-
-
-def percent(share: float) -> str:
-    """A share with one decimal where it matters.
-
-    >>> [percent(share).replace("\u202f", " ") for share in (0.5, 0.973, 0.0004, 0.9999, 1.0, float("nan"))]
-    ['50 %', '97.3 %', '< 0.1 %', '> 99.9 %', '100 %', '–']
-    """
-    if math.isnan(share):
-        return "–"
-    if 0 < share < 0.0005:
-        return "<\u202f0.1\u202f%"
-    if 0.9995 <= share < 1:
-        return ">\u202f99.9\u202f%"
-    return f"{100 * share:.1f}".removesuffix(".0") + "\u202f%"
-
-
-def number(value: float, digits: int = 3) -> str:
-    """A number of fixed digits, shorter where it is large, a dash where it is missing.
-
-    >>> [number(value) for value in (0.97345, 12.5, 1234.5, float("inf"), float("nan"))]
-    ['0.973', '12.50', '1,234', '∞', '–']
-    """
-    if math.isnan(value):
-        return "–"
-    if math.isinf(value):
-        return "∞" if value > 0 else "-∞"
-    if abs(value) >= 1000:
-        return f"{value:,.0f}"
-    return f"{value:.{digits if abs(value) < 10 else max(digits - 1, 0)}f}"
-
-
-def shorten(text: str, length: int) -> str:
-    """Text of at most ``length`` characters.
-
-    >>> shorten("Navicula", 5)
-    'Navi…'
-    """
-    return text if len(text) <= length else text[: length - 1] + "…"
-
-
-# ---------------------------------------------------------------------------------------------------------------------
 # From Matplotlib to the page
 
 
@@ -220,10 +178,14 @@ def _axes(width: float, height: float) -> tuple[Figure, Axes]:
     return figure, figure.add_subplot()
 
 
+def _tick(share: float, _: float) -> str:
+    return percent(share, exact=True)
+
+
 def _percent_axes(*axes: Axes) -> None:
     for each in axes:
-        each.xaxis.set_major_formatter(PercentFormatter(1, decimals=0))
-        each.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
+        each.xaxis.set_major_formatter(_tick)
+        each.yaxis.set_major_formatter(_tick)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -330,7 +292,7 @@ def plot_scores(
     axes.set(xlim=(edges[0], end), ylim=(0, 1.03 * top or 1), xlabel="score: more unusual to the right")
     axes.set_ylabel("share of images")
     axes.yaxis.set_major_locator(MaxNLocator(6))
-    axes.yaxis.set_major_formatter(lambda share, _: percent(share))
+    axes.yaxis.set_major_formatter(_tick)
     _legend_above(axes, n_columns=1)
     return figure, f"Histogram of the MAPLE scores of known images and of {name}"
 
@@ -479,7 +441,7 @@ def plot_accuracy(history: Mapping[str, np.ndarray], events: Sequence[int]) -> t
     axes.plot(history["epoch"], history["validation_accuracy"], color=BLUE, **_dot(history))
     _epoch_axis(axes, events)
     axes.set_ylabel("validation accuracy")
-    axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=None))
+    axes.yaxis.set_major_formatter(_tick)
     return figure, "Validation accuracy per epoch"
 
 
@@ -563,7 +525,7 @@ def _draw_shares_above(axes: Axes, calibration_scores: np.ndarray, scores: np.nd
         axes.axvline(threshold, color=INK, linewidth=1.2, label="threshold")
     axes.set(xlim=(low, high), ylim=(0, 1.02), xlabel="score: more unusual to the right")
     axes.set_ylabel("share of images that score higher")
-    axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
+    axes.yaxis.set_major_formatter(_tick)
     _legend_above(axes)
 
 

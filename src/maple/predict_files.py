@@ -31,6 +31,7 @@ from maple.progress import counting, warn
 from maple.row_files import PARQUET_SUFFIX, SUFFIXES, ResumableFile, Row, State, skipped_path, to_csv
 from maple.stream import Decoded, Source, decode_stream, open_source
 from maple.types import PREDICTION_COLUMNS, Skipped
+from maple.words import percent
 
 if TYPE_CHECKING:
     from maple.predictor import Predictor
@@ -258,12 +259,12 @@ def _describe_file(work: _Work, fdr: float | None, n_images: int) -> dict[str, A
     promise = predictor.decision.sentence()
     if fdr is not None:
         promise = (
-            f"of the images flagged, at most {100 * fdr:g} % are in-distribution on average (Benjamini-Hochberg over "
-            f"{n_images:,} images)"
+            f"of the images flagged, at most {percent(fdr, exact=True)} are in-distribution on average "
+            f"(Benjamini-Hochberg over {n_images:,} images)"
         )
     if work.coverage is not None:
         n_labelled = len(predictor.calibration.set_scores)
-        covered = f"holds the true class of at least {100 * work.coverage:g} % of in-distribution images"
+        covered = f"holds the true class of at least {percent(work.coverage, exact=True)} of in-distribution images"
         sets["prediction_set"] = f"{covered} on average over calibration sets ({n_labelled:,} labelled images)"
     return {
         "version": __version__,

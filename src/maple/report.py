@@ -43,8 +43,6 @@ from maple.plots import (
     PINK,
     Line,
     Plot,
-    number,
-    percent,
     plot_accuracy,
     plot_clusters,
     plot_coverage,
@@ -54,9 +52,9 @@ from maple.plots import (
     plot_reliability,
     plot_roc,
     plot_scores,
-    shorten,
 )
 from maple.types import PREDICTION_COLUMNS
+from maple.words import number, percent, shorten
 
 MAX_MATRIX = 20  # classes; with more, the confusion matrix is a picture without names
 MAX_ROWS = 200  # predictions listed
@@ -400,9 +398,9 @@ def _never_flagged(results: Results) -> Iterator[str]:
         return
     rate, n = (results.provenance.get(key) for key in ("false_alarm", "calibration_images"))
     few = f"{plural(n, 'calibration image')} are" if n is not None else "the calibration images are"
-    for_rate = f" for a false-alarm rate of {percent(rate)}" if rate is not None else ""
+    for_rate = f" for a false-alarm rate of {percent(rate, exact=True)}" if rate is not None else ""
     if confidence := results.provenance.get("decision", {}).get("confidence"):
-        for_rate += f" with {percent(confidence)} confidence"
+        for_rate += f" with {percent(confidence, exact=True)} confidence"
     yield (
         f"No image is ever flagged: {few} too few{for_rate}. Train with more of them, "
         "or evaluate and predict with a larger --false-alarm."

@@ -45,7 +45,7 @@ from maple.config import (
 )
 from maple.criteria import CRITERIA, halve, judge_run
 from maple.errors import DataError, FitError, MapleError, RunError, TrainError, UsageError, suggest
-from maple.plots import number, standalone_svg
+from maple.plots import standalone_svg
 from maple.predictor import channel_statistics
 from maple.processes import count_processes
 from maple.progress import counting, say, warn
@@ -66,6 +66,7 @@ from maple.search_space import (
 from maple.splits import Splits, load_splits
 from maple.train import CHECKPOINT, FREE_OPTIONS, Run, train_backbone
 from maple.trial_plots import plot_trials
+from maple.words import number
 from maple.workflow import check_flags, check_options, digest_images, recipe_options
 
 Progress = Callable[[int, int], None]
