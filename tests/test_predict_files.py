@@ -208,6 +208,43 @@ def test_when_no_image_can_be_used(cheap, tmp_path, capsys, out):
     assert files_in(tmp_path) == {"model", "images"} and capsys.readouterr().out == ""
 
 
+class Overflowing(Cheap):
+    """A network whose embeddings overflow where an image is bright."""
+
+    limit = 200
+
+    def predict_pixels(self, pixels: np.ndarray) -> Prediction:
+        if (pixels.mean((1, 2, 3)) >= self.limit).any():
+            self.decision.p_values(np.full(len(pixels), np.nan), np.zeros(len(pixels), int))
+        return super().predict_pixels(pixels)
+
+
+@pytest.mark.parametrize("fdr", [None, 0.6])
+@pytest.mark.parametrize("form", FORMATS)
+def test_an_image_without_a_score_is_skipped_and_named(cheap, tmp_path, capsys, form, fdr):
+    _, model = cheap
+    folder, out = write_images(tmp_path / "images", 30), tmp_path / f"p.{form}"
+    predict_images(model, [str(folder)], str(tmp_path / f"all.{form}"), batch_size=8)
+    use(Overflowing())
+    assert predict_images(model, [str(folder)], str(out), fdr=fdr, batch_size=8) == 21
+    kept = [row for row in read_rows(tmp_path / f"all.{form}") if row["file"] < str(folder / "0024.png")]
+    assert [row | {"is_ood": None} for row in read_rows(out)] == [row | {"is_ood": None} for row in kept]
+    with (tmp_path / "p.skipped.csv").open(newline="") as file:
+        lost = {Path(row["file"]).name: row["reason"] for row in csv.DictReader(file)}
+    unsaid = [f"{i:04}.png" for i in (24, 25, 27, 28, 29)]
+    assert {name for name, reason in lost.items() if "NaN" in reason} == set(unsaid) and len(lost) == 9
+    assert "could not be used" in " ".join(capsys.readouterr().err.split())
+
+
+def test_when_no_image_has_a_score(cheap, tmp_path):
+    _, model = cheap
+    use(nothing := Overflowing())
+    nothing.limit = 0
+    with pytest.raises(DataError, match=r"none of the 9 images .*'.*0000.png': .*NaN"):
+        predict_images(model, [str(write_images(tmp_path / "images", 9))], str(tmp_path / "p.csv"), batch_size=4)
+    assert files_in(tmp_path) == {"images", "model"}
+
+
 def test_the_images_themselves_are_not_overwritten(cheap, tmp_path, rng):
     _, model = cheap
     path = tmp_path / "images.parquet"

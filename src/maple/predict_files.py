@@ -30,7 +30,7 @@ from maple.images import ImageSet, no_labels
 from maple.progress import counting, warn
 from maple.row_files import PARQUET_SUFFIX, SUFFIXES, ResumableFile, Row, State, skipped_path, to_csv
 from maple.stream import Decoded, Source, decode_stream, open_source
-from maple.types import PREDICTION_COLUMNS, Skipped
+from maple.types import PREDICTION_COLUMNS, Prediction, Skipped
 from maple.words import percent
 
 if TYPE_CHECKING:
@@ -41,6 +41,7 @@ MORE_CALIBRATION = (  # where there are none, or too few
     "of --splits)"
 )
 GRAPH_SUFFIX = ".onnx"
+NO_SCORE = "its embedding or score is NaN or infinite"
 
 AnyPredictor = TypeVar("AnyPredictor", bound=BasePredictor)
 
@@ -113,17 +114,43 @@ class _Work:
         )
         with counting("predicting") as progress, closing(decoded):
             for chunk in decoded:
-                yield self._rows(chunk), chunk
+                said, chunk = self._predict_usable(chunk)
+                yield self._rows(said, chunk), chunk
                 if progress is not None:
                     progress(chunk.stop, len(self.source))
 
-    def _rows(self, chunk: Decoded) -> list[Row]:
+    def _predict_usable(self, chunk: Decoded) -> tuple[Prediction | None, Decoded]:
+        """What is said about a chunk. Images that nothing can be said about are skipped, like those of no pixels."""
+        try:
+            return self._predict(chunk), chunk
+        except DataError:  # which does not say of which image
+            usable = [self._is_usable(chunk, row) for row in range(len(chunk.files))]
+            if all(usable):
+                raise
+        unusable = [Skipped(file, NO_SCORE) for file, is_usable in zip(chunk.files, usable) if not is_usable]
+        files = [file for file, is_usable in zip(chunk.files, usable) if is_usable]
+        rest = chunk._replace(files=files, pixels=chunk.pixels[usable], skipped=[*chunk.skipped, *unusable])
+        return self._predict(rest), rest
+
+    def _is_usable(self, chunk: Decoded, row: int) -> bool:
+        try:
+            self._predict(chunk._replace(files=[chunk.files[row]], pixels=chunk.pixels[row : row + 1]))
+        except DataError:
+            return False
+        return True
+
+    def _predict(self, chunk: Decoded) -> Prediction | None:
         if not chunk.files:
-            return []
+            return None
         labels, class_names = no_labels(len(chunk.files))
         keys = np.zeros(len(chunk.files), dtype="S32")
         images = ImageSet(labels, class_names, tuple(chunk.files), self.predictor.size, keys, chunk.pixels)
         (said,) = self.predictor.predict_batches(images, batch_size=self.batch_size)
+        return said
+
+    def _rows(self, said: Prediction | None, chunk: Decoded) -> list[Row]:
+        if said is None:
+            return []
         sets = None if self.coverage is None else self.predictor.prediction_sets(said, self.coverage)
         return list(said.rows(chunk.files, self.all_probabilities, sets))
 
