@@ -10,10 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
+from safetensors.numpy import save
 
 from commands import flat, run
 from image_files import encode, write_parquet
-from maple.checkpoint import load_arrays, save_arrays
+from maple.checkpoint import FORMAT_VERSION, load_arrays, save_arrays
 from maple.monitor import StreamMonitor, compare_scores
 from maple.monitor_images import Monitoring
 
@@ -59,7 +60,7 @@ def test_images_like_the_calibration_images(folder, tmp_path, capsys):
     plot = tmp_path / "plot.svg"
     assert run("monitor", folder / "run", folder / "same.parquet", "--out", plot) == 0
     text = capsys.readouterr().out
-    assert text.startswith("no drift seen")
+    assert text.startswith("no drift seen: the scores of these images do not set them apart")
     assert "80 new, 120 for calibration" in text and "expected 5 %" in text and "alarm at 100" in text
     assert ElementTree.parse(plot).getroot().tag == "{http://www.w3.org/2000/svg}svg"
 
@@ -210,13 +211,17 @@ def test_states_that_do_not_belong(folder, tmp_path, capsys):
         assert run("monitor", folder / "run", folder / "same.parquet", "--state", state) == code
         assert state.read_bytes() == before
         errors = capsys.readouterr().err
-        assert "new file" in errors and errors.startswith("error: ") and errors.count("\n") == 1
+        assert errors.startswith("error: ") and errors.count("\n") == 1
+        assert "new file" in errors and "train" not in errors
         return errors
 
     shutil.copy(folder / "run" / "weights.safetensors", tmp_path / "weights")
     assert "not written by maple monitor" in refused(tmp_path / "weights", 1)
     (tmp_path / "damaged").write_bytes(b"junk")
     assert "damaged" in refused(tmp_path / "damaged", 1)
+    header = {"maple": json.dumps({"format": FORMAT_VERSION - 1, "kind": "monitor"})}
+    (tmp_path / "older").write_bytes(save({"scores": np.ones(3)}, header))
+    assert "older maple" in refused(tmp_path / "older", 1)
     save_arrays(tmp_path / "other", StreamMonitor([1.0, 2.0]).to_arrays(), {"kind": "monitor"})
     assert "another run" in refused(tmp_path / "other", 2)
     save_arrays(tmp_path / "part", {"scores": np.ones(3)}, {"kind": "monitor"})

@@ -23,6 +23,7 @@ from maple.errors import RunError
 
 FORMAT_VERSION = 2
 _METADATA_KEY = "maple"
+ANEW = "train again with --overwrite"  # about a file of a run that is of no more use
 
 
 def write_atomic(path: Path, content: bytes | str) -> None:
@@ -76,8 +77,8 @@ def save_arrays(path: Path, arrays: Mapping[str, np.ndarray], metadata: Mapping[
     write_atomic(path, save({name: np.asarray(array, order="C") for name, array in arrays.items()}, header))
 
 
-def load_arrays(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-    """Read what :func:`save_arrays` wrote.
+def load_arrays(path: Path, otherwise: str = ANEW) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+    """Read what :func:`save_arrays` wrote; ``otherwise`` says what to do about a file that can no longer be read.
 
     >>> import tempfile
     >>> path = Path(tempfile.mkdtemp()) / "a.safetensors"
@@ -93,8 +94,8 @@ def load_arrays(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
             metadata = json.loads((file.metadata() or {}).get(_METADATA_KEY, "{}"))
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
     except (SafetensorError, ValueError, OSError) as error:
-        raise RunError(f"'{path}' is damaged ({error}): restore it from a copy or train again") from None
-    check_format(metadata, path)
+        raise RunError(f"'{path}' is damaged ({error}): restore it from a copy or {otherwise}") from None
+    check_format(metadata, path, otherwise=otherwise)
     return arrays, metadata
 
 
@@ -110,12 +111,12 @@ def load_json(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise RunError(f"cannot read '{path}': {error.strerror or error}; is '{path.parent}' a run folder?") from None
     except ValueError as error:
-        raise RunError(f"'{path}' is damaged ({error}): restore it from a copy or train again") from None
+        raise RunError(f"'{path}' is damaged ({error}): restore it from a copy or {ANEW}") from None
     check_format(value, path)
     return value
 
 
-def check_format(metadata: Mapping[str, Any], path: Path, oldest: int = FORMAT_VERSION) -> None:
+def check_format(metadata: Mapping[str, Any], path: Path, oldest: int = FORMAT_VERSION, otherwise: str = ANEW) -> None:
     """Refuse files of a newer format than this version writes, and of an older one than ``oldest``."""
     found = metadata.get("format") if isinstance(metadata, Mapping) else None
     if not isinstance(found, int):
@@ -127,8 +128,8 @@ def check_format(metadata: Mapping[str, Any], path: Path, oldest: int = FORMAT_V
         )
     if found < oldest:
         raise RunError(
-            f"'{path}' was written by an older maple (format {found}, now {FORMAT_VERSION}): train again with "
-            "--overwrite, or use that maple"
+            f"'{path}' was written by an older maple (format {found}, now {FORMAT_VERSION}): {otherwise}, or use "
+            "that maple"
         )
 
 

@@ -93,7 +93,7 @@ class Monitoring:
             p = f"{_describe_p(self.batch.p_value)}, level {level:g}"
             if self.drift:
                 return f"drift: these images differ from the calibration images ({p})"
-            return f"no drift seen: nothing sets these images apart from the calibration images ({p})"
+            return f"no drift seen: the scores of these images do not set them apart from the calibration images ({p})"
         if stream.alarm_at_ is None:
             return f"no drift seen in {plural(len(stream), 'image')} of the stream (level {level:g}, over all calls)"
         before = stream.alarm_at_ < len(stream) - self.batch.n_images
@@ -175,7 +175,7 @@ def _open_stream(predictor: BasePredictor, folder: Path, level: float | None, st
     if state is None or not state.exists():
         return StreamMonitor(calibration, LEVEL if level is None else level)
     try:
-        arrays, metadata = load_arrays(state)
+        arrays, metadata = load_arrays(state, otherwise="start anew")
         if metadata.get("kind") != STATE_KIND:
             raise RunError(f"'{state}' was not written by maple monitor")
         stream = StreamMonitor.from_arrays(arrays)
