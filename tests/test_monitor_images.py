@@ -247,6 +247,7 @@ def test_a_run_without_calibration_images(folder, tmp_path, capsys):
     assert run("monitor", tmp_path / "bare", folder / "same.parquet") == 1
     errors = flat(capsys.readouterr().err)
     assert "has no calibration images" in errors and "--calibration" in errors
+    assert "will be flagged" not in errors  # nothing will be done at all
 
 
 @pytest.mark.parametrize(

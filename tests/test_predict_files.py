@@ -150,6 +150,15 @@ def test_without_calibration_there_are_no_p_values(cheap, tmp_path):
         assert [row["p_value"] if missing is None else str(row["p_value"]) for row in rows] == [missing] * 3
 
 
+@pytest.mark.parametrize("request_", [{"coverage": 0.9}, {"fdr": 0.1}])
+def test_who_cannot_go_on_without_calibration_is_not_warned_of_what_would_come(cheap, tmp_path, capsys, request_):
+    _, model = cheap
+    use(Cheap(n_calibration=0))
+    with pytest.raises(UsageError, match="calibration images, and the run has none"):
+        predict_images(model, [str(write_images(tmp_path / "images", 3))], "-", **request_)
+    assert not capsys.readouterr().err
+
+
 @pytest.mark.parametrize("form", FORMATS)
 @pytest.mark.parametrize("fdr", [0.1, 0.6])
 def test_all_images_decide_together(cheap, tmp_path, form, fdr, monkeypatch):

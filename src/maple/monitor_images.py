@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -147,8 +148,9 @@ def monitor_images(
         raise UsageError(f"--out '{out}': end the name in {SUFFIX}")
     # One threshold for all classes: how many images exceed it without drift is known exactly.
     marginal = {"confidence": None, "per_class": False}
-    predictor = ready_model(folder, marginal | ({} if false_alarm is None else {"false_alarm": false_alarm}))
-    stream = _open_stream(predictor, folder, level, state)
+    decision = marginal | ({} if false_alarm is None else {"false_alarm": false_alarm})
+    predictor = ready_model(folder, decision, check=partial(_check_calibrated, folder=folder))
+    stream = _open_stream(predictor, level, state)
     images = open_like(predictor, sources if len(sources) > 1 else sources[0], data_root)
     scores = _score(predictor, images, batch_size, workers)
     batch = compare_scores(scores, predictor.calibration_scores, predictor.false_alarm, stream.level)
@@ -165,11 +167,14 @@ def monitor_images(
     return Monitoring(batch, stream, state is not None, _alarm_file(stream, images))
 
 
-def _open_stream(predictor: BasePredictor, folder: Path, level: float | None, state: Path | None) -> StreamMonitor:
+def _check_calibrated(predictor: BasePredictor, folder: Path) -> None:
+    if not len(predictor.calibration):
+        raise RunError(f"'{folder}' has no calibration images, with which new images are compared: {MORE_CALIBRATION}")
+
+
+def _open_stream(predictor: BasePredictor, level: float | None, state: Path | None) -> StreamMonitor:
     """The stream of a state file, or a new one."""
     calibration = predictor.calibration_scores
-    if len(calibration) == 0:
-        raise RunError(f"'{folder}' has no calibration images, with which new images are compared: {MORE_CALIBRATION}")
     if state is not None and state.is_dir():
         raise UsageError(f"--state '{state}' is a folder: give the name of a file in it")
     if state is None or not state.exists():

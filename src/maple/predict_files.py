@@ -12,9 +12,10 @@ import shutil
 import sys
 import tempfile
 from bisect import bisect_left
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -71,8 +72,8 @@ def predict_images(
         raise UsageError(
             f"--out '{out}': end the name in {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}, or use - to print"
         )
-    predictor = ready_model(model, decision, fdr)
-    _check_request(predictor, fdr, coverage, all_probabilities)
+    check = partial(_check_request, fdr=fdr, coverage=coverage, all_probabilities=all_probabilities)
+    predictor = ready_model(model, decision, fdr, check)
     source = open_source(sources, size=predictor.size, fit=predictor.fit, data_root=data_root)
     if path is not None:
         _check_place(path, source, sources)
@@ -205,14 +206,14 @@ def _check_request(
         raise UsageError(f"--fdr needs calibration images, and the run has none: {MORE_CALIBRATION}")
     if coverage is not None and not len(predictor.calibration.set_scores):
         raise UsageError(f"--coverage needs labelled calibration images, and the run has none: {MORE_CALIBRATION}")
+    taken = [name for name in predictor.class_names if all_probabilities and f"p_{name}" in PREDICTION_COLUMNS]
+    if taken:
+        raise UsageError(f"the class '{taken[0]}' would need the column p_{taken[0]}, which is taken: rename the class")
     if coverage is not None and (n := len(predictor.calibration.set_scores)) < min_labelled_images(coverage):
         warn(
             f"every prediction set will hold all classes: --coverage {coverage:g} takes at least "
             f"{min_labelled_images(coverage)} labelled calibration images, and the run has {n}; {MORE_CALIBRATION}"
         )
-    taken = [name for name in predictor.class_names if all_probabilities and f"p_{name}" in PREDICTION_COLUMNS]
-    if taken:
-        raise UsageError(f"the class '{taken[0]}' would need the column p_{taken[0]}, which is taken: rename the class")
 
 
 def _check_place(out: Path, source: Source, sources: Sequence[str]) -> None:
@@ -321,10 +322,21 @@ def is_graph(source: Path) -> bool:
     return source.suffix.lower() == GRAPH_SUFFIX and not source.is_dir()
 
 
-def ready_model(model: Path, decision: dict[str, Any] | None = None, fdr: float | None = None) -> BasePredictor:
-    """The predictor of a run or an exported graph, deciding as it does or with other options of the decision."""
+def ready_model(
+    model: Path,
+    decision: dict[str, Any] | None = None,
+    fdr: float | None = None,
+    check: Callable[[BasePredictor], None] | None = None,
+) -> BasePredictor:
+    """The predictor of a run or an exported graph, deciding as it does or with other options of the decision.
+
+    ``check`` may refuse it before anything is warned about: who cannot go on need not know what would come of it.
+    """
     decision = _check_flags(decision)
-    return _decide(open_predictor(model), decision, fdr)
+    predictor = open_predictor(model)
+    if check is not None:
+        check(predictor)
+    return _decide(predictor, decision, fdr)
 
 
 def ready_predictor(folder: Path, decision: dict[str, Any] | None = None) -> Predictor:
