@@ -702,3 +702,19 @@ def test_description_is_plain(rng, confidence, per_class, kind):
 )
 def test_sentences(rng, counts, options, sentence):
     assert uneven_calibration(rng, counts).decide(**options).sentence() == sentence
+
+
+@pytest.mark.parametrize(
+    ("counts", "options", "known"),
+    [
+        ([600, 400], {}, ["known images", "known images"]),
+        ([600, 400], {"per_class": True}, ["known images called a", "known images called b"]),
+        ([600, 60], {"per_class": True}, ["known images called a", "known images of the classes without a threshold"]),
+        ([600, 10], {"per_class": True}, ["known images called a", "known images"]),  # too few: all serve
+        ([60, 50], {"per_class": True}, ["known images", "known images"]),
+    ],
+)
+def test_p_values_speak_of_the_images_they_come_from(rng, counts, options, known):
+    decision = uneven_calibration(rng, counts).decide(**options)
+    found = decision.known_images(["a", "b"])
+    assert [words.removesuffix(" of their own") for words in found] == known

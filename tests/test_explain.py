@@ -389,6 +389,8 @@ def test_a_distance_spread_evenly_says_so(plain: Explanation) -> None:
 def test_a_decision_by_another_rule_names_no_rate(plain: Explanation) -> None:
     flagged = replace(plain, p_value=0.06).sentences()[-1]  # as with Benjamini-Hochberg, or thresholds per class
     assert flagged == "Out-of-distribution: at most 6 % of known images look as unusual (p-value 0.060)."
+    per_class = replace(plain, known_images="known images called Navicula").sentences()[-1]
+    assert per_class.startswith("Out-of-distribution: at most 0.4 % of known images called Navicula look as unusual")
     unlike_any = replace(plain, p_value=0.0001).sentences()[-1]
     assert "at most 0.1 % of known images look as unusual (p-value below 0.001" in unlike_any
     too_few = replace(plain, p_value=0.006, is_ood=False, false_alarm=0.001, can_be_flagged=False).sentences()[-1]

@@ -124,6 +124,15 @@ def test_a_level_without_enough_calibration_images_decides_nothing(run: Path, im
         assert "was not decided: the run has too few calibration images" in case.explanation.sentences()[-1]
 
 
+def test_p_values_per_class_are_about_known_images_of_that_class(
+    run: Path, images: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("maple.calibrate.MIN_CLASS_IMAGES", 10)
+    for case in explain_images(run, [str(images)], decision={"per_class": True, "false_alarm": 0.1}):
+        called = f"of known images called {case.explanation.class_name} look as unusual"
+        assert called in case.explanation.sentences()[-1]
+
+
 def test_usual_distance_is_that_of_most_test_images(run: Path, images: Path, tmp_path: Path) -> None:
     assert read_usual_distance(run) is None
     assert not explain_images(run, [str(images)])[0].explanation.is_measured

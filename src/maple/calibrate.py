@@ -17,6 +17,7 @@ From n calibration scores there are three promises about false alarms, in-distri
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import ceil, floor, isfinite, log, log1p, log10
 from typing import Any
@@ -564,6 +565,14 @@ class Decision:
         """Whether each image is flagged as out-of-distribution (N,), given its score and predicted class."""
         scores, class_ids = _check_images(scores, class_ids, len(self.thresholds))
         return scores > self.thresholds[class_ids]
+
+    def known_images(self, class_names: Sequence[str]) -> list[str]:
+        """Of which known images the p-values of each predicted class speak (C,), in words."""
+        if not self.n_own_thresholds:
+            return ["known images"] * len(class_names)
+        pooled = len(self.group_scores[0]) < self.n_images
+        others = "known images of the classes without a threshold of their own" if pooled else "known images"
+        return [f"known images called {name}" if own else others for name, own in zip(class_names, self.group_of_class)]
 
     def describe(self) -> dict[str, Any]:
         """Level, kind and thresholds as plain values, for files; an infinite threshold is None."""

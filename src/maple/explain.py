@@ -166,6 +166,7 @@ class Explanation:
     p_value: float = math.nan
     is_ood: bool = False
     false_alarm: float = math.nan
+    known_images: str = "known images"  # of which the p-value speaks
     can_be_flagged: bool = True  # False where calibration images are too few for the false-alarm rate
     by_distance: bool = True  # whether the score that decides is the squared distance itself
     score: float = math.nan  # that decides; NaN where the outputs do not allow it
@@ -348,7 +349,7 @@ class Explanation:
         if math.isnan(self.p_value):
             return "Whether it is out-of-distribution was not decided: the run has no calibration images."
         # The image itself counts as one of n + 1: where no calibration image is as unusual, that is "at most" indeed.
-        share = f"at most {percent(max(self.p_value, 0.001))} of known images look as unusual"
+        share = f"at most {percent(max(self.p_value, 0.001))} of {self.known_images} look as unusual"
         p_value = f"p-value {_probability(self.p_value, digits=3)}"
         if not self.can_be_flagged:
             return (
@@ -374,13 +375,15 @@ def explain_outputs(
     prediction: Prediction | None = None,
     false_alarm: float = math.nan,
     can_be_flagged: bool = True,
+    known_images: Sequence[str] = (),
     usual_distance: float | None = None,
 ) -> list[Explanation]:
     """One explanation per image.
 
     Class and probabilities are those of ``prediction``, or else the class posterior at ``temperature``; decision and
     p-value are those of ``prediction``, at the rate ``false_alarm``, for which calibration images may be too few to
-    flag any (``can_be_flagged``). ``usual_distance`` is the squared distance to the nearest cluster below which
+    flag any (``can_be_flagged``). ``known_images`` (C,) says in words of which ones the p-values of each class speak.
+    ``usual_distance`` is the squared distance to the nearest cluster below which
     ``USUAL_SHARE`` of known images stay; without it the Gaussian model says what is usual.
 
     >>> rng = np.random.default_rng(0)
@@ -437,6 +440,7 @@ def explain_outputs(
             p_value=float(prediction.p_value[i]) if prediction else math.nan,
             is_ood=bool(prediction.is_ood[i]) if prediction else False,
             false_alarm=false_alarm,
+            known_images=known_images[int(probabilities[i].argmax())] if known_images else "known images",
             can_be_flagged=can_be_flagged,
             by_distance=prediction is None or np.array_equal(prediction.score, prediction.squared_distance),
             score=float(found.score[i]) if has_score else math.nan,

@@ -92,6 +92,7 @@ def explain_predictions(
         prediction=predictor.predict_outputs(outputs),
         false_alarm=predictor.false_alarm,
         can_be_flagged=predictor.decision.can_flag_any,
+        known_images=predictor.decision.known_images(predictor.class_names),
         usual_distance=usual_distance,
     )
 
