@@ -33,6 +33,7 @@ from maple.gallery import write_gallery
 from maple.images import ImageSet
 from maple.plots import Plot
 from maple.report import caught_at, compare, read_predictions, read_run, summary_sentences, write_report
+from maple.row_files import to_csv, to_json_lines
 from maple.types import PREDICTION_COLUMNS, Outputs, Prediction
 
 HOSTILE = "<script>alert('x')</script>"
@@ -579,6 +580,27 @@ def test_prediction_section(run: Path, tmp_path: Path) -> None:
     page = Page(write_report(run, tmp_path / "r.html", write_predictions(tmp_path / "p.csv", rows=300)))
     assert "p.csv: 300 images, of which 59" in page.text
     assert "175 more" in page.text and "200 of 300" in page.text
+
+
+@pytest.mark.usefixtures("no_plots")
+@pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".parquet"])
+def test_prediction_sets_are_summed_up_and_shown(run: Path, tmp_path: Path, suffix: str) -> None:
+    plain = write_predictions(tmp_path / "plain.jsonl", rows=20)
+    rows = [json.loads(line) for line in plain.read_text().splitlines()]
+    for row in rows:
+        row["prediction_set"] = [row["class"], HOSTILE] if row["uncertainty"] > 0.72 else [row["class"]]
+    rows[0]["prediction_set"] = [f"long name {i}" for i in range(20_000)]  # more than a cell may hold by default
+    path = tmp_path / f"p{suffix}"
+    if suffix == ".parquet":
+        pq.write_table(pa.Table.from_pylist(rows), path)
+    else:
+        path.write_text(to_csv(rows, list(rows[0]), header=True) if suffix == ".csv" else to_json_lines(rows))
+    assert read_predictions(path).set_sizes == {1: 14, 2: 5, 20_000: 1}
+    page = Page(write_report(run, tmp_path / "r.html", path))
+    check_page(page)
+    assert "70 % of them one class alone, the largest 20,000 classes." in page.text
+    assert f"class 1, {HOSTILE}" in page.text and "long name 4 and 19,995 more" in page.text
+    assert "rediction set" not in Page(write_report(run, tmp_path / "r.html", plain)).text
 
 
 @pytest.mark.usefixtures("no_plots")

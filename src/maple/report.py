@@ -30,7 +30,7 @@ from maple.benchmark import Method, Results
 from maple.checkpoint import load_json, write_atomic
 from maple.config import read_toml
 from maple.decode import decode_image
-from maple.errors import DataError, MapleError, RunError
+from maple.errors import DataError, MapleError, RunError, some
 from maple.gallery import ClusterExemplars, Example, Examples, Gallery, read_gallery
 from maple.metrics import coverage_at
 from maple.page import render_page
@@ -53,6 +53,7 @@ from maple.plots import (
     plot_roc,
     plot_scores,
 )
+from maple.row_files import MAX_CELL, SET_SEPARATOR
 from maple.types import PREDICTION_COLUMNS
 from maple.words import number, percent, shorten
 
@@ -61,6 +62,7 @@ MAX_ROWS = 200  # predictions listed
 UNFOLDED_ROWS = 25  # of them seen at once
 MAX_PREVIEWS = 60  # of them with a thumbnail
 MAX_SKIPPED = 200
+SHOWN_SET = 5  # classes of a prediction set
 ENOUGH_IMAGES = 10  # of a class, to call it hard
 UNFOLDED_CLASSES = 24
 UNFOLDED_EXAMPLES = 12
@@ -197,6 +199,7 @@ class Predictions:
     n_decided: int = 0  # those with a p-value: without calibration images, nothing is known or unknown
     counts: Counter[str] = field(default_factory=Counter)  # images per class
     flagged: Counter[str] = field(default_factory=Counter)
+    set_sizes: Counter[int] = field(default_factory=Counter)  # images per number of classes in their prediction set
     rows: list[dict[str, Any]] = field(default_factory=list)  # most uncertain first
 
 
@@ -211,6 +214,8 @@ def read_predictions(path: Path, keep: int = MAX_ROWS) -> Predictions:
             found.n_decided += not math.isnan(parsed["p_value"])
             found.counts[parsed["class"]] += 1
             found.flagged[parsed["class"]] += parsed["is_ood"]
+            if parsed["prediction_set"] is not None:
+                found.set_sizes[len(parsed["prediction_set"])] += 1
             yield parsed
 
     found.rows = heapq.nlargest(keep, counted(), key=_most_uncertain)
@@ -225,11 +230,13 @@ def _prediction_rows(path: Path) -> Iterator[dict[str, Any]]:
     try:
         if path.suffix.lower() == ".parquet":
             with pq.ParquetFile(path) as table:
-                for batch in table.iter_batches(columns=list(PREDICTION_COLUMNS)):
+                sets = [name for name in table.schema_arrow.names if name == "prediction_set"]
+                for batch in table.iter_batches(columns=[*PREDICTION_COLUMNS, *sets]):
                     yield from batch.to_pylist()
             return
         with path.open(encoding="utf-8-sig", newline="") as file:
             if path.suffix.lower() == ".csv":
+                csv.field_size_limit(MAX_CELL)
                 yield from csv.DictReader(file)
             else:
                 yield from (json.loads(line) for line in file if line.strip())
@@ -249,7 +256,20 @@ def _parse_prediction(row: Any, path: Path, number_of_row: int) -> dict[str, Any
         )
     values = {name: _float(row[name]) for name in ("probability", "uncertainty", "score", "p_value")}
     is_ood = str(row["is_ood"]).strip().lower() in ("true", "1")
-    return {"file": str(row["file"]), "class": str(row["class"]), "is_ood": is_ood, **values}
+    return {
+        "file": str(row["file"]),
+        "class": str(row["class"]),
+        "is_ood": is_ood,
+        "prediction_set": _parse_set(row.get("prediction_set")),
+        **values,
+    }
+
+
+def _parse_set(value: Any) -> list[str] | None:
+    """The classes of a prediction set; None where there is none."""
+    if isinstance(value, str):
+        value = value.split(SET_SEPARATOR)
+    return [str(name) for name in value] if isinstance(value, list) else None
 
 
 def _float(value: Any) -> float:
@@ -1004,8 +1024,26 @@ def _prediction_section(predictions: Predictions) -> dict[str, Any]:
         "rows": rows[:UNFOLDED_ROWS],
         "more": rows[UNFOLDED_ROWS:],
         "has_images": any(row["uri"] for row in rows),
+        "sets": _describe_sets(predictions.set_sizes),
         "shown": f"{len(rows):,} of {total:,}",
     }
+
+
+def _describe_sets(sizes: Counter[int]) -> str:
+    """How many classes prediction sets hold; nothing where there are none.
+
+    >>> print(_describe_sets(Counter({1: 8, 2: 1, 4: 1})))
+    Prediction sets hold 1.4 classes on average: 80 % of them one class alone, the largest 4 classes.
+    """
+    n = sizes.total()
+    if not n:
+        return ""
+    mean = sum(size * count for size, count in sizes.items()) / n
+    average = "1 class" if mean == 1 else f"{number(mean, 1)} classes"
+    return (
+        f"Prediction sets hold {average} on average: {percent(sizes[1] / n)} of them one class alone, "
+        f"the largest {plural(max(sizes), 'class')}."
+    )
 
 
 def _prediction_row(row: Mapping[str, Any], folder: Path, with_image: bool) -> dict[str, Any]:
@@ -1018,6 +1056,7 @@ def _prediction_row(row: Mapping[str, Any], folder: Path, with_image: bool) -> d
         "p_value": number(row["p_value"]),
         "is_ood": row["is_ood"],
         "is_decided": not math.isnan(row["p_value"]),
+        "prediction_set": some(row["prediction_set"] or [], SHOWN_SET),
         "uri": _preview(row["file"], folder) if with_image else None,
     }
 

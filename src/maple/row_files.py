@@ -35,6 +35,7 @@ JSON_SUFFIXES = (".jsonl", ".ndjson")
 PARQUET_SUFFIX = ".parquet"
 SUFFIXES = (".csv", *JSON_SUFFIXES, PARQUET_SUFFIX)
 SAVE_SECONDS = 1.0  # between two entries of the journal, which wait for the disk: so much work a kill may cost
+MAX_CELL = 2**31 - 1  # characters, in CSV: a prediction set may list thousands of classes
 SET_SEPARATOR = " | "  # between the classes of a prediction set, in CSV
 CLASS_COLUMNS = ("class", "md_class", "softmax_class")
 READ_ROWS = 4096  # at a time, where rows are read again
@@ -167,7 +168,7 @@ class TextRows(Rows):
             if self.as_lines:
                 yield from map(json.loads, file)
             else:
-                csv.field_size_limit(2**31 - 1)  # a prediction set may list thousands of classes
+                csv.field_size_limit(MAX_CELL)
                 yield from csv.DictReader(file)
 
     def finish(self, target: Path, is_ood: np.ndarray | None, about: Mapping[str, Any]) -> None:
