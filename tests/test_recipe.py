@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -11,7 +13,7 @@ from maple.backbone import Backbone
 from maple.config import PRESETS, RecipeOptions
 from maple.errors import ConfigError, UsageError
 from maple.loss import contrastive_loss
-from maple.recipe import RECIPES, MapleRecipe, Step, create_recipe, grow_linear
+from maple.recipe import RECIPES, MapleRecipe, Step, create_recipe, grow_linear, unused_options
 from maple.relabel import class_probabilities
 from maple.types import Outputs, Relabelling
 
@@ -74,6 +76,30 @@ def test_prototypes_are_the_rows_of_a_linear_head():
     torch.testing.assert_close(term.value, nn.functional.cross_entropy(10 * cosines, step.targets))
     assert "prototype" not in create_recipe("maple", prototype_weight=0).loss(step)
     assert "prototype" not in create_recipe("maple").loss(make_step(head=nn.Sequential(head)))
+
+
+def test_cross_entropy_of_embeddings_of_one_length():
+    """A longer embedding changes nothing, and the head is the one that sees embeddings as they are elsewhere."""
+    head = nn.Linear(4, 2)
+    step = make_step(head=head)
+    value = create_recipe("triplet", cross_entropy_norm=10.0).loss(step)["cross_entropy"].value
+    unit = step.embeddings / step.embeddings.norm(dim=1, keepdim=True)
+    torch.testing.assert_close(value, nn.functional.cross_entropy(head(10 * unit), step.targets))
+    longer = replace(step, embeddings=3 * step.embeddings)
+    torch.testing.assert_close(
+        create_recipe("triplet", cross_entropy_norm=10.0).loss(longer)["cross_entropy"].value, value
+    )
+    value.backward()
+    assert head.weight.grad is not None and head.weight.grad.abs().sum() > 0
+
+
+def test_cross_entropy_alone_leaves_embeddings_their_length():
+    """It is the network that others are compared with, whatever the options of MAPLE."""
+    step = make_step()
+    plain = nn.functional.cross_entropy(step.logits, step.targets)
+    assert "cross_entropy_norm" in unused_options("cross-entropy") & unused_options("clustering")
+    for name in ("cross-entropy", "clustering"):
+        assert create_recipe(name, cross_entropy_norm=10.0).loss(step)["cross_entropy"].value == plain
 
 
 def test_triplet_weight_warms_up():

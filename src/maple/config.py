@@ -109,6 +109,9 @@ class RecipeOptions:
     metric_loss: Literal["triplet", "contrastive"] = option(
         "triplet", "which loss of pairs of embeddings goes by the name of triplet loss here"
     )
+    cross_entropy_norm: NonNegative = option(
+        0.0, "length that embeddings have in the cross-entropy while learning; 0 leaves each its own"
+    )
     margin: NonNegative = option(0.5, "margin of the triplet loss")
     triplet_weight: NonNegative = option(1.0, "weight of the triplet loss")
     triplet_warmup: Share = option(0.25, "share of the training over which that weight grows from 0")
@@ -242,6 +245,7 @@ class DecisionOptions:
 
 
 _PAPER_RECIPE: dict[str, Any] = {
+    "cross_entropy_norm": 0.0,
     "margin": 0.7,
     "triplet_weight": 1.0,
     "triplet_warmup": 0.0,

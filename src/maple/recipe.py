@@ -55,7 +55,8 @@ ABOUT: dict[str, About] = {
     "clustering": About("ablation of MAPLE: clusters, no metric losses", *_MAPLE),
     "maple": About("cross-entropy, metric losses, clusters in hard classes", *_MAPLE, adds="head rows of new clusters"),
 }
-METRIC_OPTIONS = ("metric_loss", "margin", "triplet_", "prototype_")  # how options of the triplet switch begin
+# How options of the triplet switch begin
+METRIC_OPTIONS = ("metric_loss", "cross_entropy_norm", "margin", "triplet_", "prototype_")
 SHARED_OPTIONS = frozenset({"class_rule"})  # of all recipes with these switches; all others are of the clustering
 COLLAPSED_SPREAD = 0.02  # relative spread of the embeddings below which they are almost one point
 AT_MARGIN = 0.02  # relative distance within which the triplet loss counts as equal to its margin
@@ -268,7 +269,7 @@ class MapleRecipe(RecipeOptions, Recipe):
         return self.triplet
 
     def loss(self, step: Step) -> dict[str, LossTerm]:
-        terms = {"cross_entropy": LossTerm(F.cross_entropy(step.logits, step.targets))}
+        terms = {"cross_entropy": LossTerm(F.cross_entropy(self._training_logits(step), step.targets))}
         if self.triplet:
             points = self._space(step.embeddings, self.triplet_space)
             if self.metric_loss == "contrastive":
@@ -280,6 +281,16 @@ class MapleRecipe(RecipeOptions, Recipe):
             value = prototype_loss(step.embeddings, step.head.weight, step.targets, self.prototype_scale)
             terms["prototype"] = LossTerm(value, self.prototype_weight)
         return terms
+
+    def _training_logits(self, step: Step) -> Tensor:
+        """What the cross-entropy sees (B, M): logits of embeddings that all have one length, or of those there are.
+
+        A network cannot lower that loss by longer embeddings, so that their length is left to say how much of what it
+        knows an image shows (Regmi et al. 2024, https://arxiv.org/abs/2305.17797).
+        """
+        if not (self.triplet and self.cross_entropy_norm):
+            return step.logits
+        return step.head(self.cross_entropy_norm * F.normalize(step.embeddings, dim=1)).float()
 
     def find_collapse(self, history: list[dict[str, Any]], epochs: int) -> str | None:
         found = super().find_collapse(history, epochs)

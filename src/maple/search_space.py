@@ -39,6 +39,7 @@ PARAMETERS: dict[str, Parameter] = {
     "min_cluster_size": Parameter((10, 20, 50), (5, 100), log=True),
     "cluster_method": Parameter(("xmeans", "gmeans", "tmeans", "kmeans")),
     "cluster_space": Parameter(("raw", "normalised", "projected", "whitened")),
+    "cross_entropy_norm": Parameter((0.0, 5.0, 10.0, 20.0)),
     "margin": Parameter((0.3, 0.5, 0.7), (0.1, 1.5)),
     "triplet_weight": Parameter((0.3, 1.0, 3.0), (0.03, 3.0), log=True),
     "triplet_softness": Parameter((0.0, 0.2, 0.5), (0.0, 1.0)),
