@@ -33,6 +33,11 @@ RECIPES: dict[str, tuple[Profile, dict[str, Any]]] = {
     "triplet": (CPU, {"recipe": "triplet", "prototype_weight": 0.0}),
     "prototypes": (CPU, {"recipe": "triplet", "triplet_weight": 0.0}),
     "maple": (CPU, {"recipe": "maple"}),
+    "one length": (CPU, {"recipe": "maple", "cross_entropy_norm": 10.0, "prototype_weight": 0.0}),
+    "one length, no triplets": (
+        CPU,
+        {"recipe": "triplet", "cross_entropy_norm": 10.0, "prototype_weight": 0.0, "triplet_weight": 0.0},
+    ),
     "maple, raw X-Means": (CPU, {"recipe": "maple", "cluster_method": "xmeans", "cluster_space": "raw"}),
     "X-Means, rows kept": (CPU, {"recipe": "maple", **X_MEANS}),
     "X-Means, fresh head": (CPU, {"recipe": "maple", **X_MEANS, "head_growth": "fresh"}),
@@ -44,10 +49,14 @@ RECIPES: dict[str, tuple[Profile, dict[str, Any]]] = {
 }
 
 
-def train_and_evaluate(name: str, seed: int, epochs: int, runs: Path, data_root: Path) -> dict[str, Any]:
-    """One row, from a new training or from a finished one."""
+def make_job(name: str, seed: int, epochs: int, runs: Path, data_root: Path) -> Job:
+    """The training of a recipe, which may be finished."""
     profile, flags = RECIPES[name]
-    job = Job(Training.of("cifar10", **flags), profile, seed, runs, data_root, {"epochs": epochs})
+    return Job(Training.of("cifar10", **flags), profile, seed, runs, data_root, {"epochs": epochs})
+
+
+def train_and_evaluate(job: Job, name: str, seed: int, epochs: int) -> dict[str, Any]:
+    """One row, from a new training or from a finished one."""
     results = ensure_evaluated(job)
     return {"recipe": name, "seed": seed, "epochs": epochs, **summarise(results), **read_history(job.folder)}
 
@@ -118,7 +127,8 @@ def main() -> None:
             rows = json.loads(arguments.json.read_text()) if arguments.json.exists() else []
             if any((row["recipe"], row["seed"], row["epochs"]) == (name, seed, arguments.epochs) for row in rows):
                 continue
-            row = train_and_evaluate(name, seed, arguments.epochs, arguments.runs, arguments.shared / "data")
+            job = make_job(name, seed, arguments.epochs, arguments.runs, arguments.shared / "data")
+            row = train_and_evaluate(job, name, seed, arguments.epochs)
             rows = json.loads(arguments.json.read_text()) if arguments.json.exists() else []  # others may have written
             arguments.json.write_text(json.dumps([*rows, row], indent=1) + "\n")
     print_table(json.loads(arguments.json.read_text()))
