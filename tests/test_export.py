@@ -18,11 +18,11 @@ from scipy.stats import chi2
 
 from maple.backbone import Backbone, create_backbone, embed
 from maple.baselines.sampling import SampledBackbone
-from maple.calibrate import Calibration
+from maple.calibrate import Calibration, conformal_p_values
 from maple.detector import MapleDetector
 from maple.errors import RunError, UsageError
 from maple.gallery import write_cluster_gallery
-from maple.graph import OUTPUTS, DescriptionGraph, PredictorGraph, SortedRows, Surprises
+from maple.graph import OUTPUTS, DescriptionGraph, PredictorGraph, PValues, Surprises
 from maple.images import ImageSet
 from maple.predictor import Predictor, fit_predictor
 from maple.scores import FUSED, SCORES, Surprise, fit_surprise
@@ -167,25 +167,21 @@ def test_decisions(per_class, confidence, rng):
     st.lists(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=30).map(sorted), min_size=1, max_size=4),
     st.data(),
 )
-def test_places_in_sorted_rows(rows, data):
+def test_p_values_are_looked_up(groups, data):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("maple.graph.ONE_STEP", data.draw(st.sampled_from([0, 1024])))
-        check_places(rows, data)
+        check_p_values([np.array(group) for group in groups], data)
 
 
-def check_places(rows, data):
-    known = st.sampled_from([value for row in rows for value in row])
-    values = np.array([[data.draw(known | st.floats(-2e6, 2e6)) for _ in rows] for _ in range(3)])
-    table = SortedRows([np.array(row) for row in rows])
-    places = table(torch.from_numpy(values)[:, :, None]).numpy()
-    expected = [[np.searchsorted(row, value) for row, value in zip(rows, line)] for line in values]
-    np.testing.assert_array_equal(places - table.stride * np.arange(len(rows)), expected)
-    which = torch.from_numpy(np.arange(3) % len(rows))
-    chosen = table(torch.from_numpy(values[:, :1]), which).numpy()
-    expected = [i * table.stride + np.searchsorted(rows[i], value) for i, value in zip(which, values[:, 0])]
-    np.testing.assert_array_equal(chosen, expected)
-    alone = SortedRows([np.array(rows[0])])(torch.from_numpy(values[:, :1])).numpy()
-    np.testing.assert_array_equal(alone, np.searchsorted(rows[0], values[:, 0]))
+def check_p_values(groups, data):
+    known = st.sampled_from([value for group in groups for value in group])
+    scores = np.array([data.draw(known | st.floats(-2e6, 2e6)) for _ in range(5)])
+    which = np.arange(5) % len(groups)
+    got = PValues(groups)(torch.from_numpy(scores)[:, None], torch.from_numpy(which)).numpy()
+    expected = [conformal_p_values([score], groups[i]).item() for i, score in zip(which, scores)]
+    np.testing.assert_array_equal(got, expected)
+    alone = PValues(groups[:1])(torch.from_numpy(scores)[:, None]).numpy()
+    np.testing.assert_array_equal(alone, conformal_p_values(scores, groups[0]))
 
 
 def test_surprises_are_interpolated(rng):
@@ -309,11 +305,11 @@ def test_a_network_of_timm(tmp_path, onnx):
 
 
 def spoilt(graph, predictor, opset):
-    """A model that is wrong in one number: the first bias of the distances."""
+    """A model that is wrong in one number: the first bias of the projection."""
     import onnx
 
     model = trace(graph, predictor, opset)
-    (bias,) = (each for each in model.graph.initializer if each.name.endswith("distances.offset"))
+    (bias,) = (each for each in model.graph.initializer if each.name.endswith("description.project.bias"))
     array = onnx.numpy_helper.to_array(bias).copy()
     array[0] += 0.5
     bias.CopyFrom(onnx.numpy_helper.from_array(array, bias.name))

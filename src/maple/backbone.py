@@ -20,6 +20,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset, RandomSampler, Subset
 
 from maple.batches import evaluation_batches
@@ -535,7 +536,8 @@ def channel_responses(activations: Tensor) -> Tensor:
         raise UsageError(
             f"the shallow layer gives {tuple(activations.shape)}, not channels (N, F, H, W): name another one"
         )
-    return (activations.float().abs().mean(dim=(2, 3)) + SMALLEST_RESPONSE).log()
+    means = F.adaptive_avg_pool2d(activations.float().abs(), 1).flatten(1)  # a node that convolutions feed as they are
+    return (means + SMALLEST_RESPONSE).log()
 
 
 def _no_outputs(backbone: Backbone, cluster_to_class: np.ndarray | None) -> Outputs:

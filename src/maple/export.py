@@ -417,7 +417,8 @@ def _quantise(content: bytes) -> Any:
         from onnxruntime.quantization import QuantType, quantize_dynamic
 
     model = onnx.load_from_string(content)
-    keep = [node.name for node in model.graph.node if node.name.startswith(HEAD)]
+    head = [node.name for node in model.graph.node if node.name.startswith(HEAD)]
+    keep = [*head, *(f"{name}_MatMul" for name in head)]  # what onnxruntime calls the product it makes of a Gemm
     with tempfile.TemporaryDirectory() as folder, _without_log():
         path = Path(folder) / "model.onnx"
         quantize_dynamic(

@@ -591,7 +591,7 @@ def fit_gaussians(
         centroids=deviations @ matrix,
         log_priors=np.log(moments.counts / moments.n_images),
         norm_exponent=moments.norm_exponent,
-        float32=_float32_suffices(moments, matrix),
+        float32=float32_suffices(moments, matrix),
     )
 
 
@@ -739,7 +739,7 @@ def _shrink_if_few(covariance: np.ndarray, n_images: int) -> np.ndarray:
     return oas_covariance(covariance, n_images) if n_images < IMAGES_PER_COMPONENT * len(covariance) else covariance
 
 
-def _float32_suffices(moments: Moments, matrix: np.ndarray) -> bool:
+def float32_suffices(moments: Moments, matrix: np.ndarray) -> bool:
     """Whether rounding e @ matrix to float32 moves whitened coordinates by less than ``FLOAT32_ROUNDING``.
 
     The bound is eps sum_d |e_d| |matrix_dk| for a typical e: large when embeddings lie far from 0 next to their

@@ -4,13 +4,14 @@ r"""A predictor as one graph of tensor operations: images in, all that a predict
 ONNX has too. Nothing is learned here: all constants come from a fitted predictor, and NumPy has the last word, with
 which :mod:`maple.export` compares. Letters for shapes are those of :mod:`maple.types`.
 
-The graph is small, since a node takes microseconds whatever it computes:
+The graph is small, since a node takes microseconds whatever it computes, and so do a hundred kilobytes of constants:
+convolutions have filled the cache with their weights.
 
-- all products with the embedding are one, in float32 where that is exact enough; what follows is float64;
-- squared distances to the clusters of all Gaussians, and the place on the map, are one more product
-  (:class:`Distances`);
+- products with embeddings are in float32 where that is exact enough; what follows is float64 (:class:`Project`);
+- squared distances to all clusters are one more product (:class:`Distances`);
 - the chi-square tail, which ONNX lacks, is one sum of exponentials (:func:`tail_terms`);
-- p-values and surprises are looked up in sorted tables by comparisons, since ONNX cannot bisect (:class:`SortedRows`).
+- the fused score, linear from knot to knot, is one sum of ramps (:class:`Surprises`);
+- p-values are looked up in a sorted table by comparisons, since ONNX cannot bisect (:class:`PValues`).
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from maple.backbone import channel_responses, listening
 from maple.calibrate import LOWEST, Decision
 from maple.detector import MapleDetector
 from maple.errors import UsageError
-from maple.gaussian import Background, Gaussians
+from maple.gaussian import Background, Gaussians, float32_suffices
 from maple.predictor import Predictor
 from maple.relabel import ClassRule
 from maple.scores import FUSED, Part, Score, Surprise
@@ -51,6 +52,7 @@ OUTPUTS = (
     "position",
 )
 SMALLEST = 1e-30  # of squared distances and norms: logarithms and powers stay finite
+ENDLESS = 2.0**300  # a surprise that no score reaches
 ONE_STEP = 1024  # entries with which a value is compared at once
 ERFC_STEP, ERFC_LOW, ERFC_HIGH = 0.5, -16.0, 44.0  # of the integral in :func:`erfc_terms`
 
@@ -77,105 +79,122 @@ class Affine(nn.Module):
 # ------------------------------------------------------------------------------------------------------ distances
 
 
-class Distances(nn.Module):
-    """Squared distances to the clusters of several Gaussians, and the place on the map of the first.
+class _UnitRows(torch.autograd.Function):
+    """Rows (N, D) divided by their lengths, a row of zeros by 1: one node of ONNX, for which torch has no word."""
 
-    With z all projections side by side (N, K), a squared distance |z|² - 2 z c' + |c|² is linear in (z, z²), as is the
-    place on the map: one product gives all. With one covariance per cluster, there is one product per Gaussians.
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor) -> Tensor:
+        return F.normalize(rows, dim=1, eps=SMALLEST)
+
+    @staticmethod
+    def symbolic(g: Any, rows: Any) -> Any:
+        return g.op("LpNormalization", rows, axis_i=1, p_i=2)
+
+
+class _SquaredLengths(torch.autograd.Function):
+    """Squared lengths (N, 1) of rows (N, K): one more such node."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor) -> Tensor:
+        return rows.square().sum(1, keepdim=True)
+
+    @staticmethod
+    def symbolic(g: Any, rows: Any) -> Any:
+        return g.op("ReduceSumSquare", rows, g.op("Constant", value_t=torch.tensor([1])), keepdims_i=1)
+
+
+class Project(nn.Module):
+    """e / ||e||^exponent W + b (N, K), of embeddings e (N, D) of any precision; product in ``dtype``, then float64."""
+
+    weight: Tensor  # (D, K)
+    bias: Tensor  # (K,)
+
+    def __init__(self, weight: np.ndarray, bias: np.ndarray, exponent: float, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.exponent = exponent
+        self.register_buffer("weight", _constant(weight, dtype))
+        self.register_buffer("bias", _constant(bias, dtype))
+
+    def forward(self, embedding: Tensor) -> Tensor:
+        e = embedding.to(self.weight.dtype)
+        if self.exponent == 1:
+            e = _UnitRows.apply(e)
+        elif self.exponent:
+            e = e * torch.linalg.vector_norm(e, dim=1, keepdim=True).clamp_min(SMALLEST) ** -self.exponent
+        return torch.addmm(self.bias, e, self.weight).double()
+
+
+def _projection(gaussians: Gaussians) -> Project:
+    """From embeddings (N, D) to z = (projection, 1) (N, K + 1): with the 1, constants are part of later products."""
+    weight, bias = np.pad(gaussians.matrix, ((0, 0), (0, 1))), np.append(gaussians.offset, 1.0)
+    return Project(weight, bias, gaussians.norm_exponent, torch.float32 if gaussians.float32 else torch.float64)
+
+
+class Distances(nn.Module):
+    """Squared distances (N, M) to the clusters of Gaussians, from z = (projection, 1) (N, K + 1).
+
+    With c' = (c, (1 - |c|²) / 2) for a centroid c, a squared distance is |z|² - 2 z c'. With one covariance per
+    cluster, it is the squared length of z W, which whitens the deviation from the centroid.
     """
 
-    matrix: Tensor  # (D, K) of all Gaussians side by side
-    powers: Tensor  # of the norm of an embedding, for each of the Gaussians
-    owners: Tensor  # (K,) which of the Gaussians a component belongs to
-    offset: Tensor  # (K,)
+    matrix: Tensor  # (K + 1, M), or (K + 1, M K)
 
-    def __init__(self, gaussians: Sequence[Gaussians]) -> None:
+    def __init__(self, gaussians: Gaussians) -> None:
         super().__init__()
-        self.n_components = [each.n_components for each in gaussians]
-        self.n_clusters = [each.n_clusters for each in gaussians]
-        self.divides = any(each.norm_exponent for each in gaussians)
-        self.full = gaussians[0].whitenings is not None
-        dtype = torch.float32 if all(each.float32 for each in gaussians) else torch.float64
-        owners = np.repeat(np.arange(len(gaussians)), self.n_components)
-        self.register_buffer("matrix", _constant(np.hstack([each.matrix for each in gaussians]), dtype))
-        self.register_buffer("powers", _constant([-each.norm_exponent for each in gaussians]))
-        self.register_buffer("owners", _constant(owners, torch.int64))
-        self.register_buffer("offset", _constant(np.concatenate([each.offset for each in gaussians])))
-        parts = [_on_map(gaussians[0])]
-        parts += [_whitened(each) for each in gaussians] if self.full else [_squares(gaussians)]
-        self.parts = nn.ModuleList(parts)
+        self.shape = gaussians.centroids.shape
+        self.full = gaussians.whitenings is not None
+        self.register_buffer("matrix", _constant(_whitened(gaussians) if self.full else _linear(gaussians)))
 
-    def project(self, embedding: Tensor) -> Tensor:
-        """The projections (N, K), float64."""
-        product = (embedding.to(self.matrix.dtype) @ self.matrix).double()
-        if self.divides:
-            norm = torch.linalg.vector_norm(embedding.double(), dim=1, keepdim=True)  # (N, 1)
-            factors = norm.clamp_min(SMALLEST) ** self.powers  # (N, 1) or more
-            product = product * (factors if len(self.powers) == 1 else factors.index_select(1, self.owners))
-        return product + self.offset
-
-    def forward(self, embedding: Tensor) -> tuple[list[Tensor], Tensor]:
-        """Squared distances (N, M) of each of the Gaussians, positive for the first, and places on the map (N, 2)."""
-        z = self.project(embedding)
-        on_map, *parts = self.parts
-        if not self.full:
-            *squared, position = parts[0](torch.cat([z, z * z], dim=1)).split([*self.n_clusters, 2], dim=1)
-            return [squared[0].clamp_min(SMALLEST), *squared[1:]], position
-        own = z.split(self.n_components, dim=1)
-        whitened = [
-            part(each).reshape(-1, n_clusters, n_components).square().sum(2)
-            for part, each, n_clusters, n_components in zip(parts, own, self.n_clusters, self.n_components, strict=True)
-        ]
-        return [whitened[0].clamp_min(SMALLEST), *whitened[1:]], on_map(own[0])
+    def forward(self, z: Tensor) -> Tensor:
+        if self.full:
+            return (z @ self.matrix).reshape(-1, *self.shape).square().sum(2)
+        return torch.addmm(_SquaredLengths.apply(z), z, self.matrix)
 
 
-def _on_map(gaussians: Gaussians) -> Affine:
-    """From a projection (N, K) to its place on the map (N, 2)."""
-    return Affine(gaussians.map_axes, gaussians.on_map(np.zeros((1, gaussians.n_components)))[0])
+def _linear(gaussians: Gaussians) -> np.ndarray:
+    """What a squared distance has beyond |z|² (K + 1, M)."""
+    centroids = gaussians.centroids
+    return np.vstack([-2 * centroids.T, (centroids**2).sum(axis=1) - 1])
 
 
-def _squares(gaussians: Sequence[Gaussians]) -> Affine:
-    """From (z, z²) (N, 2 K) to all squared distances, and the place on the map of the first Gaussians (N, M + 2)."""
-    n, m = (sum(getattr(each, name) for each in gaussians) for name in ("n_components", "n_clusters"))
-    weight, bias = np.zeros((2, n, m + 2)), np.zeros(m + 2)
-    row = column = 0
-    for each in gaussians:
-        rows, columns = slice(row, row + each.n_components), slice(column, column + each.n_clusters)
-        weight[0, rows, columns], weight[1, rows, columns] = -2 * each.centroids.T, 1.0
-        bias[columns] = (each.centroids**2).sum(axis=1)
-        row, column = rows.stop, columns.stop
-    place = _on_map(gaussians[0])
-    weight[0, : len(place.weight), m:], bias[m:] = place.weight.numpy(), place.bias.numpy()
-    return Affine(weight.reshape(2 * n, m + 2), bias)
-
-
-def _whitened(gaussians: Gaussians) -> Affine:
-    """From a projection (N, K) to its deviation from each centroid, whitened by that cluster's covariance (N, M K)."""
+def _whitened(gaussians: Gaussians) -> np.ndarray:
+    """From z to its deviation from each centroid, whitened by that cluster's covariance (K + 1, M K)."""
     whitenings = gaussians.whitenings
     assert whitenings is not None
     offsets = np.einsum("mk,mkj->mj", gaussians.centroids, whitenings)  # (M, K)
-    return Affine(np.concatenate(list(whitenings), axis=1), -offsets.ravel())
+    return np.vstack([np.concatenate(list(whitenings), axis=1), -offsets.ravel()])
+
+
+def _on_map(gaussians: Gaussians) -> np.ndarray:
+    """From z to its place on the map (K + 1, 2)."""
+    return np.vstack([gaussians.map_axes, gaussians.on_map(np.zeros((1, gaussians.n_components)))])
 
 
 class SquaredLength(nn.Module):
-    """Squared length (N,1) of (e / ||e||^exponent - mean) W, e (N, D) of any precision, in float64."""
+    """Squared length (N, 1) of (e / ||e||^exponent - mean) W, from e (N, D): see :class:`Project`."""
 
-    def __init__(self, mean: np.ndarray, weight: np.ndarray, exponent: float) -> None:
+    def __init__(
+        self, mean: np.ndarray, weight: np.ndarray, exponent: float, dtype: torch.dtype = torch.float64
+    ) -> None:
         super().__init__()
-        self.exponent = exponent
-        self.inside = Affine(weight, -mean @ weight)
+        self.inside = Project(weight, -mean @ weight, exponent, dtype)
 
     def forward(self, embedding: Tensor) -> Tensor:
-        e = embedding.double()
-        if self.exponent:
-            e = e / torch.linalg.vector_norm(e, dim=1, keepdim=True).clamp_min(SMALLEST) ** self.exponent
-        return self.inside(e).square().sum(1, keepdim=True)
+        return _SquaredLengths.apply(self.inside(embedding))
 
 
 def _background_distance(background: Background) -> SquaredLength:
     """The squared distance to all images as one Gaussian."""
     weight = background.matrix / np.sqrt(background.variances)
     return SquaredLength(background.mean, weight, background.norm_exponent)
+
+
+def _shallow_distance(detector: MapleDetector) -> SquaredLength:
+    """The same of the responses of the shallow layer, in float32 where that is exact enough, as of embeddings."""
+    background = detector.shallow_background_
+    weight = background.matrix / np.sqrt(background.variances)
+    single = detector.gaussians_.float32 and float32_suffices(detector.shallow_moments_, weight)
+    return SquaredLength(background.mean, weight, 0.0, torch.float32 if single else torch.float64)
 
 
 class Residual(nn.Module):
@@ -245,80 +264,86 @@ class Tail(nn.Module):
 # ---------------------------------------------------------------------------------------------------------- tables
 
 
-class SortedRows(nn.Module):
-    """R sorted rows of numbers, in which the place of a value is found by comparing it with all entries of its row.
-
-    Long rows are cut into B blocks, and there are two steps of √n comparisons: with the last entry of each block, then
-    with the entries of the block that was found. Rows are filled up with infinity. Places count through all rows, from
-    one to the next by ``stride``, in the order of :meth:`lay_out`.
-
-    >>> rows = SortedRows([np.array([1.0, 2.0, 3.0]), np.array([5.0])])
-    >>> rows(torch.tensor([[[2.5], [4.0]]])) - torch.arange(2) * rows.stride  # entries below 2.5, and below 4
-    tensor([[2, 0]])
-    """
-
-    last: Tensor  # (R, B - 1) last entry of each block but the last, which is for values above all
-    blocks: Tensor  # (R B, width)
-    first: Tensor  # (R,) number of the first block of each row
-
-    def __init__(self, rows: Sequence[np.ndarray]) -> None:
-        super().__init__()
-        longest = max(1, *map(len, rows))
-        if longest <= ONE_STEP:
-            self.width, self.n_blocks = longest + 1, 1
-        else:
-            self.width = math.isqrt(longest - 1) + 1
-            self.n_blocks = -(-longest // self.width) + 1
-        self.stride = self.n_blocks * self.width
-        blocks = self.lay_out(rows, math.inf).reshape(len(rows), self.n_blocks, self.width)
-        self.register_buffer("blocks", _constant(blocks.reshape(-1, self.width)))
-        self.register_buffer("first", _constant(np.arange(len(rows)) * self.n_blocks, torch.int64))
-        if self.n_blocks > 1:
-            self.register_buffer("last", _constant(blocks[:, :-1, -1]))
-
-    def lay_out(self, rows: Sequence[np.ndarray], fill: float = 0.0) -> np.ndarray:
-        """Rows one after the other (R stride,), each filled up."""
-        table = np.full((len(rows), self.stride), fill)
-        for place, row in zip(table, rows, strict=True):
-            place[: len(row)] = row
-        return table.ravel()
-
-    def forward(self, values: Tensor, rows: Tensor | None = None) -> Tensor:
-        """Places (N, R) of values (N, R, 1), one in each row; or (N,) of (N, 1), all in one row or in ``rows`` (N,)."""
-        block = self.first if rows is None else rows * self.n_blocks  # (R,) or (N,)
-        if self.n_blocks > 1:
-            last = self.last if rows is None else F.embedding(rows, self.last)  # (R, B - 1) or (N, B - 1)
-            found = (last < values).sum(-1)
-            block = found if rows is None and len(self.first) == 1 else block + found
-        return block * self.width + (F.embedding(block, self.blocks) < values).sum(-1)
-
-
 class Surprises(nn.Module):
     """The fused score (N, 1) of the scores that it is made of (N, P): see :class:`maple.scores.Surprise`.
 
-    What a score adds is linear from knot to knot, and constant below the first.
+    What a score x adds is linear from knot to knot, and never falls. It is a sum of ramps, one from each knot to the
+    next, height clip((x - start) / width, 0, 1): no term is negative, so that nothing cancels.
     """
 
-    pieces: Tensor  # (T, 3) where a piece begins, what is added there, and its slope
+    heights: Tensor  # (T,) of all ramps
 
     def __init__(self, surprises: Mapping[Score, Surprise]) -> None:
         super().__init__()
-        self.rows = SortedRows([surprise.scores for surprise in surprises.values()])
-        pieces = [_pieces(surprise, FUSED[name]) for name, surprise in surprises.items()]
-        table = np.stack([self.rows.lay_out(column) for column in zip(*pieces, strict=True)], axis=1)
-        self.register_buffer("pieces", _constant(table))
+        ramps = [_ramps(surprise, FUSED[name]) for name, surprise in surprises.items()]
+        owners = np.repeat(np.arange(len(ramps)), [len(starts) for starts, _, _ in ramps])
+        starts, widths, heights = (np.concatenate(column) for column in zip(*ramps, strict=True))
+        weight = np.zeros((len(ramps), len(owners)))
+        weight[owners, np.arange(len(owners))] = 1 / widths
+        self.climb = Affine(weight, -starts / widths)
+        self.register_buffer("heights", _constant(heights))
 
     def forward(self, scores: Tensor) -> Tensor:
-        scores = scores.unsqueeze(2)  # (N, P, 1)
-        start, value, slope = F.embedding(self.rows(scores), self.pieces).split(1, dim=2)
-        return (value + slope * (scores - start)).clamp_min(0).sum(1)
+        return (self.climb(scores).clamp(0, 1) * self.heights).sum(1, keepdim=True)
 
 
-def _pieces(surprise: Surprise, part: Part) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Start, value there and slope (Q + 1,) of the linear pieces of what a score adds, before it is cut off at 0."""
-    knots, values = surprise.scores, part.weight * (surprise.values - part.beyond)
-    slopes = np.r_[0.0, np.diff(values) / np.diff(knots), part.weight / surprise.excess]
-    return np.append(knots[0], knots), np.append(values[0], values), slopes
+def _ramps(surprise: Surprise, part: Part) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Starts, widths and heights of the ramps that add up to what a score adds.
+
+    Below the first knot lies one that all scores have climbed; the last one has no end that a score could reach.
+    """
+    values, knots = surprise.values, surprise.scores
+    heights = np.r_[values[0], np.diff(values), ENDLESS]
+    widths = np.r_[1.0, np.diff(knots), ENDLESS * surprise.excess]
+    starts = np.r_[-ENDLESS, knots]
+    below = np.clip(part.beyond - np.r_[0.0, values], 0, heights) / np.maximum(
+        heights, 1e-300
+    )  # share that adds nothing
+    starts, widths, heights = starts + below * widths, (1 - below) * widths, (1 - below) * heights
+    rises = heights > 0
+    return starts[rises], widths[rises], part.weight * heights[rises]
+
+
+class PValues(nn.Module):
+    """Conformal p-values (N,) of scores (N, 1): see :func:`maple.calibrate.conformal_p_values`.
+
+    The p-value is that of the first calibration score that is not below, the largest of all that are not; one that is
+    above all others ends each group. Where they are many, they are cut into B blocks, and there are two steps of √n
+    comparisons: with the last score of each block, then with the scores of the block that was found.
+
+    >>> PValues([np.array([1.0, 2.0, 3.0])])(torch.tensor([[0.5], [2.0], [9.0]]).double())
+    tensor([1.0000, 0.7500, 0.2500], dtype=torch.float64)
+    """
+
+    last: Tensor  # (G, B) last score of each block
+    scores: Tensor  # (G B, width) sorted calibration scores of each group
+    values: Tensor  # (G B, width) their p-values
+
+    def __init__(self, groups: Sequence[np.ndarray]) -> None:
+        super().__init__()
+        longest = max(map(len, groups)) + 1
+        width = longest if longest <= ONE_STEP else math.isqrt(longest - 1) + 1
+        self.n_blocks = -(-longest // width)
+        scores = np.full((len(groups), self.n_blocks * width), np.finfo(np.float64).max)
+        values = np.zeros_like(scores)
+        for row, own, group in zip(scores, values, groups, strict=True):
+            row[: len(group)] = group
+            own[: len(group) + 1] = np.arange(len(group) + 1, 0, -1) / (len(group) + 1)
+        self.register_buffer("last", _constant(scores[:, width - 1 :: width]))
+        self.register_buffer("scores", _constant(scores.reshape(-1, width)))
+        self.register_buffer("values", _constant(values.reshape(-1, width)))
+
+    def forward(self, score: Tensor, group: Tensor | None = None) -> Tensor:
+        """In the only group, or in groups (N,)."""
+        block = group
+        if self.n_blocks > 1:
+            last = self.last if group is None else F.embedding(group, self.last)  # (1, B) or (N, B)
+            block = torch.where(last < score, math.inf, last).argmin(1)
+            block = block if group is None else group * self.n_blocks + block
+        scores, values = self.scores, self.values  # (1, width)
+        if block is not None:
+            scores, values = F.embedding(block, scores), F.embedding(block, values)  # (N, width)
+        return torch.where(scores < score, 0.0, values).amax(1)
 
 
 class Decide(nn.Module):
@@ -326,25 +351,21 @@ class Decide(nn.Module):
 
     thresholds: Tensor  # (C,), or (1,) where all classes have the same
     groups: Tensor  # (C,) of calibration images
-    p_values: Tensor  # (T,)
 
     def __init__(self, decision: Decision) -> None:
         super().__init__()
         groups, thresholds = decision.group_scores, decision.thresholds
         self.is_calibrated, self.per_class = decision.n_images > 0, len(groups) > 1
-        self.rows = SortedRows(groups)
-        p_values = [np.arange(len(group) + 1, 0, -1) / (len(group) + 1) for group in groups]  # by scores below
+        self.p_values = PValues(groups)
         self.register_buffer("thresholds", _constant(thresholds if self.per_class else thresholds[:1]))
         self.register_buffer("groups", _constant(decision.group_of_class, torch.int64))
-        self.register_buffer("p_values", _constant(self.rows.lay_out(p_values)))
 
     def forward(self, score: Tensor, class_id: Tensor) -> tuple[Tensor, Tensor]:
         threshold = self.thresholds.index_select(0, class_id) if self.per_class else self.thresholds
-        is_ood = score.squeeze(1) > threshold
+        is_ood = threshold < score.squeeze(1)
         if not self.is_calibrated:
             return torch.full_like(score.squeeze(1), math.nan), is_ood
-        group = self.groups.index_select(0, class_id) if self.per_class else None
-        return self.p_values.index_select(0, self.rows(score, group)), is_ood
+        return self.p_values(score, self.groups.index_select(0, class_id) if self.per_class else None), is_ood
 
 
 # --------------------------------------------------------------------------------------------------------- classes
@@ -380,32 +401,39 @@ class ByClass(nn.Module):
 
 
 class RaiseOdds(nn.Module):
-    """From log probabilities (N, C), normalised or not, to normalised ones: see :func:`maple.calibrate.raise_odds`."""
+    """Normalised log probabilities (N, C) and their first class (N,), from logs (N, C) that need not be normalised.
+
+    See :func:`maple.calibrate.raise_odds`: with t the largest of the logs and r that of all others together, the odds
+    t - r become b (t - r) where b t + (1 - b) r takes the place of t.
+    """
 
     classes: Tensor  # (C,)
-    powers: Tensor  # (2,) of the odds of the first class, and of none
+    exponent: Tensor  # (1, 1)
 
     def __init__(self, n_classes: int, exponent: float) -> None:
         super().__init__()
-        self.changes = exponent != 1 and n_classes > 1
+        self.changes, self.keeps_first = exponent != 1 and n_classes > 1, 0 < exponent <= 1
         self.register_buffer("classes", _constant(np.arange(n_classes), torch.int64))
-        self.register_buffer("powers", _constant([exponent, 0.0]))
+        self.register_buffer("exponent", _constant([[exponent]]))
+        self.rest_counts = 1 - exponent
 
-    def forward(self, logs: Tensor) -> Tensor:
+    def forward(self, logs: Tensor) -> tuple[Tensor, Tensor]:
         if not self.changes:
-            return logs.log_softmax(1)
-        is_first = self.classes == logs.argmax(1, keepdim=True)  # (N, C)
-        # A class that cannot be has -inf: LOWEST is as good, and can be subtracted from itself.
-        rest = logs.masked_fill(is_first, LOWEST).clamp_min(LOWEST).logsumexp(1, keepdim=True)  # (N, 1)
-        odds = logs.amax(1, keepdim=True) - rest
-        first, others = (odds * self.powers).log_softmax(1).split(1, dim=1)  # (N, 1) each
-        return torch.where(is_first, first, logs - rest + others)
+            logs = logs.log_softmax(1)
+            return logs, logs.argmax(1)
+        top, first = logs.amax(1, keepdim=True), logs.argmax(1, keepdim=True)  # (N, 1) each
+        is_first = self.classes == first  # (N, C)
+        rest = logs.masked_fill(is_first, LOWEST).logsumexp(1, keepdim=True)  # (N, 1); finite, where others cannot be
+        raised = torch.addmm(rest, top, self.exponent, beta=self.rest_counts)  # (N, 1)
+        logs = torch.where(is_first, raised, logs).log_softmax(1)
+        return logs, first.squeeze(1) if self.keeps_first else logs.argmax(1)
 
 
 class ClassProbabilities(nn.Module):
-    """Log class probabilities (N, C): see :meth:`maple.detector.Description.log_probabilities`.
+    """Log class probabilities (N, C) and the first class (N,).
 
-    Whatever is normalised in the end need not be normalised before.
+    See :meth:`maple.detector.Description.log_probabilities`. Whatever is normalised in the end need not be normalised
+    before.
     """
 
     def __init__(self, log_weights: np.ndarray, cluster_to_class: np.ndarray, n_columns: int, said: Predictor) -> None:
@@ -422,7 +450,7 @@ class ClassProbabilities(nn.Module):
                 self.register_buffer(name, _constant(ids, torch.int64))
         self.of_network = ByClass(np.searchsorted(head, cluster_to_class[:n_columns])) if weight else None
 
-    def forward(self, squared_distances: Tensor, logits: Tensor | None) -> Tensor:
+    def forward(self, squared_distances: Tensor, logits: Tensor | None) -> tuple[Tensor, Tensor]:
         logs = self.by_class(squared_distances)
         if self.of_network is None or logits is None:
             return self.normalise(logs)
@@ -467,11 +495,11 @@ class Energy(nn.Module):
         self.register_buffer("known", _constant(known, torch.int64))
 
     def forward(self, logits: Tensor, squared_distances: Tensor) -> Tensor:
-        energy = -logits.logsumexp(1, keepdim=True)
-        if self.knows_all:
-            return energy
-        logs = self.log_weights - squared_distances / 2  # (N, M)
-        return energy + logs.index_select(1, self.known).logsumexp(1, keepdim=True) - logs.logsumexp(1, keepdim=True)
+        inside: Tensor | float = 0.0  # log probability of the classes that the head knows, (N, 1)
+        if not self.knows_all:
+            logs = self.log_weights - squared_distances / 2  # (N, M)
+            inside = logs.index_select(1, self.known).logsumexp(1, keepdim=True) - logs.logsumexp(1, keepdim=True)
+        return inside - logits.logsumexp(1, keepdim=True)
 
 
 # ----------------------------------------------------------------------------------------------------- all of it
@@ -485,13 +513,13 @@ class Seen(NamedTuple):
     responses: Tensor | None  # (N, F) of the shallow layer
     squared_distances: Tensor  # (N, M)
     squared_distance: Tensor  # (N, 1)
-    plain: Tensor | None  # (N, M) squared distances of embeddings as they are
 
 
 class DescriptionGraph(nn.Module):
     """All that detector and decision say about the outputs of a backbone: see :class:`maple.detector.Description`."""
 
-    cluster_to_class: Tensor
+    cluster_to_class: Tensor  # (M,)
+    map: Tensor  # (K + 1, 2)
 
     def __init__(self, predictor: Predictor) -> None:
         super().__init__()
@@ -500,8 +528,10 @@ class DescriptionGraph(nn.Module):
         n_columns = len(cluster_to_class) - detector.appended_
         self.score_name: Score = detector.score_
         self.scores: list[Score] = list(detector.surprises_) if self.score_name == "fused" else [self.score_name]
-        self.needs_plain = detector.exponent_ != 0 and not {"distance", "relative"}.isdisjoint(self.scores)
-        self.distances = Distances([gaussians, detector.plain_gaussians_] if self.needs_plain else [gaussians])
+        needs_plain = detector.exponent_ != 0 and not {"distance", "relative"}.isdisjoint(self.scores)
+        self.project, self.distances = _projection(gaussians), Distances(gaussians)
+        plain = detector.plain_gaussians_ if needs_plain else None
+        self.plain = None if plain is None else nn.Sequential(_projection(plain), Distances(plain))
         self.tail = Tail(gaussians.n_components)
         self.probabilities = ClassProbabilities(gaussians.log_weights, cluster_to_class, n_columns, predictor)
         self.network_class = NetworkClass(cluster_to_class[:n_columns], predictor.class_rule)
@@ -509,6 +539,7 @@ class DescriptionGraph(nn.Module):
         self.parts = nn.ModuleDict({name: part for name in self.scores if (part := _score_part(name, detector))})
         self.fuse = Surprises(detector.surprises_) if self.score_name == "fused" else None
         self.register_buffer("cluster_to_class", _constant(cluster_to_class, torch.int64))
+        self.register_buffer("map", _constant(_on_map(gaussians)))
 
     @property
     def needs_responses(self) -> bool:
@@ -517,13 +548,14 @@ class DescriptionGraph(nn.Module):
 
     def forward(self, embedding: Tensor, logits: Tensor | None, responses: Tensor | None) -> tuple[Tensor, ...]:
         """The ``OUTPUTS`` in their order, from what a backbone says: (N, D), (N, M) and (N, F)."""
-        squared, position = self.distances(embedding)
-        nearest = squared[0].amin(1, keepdim=True)  # (N, 1)
-        cluster = squared[0].argmin(1)
+        z = self.project(embedding)  # (N, K + 1)
+        squared = self.distances(z)  # (N, M)
+        nearest = squared.amin(1, keepdim=True).clamp_min(SMALLEST)  # (N, 1)
+        cluster = squared.argmin(1)
         wide = None if logits is None else logits.double()
-        seen = Seen(embedding, wide, responses, squared[0], nearest, squared[1] if self.needs_plain else None)
-        logs = self.probabilities(squared[0], wide)
-        class_id, probabilities = logs.argmax(1), logs.exp()
+        seen = Seen(embedding, wide, responses, squared, nearest)
+        logs, class_id = self.probabilities(squared, wide)
+        probabilities = logs.exp()
         score = self.score(seen)
         p_value, is_ood = self.decide(score, class_id)
         typicality = self.tail(nearest)
@@ -542,7 +574,7 @@ class DescriptionGraph(nn.Module):
             "softmax_class_id": md_class_id if wide is None else self.network_class(wide),
             "log_probabilities": logs,
             "squared_distance": nearest.squeeze(1),
-            "position": position,
+            "position": z.mm(self.map),
         }
         return tuple(found[name] for name in OUTPUTS)
 
@@ -553,13 +585,12 @@ class DescriptionGraph(nn.Module):
 
     def _score_named(self, name: Score, seen: Seen) -> Tensor:
         """A score (N, 1), as :class:`maple.detector.Description` computes the one of that name."""
-        plain = seen.squared_distance if seen.plain is None else seen.plain.amin(1, keepdim=True)
         if name == "normalised":
             return seen.squared_distance
         if name == "distance":
-            return plain
+            return self._plain_distance(seen)
         if name == "relative":
-            return plain - self.parts[name](seen.embedding)
+            return self._plain_distance(seen) - self.parts[name](seen.embedding)
         if name == "residual":
             return self.parts[name](seen.embedding)
         if name == "spread":
@@ -569,6 +600,10 @@ class DescriptionGraph(nn.Module):
         assert name == "shallow"
         return self.parts[name](seen.responses)
 
+    def _plain_distance(self, seen: Seen) -> Tensor:
+        """Squared distance (N, 1) to the nearest cluster of embeddings as they are."""
+        return seen.squared_distance if self.plain is None else self.plain(seen.embedding).amin(1, keepdim=True)
+
 
 def _score_part(name: Score, detector: MapleDetector) -> nn.Module | None:
     """The constants of a score beyond squared distances."""
@@ -577,7 +612,7 @@ def _score_part(name: Score, detector: MapleDetector) -> nn.Module | None:
     if name == "residual":
         return Residual(detector.background_)
     if name == "shallow":
-        return _background_distance(detector.shallow_background_)
+        return _shallow_distance(detector)
     return Energy(detector) if name == "energy" else None
 
 
