@@ -353,7 +353,7 @@ class _Loop:
         for group in self.raw_optimizer.param_groups:
             group["lr"] = learning_rate_at(progress, self.options)
         images = self.fabric.to_device(x).requires_grad_(self.recipe.needs_image_gradients)
-        embeddings, logits = self.module(images)
+        embeddings, logits = self._forward(images)
         with together(self.fabric):
             targets = self.fabric.to_device(targets)
             done = Step(images, embeddings.float(), logits.float(), targets, progress, self.backbone)
@@ -366,6 +366,13 @@ class _Loop:
         with torch.no_grad():
             self.recipe.after_step(done.detached())
         return {"loss": loss.item(), **{name: term.value.item() for name, term in terms.items()}}
+
+    def _forward(self, images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Embeddings and logits; past Fabric's wrapper where a loss takes gradients itself, which it would refuse."""
+        if not self.recipe.needs_image_gradients:
+            return self.module(images)
+        with self.fabric.autocast():
+            return self.backbone(images)
 
     def _batches(self, epoch: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """This rank's batches of images and targets; one that cannot be read is an error of all ranks."""

@@ -283,12 +283,13 @@ def test_certain_only_near_two_moons():
     assert far.median() < near.amax(1).quantile(0.05)
 
 
-def test_trains_in_the_loop():
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
+def test_trains_in_the_loop(precision):
     splits = load_splits("digits", DataOptions())
     few = dataclasses.replace(splits, train=splits.train.subset(np.arange(256)))
     torch.manual_seed(0)
     recipe = create_recipe("duq", duq_centroid_size=16)
-    settings = {"epochs": 2, "batch_size": 64, "learning_rate": 0.02, "precision": "32-true", "show_progress": False}
+    settings = {"epochs": 2, "batch_size": 64, "learning_rate": 0.02, "precision": precision, "show_progress": False}
     run = train_backbone(create_backbone("resnet9", 10), recipe, few.train, few.validation, **settings)
     first, last = run.history
     assert last["binary_cross_entropy"] < first["binary_cross_entropy"]
