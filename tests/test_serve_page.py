@@ -559,6 +559,7 @@ def test_marker_and_card_select_each_other(page, address, files, said):
 
 def test_the_map_has_a_table(page, address, files, said):
     page.click("text=The map as a table")
+    page.wait_for_selector("#map-table tbody tr")  # it is drawn when the browser says that it was opened
     rows = page.locator("#map-table table").first.locator("tbody tr").all()
     assert len(rows) == len(files)
     cells = rows[-1].locator("td").all_text_contents()
