@@ -288,18 +288,17 @@ class Surprises(nn.Module):
 
 
 def _ramps(surprise: Surprise, part: Part) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Starts, widths and heights of the ramps that add up to what a score adds.
+    """Starts, widths and heights (T,) of the ramps that add up to what a score adds.
 
-    Below the first knot lies one that all scores have climbed; the last one has no end that a score could reach.
+    In front of the first knot is one that every score has climbed, behind the last knot one that none climbs to its
+    end. Of each, only what lies above the level ``part.beyond`` adds anything.
     """
-    values, knots = surprise.values, surprise.scores
-    heights = np.r_[values[0], np.diff(values), ENDLESS]
-    widths = np.r_[1.0, np.diff(knots), ENDLESS * surprise.excess]
-    starts = np.r_[-ENDLESS, knots]
-    below = np.clip(part.beyond - np.r_[0.0, values], 0, heights) / np.maximum(
-        heights, 1e-300
-    )  # share that adds nothing
-    starts, widths, heights = starts + below * widths, (1 - below) * widths, (1 - below) * heights
+    bottoms = np.r_[0.0, surprise.values]
+    starts, heights = np.r_[-ENDLESS, surprise.scores], np.r_[np.diff(bottoms), ENDLESS]
+    widths = np.r_[1.0, np.diff(surprise.scores), ENDLESS * surprise.excess]
+    below = np.clip(part.beyond - bottoms, 0, heights)
+    share = np.divide(below, heights, out=np.ones_like(below), where=heights > 0)
+    starts, widths, heights = starts + share * widths, (1 - share) * widths, (1 - share) * heights
     rises = heights > 0
     return starts[rises], widths[rises], part.weight * heights[rises]
 
@@ -307,43 +306,48 @@ def _ramps(surprise: Surprise, part: Part) -> tuple[np.ndarray, np.ndarray, np.n
 class PValues(nn.Module):
     """Conformal p-values (N,) of scores (N, 1): see :func:`maple.calibrate.conformal_p_values`.
 
-    The p-value is that of the first calibration score that is not below, the largest of all that are not; one that is
-    above all others ends each group. Where they are many, they are cut into B blocks, and there are two steps of √n
-    comparisons: with the last score of each block, then with the scores of the block that was found.
+    The p-value of a score is that of the first calibration score not below it: the largest of those that are not. Each
+    group ends in infinity. Many calibration scores are cut into B blocks, and there are two steps of √n comparisons:
+    with the last score of each block, then with the scores of the block that was found.
 
     >>> PValues([np.array([1.0, 2.0, 3.0])])(torch.tensor([[0.5], [2.0], [9.0]]).double())
     tensor([1.0000, 0.7500, 0.2500], dtype=torch.float64)
     """
 
-    last: Tensor  # (G, B) last score of each block
     scores: Tensor  # (G B, width) sorted calibration scores of each group
-    values: Tensor  # (G B, width) their p-values
+    values: Tensor  # (G B, width) their p-values; 0 where a group has fewer
+    last: Tensor  # (G, B) last score of each block
+    first: Tensor  # (G, B) p-value of its first score
 
     def __init__(self, groups: Sequence[np.ndarray]) -> None:
         super().__init__()
         longest = max(map(len, groups)) + 1
         width = longest if longest <= ONE_STEP else math.isqrt(longest - 1) + 1
         self.n_blocks = -(-longest // width)
-        scores = np.full((len(groups), self.n_blocks * width), np.finfo(np.float64).max)
+        scores = np.full((len(groups), self.n_blocks * width), np.inf)
         values = np.zeros_like(scores)
         for row, own, group in zip(scores, values, groups, strict=True):
             row[: len(group)] = group
             own[: len(group) + 1] = np.arange(len(group) + 1, 0, -1) / (len(group) + 1)
-        self.register_buffer("last", _constant(scores[:, width - 1 :: width]))
         self.register_buffer("scores", _constant(scores.reshape(-1, width)))
         self.register_buffer("values", _constant(values.reshape(-1, width)))
+        self.register_buffer("last", _constant(scores[:, width - 1 :: width]))
+        self.register_buffer("first", _constant(values[:, ::width]))
 
     def forward(self, score: Tensor, group: Tensor | None = None) -> Tensor:
         """In the only group, or in groups (N,)."""
         block = group
         if self.n_blocks > 1:
-            last = self.last if group is None else F.embedding(group, self.last)  # (1, B) or (N, B)
-            block = torch.where(last < score, math.inf, last).argmin(1)
+            last, first = _rows(group, self.last, self.first)  # (1, B) or (N, B)
+            block = torch.where(last < score, 0.0, first).argmax(1)
             block = block if group is None else group * self.n_blocks + block
-        scores, values = self.scores, self.values  # (1, width)
-        if block is not None:
-            scores, values = F.embedding(block, scores), F.embedding(block, values)  # (N, width)
+        scores, values = _rows(block, self.scores, self.values)  # (1, width) or (N, width)
         return torch.where(scores < score, 0.0, values).amax(1)
+
+
+def _rows(which: Tensor | None, *tables: Tensor) -> list[Tensor]:
+    """Rows ``which`` (N,) of each table; all of them where that is None."""
+    return [table if which is None else F.embedding(which, table) for table in tables]
 
 
 class Decide(nn.Module):
