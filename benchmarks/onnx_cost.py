@@ -36,6 +36,7 @@ from torch import Tensor, nn
 import maple
 from maple.backbone import Backbone, create_backbone, embed, evaluating
 from maple.detector import MapleDetector
+from maple.export import drop_idle_abs
 from maple.graph import OUTPUTS, PredictorGraph
 from maple.onnx_predictor import start_session
 from maple.predictor import Predictor
@@ -152,7 +153,9 @@ def export(module: nn.Module, outputs: tuple[str, ...]) -> bytes:
             dynamic_axes={name: {0: "n"} for name in ("images", *outputs)},
             opset_version=18,
         )
-    return file.getvalue()
+    model = onnx.load_from_string(file.getvalue())
+    drop_idle_abs(model.graph)
+    return model.SerializeToString()
 
 
 def count_nodes(model: bytes) -> int:

@@ -262,6 +262,7 @@ def test_the_file(predictor, preprocess, tmp_path, onnx):
         np.testing.assert_allclose(said["typicality"], chi2.sf(said["squared_distance"], degrees), atol=1e-6)
         np.testing.assert_allclose(said["typicality"] + said["uncertainty"], 1)
         np.testing.assert_allclose(said["position"], expected.position[rows], rtol=1e-3, atol=1e-3)
+    assert "Abs" not in {node.op_type for node in onnx.load(path).graph.node}  # the shallow layer ends in ReLUs
     text = path.read_bytes()
     assert b"site-packages" not in text and b".py" not in text  # nothing of the machine that it was made on
 
@@ -288,6 +289,23 @@ def test_classes_with_their_own_thresholds_and_a_new_class(tmp_path, onnx):
     np.testing.assert_array_equal(said["softmax_class_id"], expected.softmax_class_id)
     np.testing.assert_allclose(said["probabilities"], expected.probabilities, atol=1e-4)
     np.testing.assert_array_equal(said["is_ood"], said["score"] > known.decision.thresholds[said["class_id"]])
+
+
+def test_absolute_values_of_what_is_never_negative_are_left_out(onnx):
+    import onnxruntime
+
+    from maple.export import drop_idle_abs
+
+    text = """<ir_version: 8, opset_import: ["": 18]>
+    example (float[N, 3] x) => (float[N, 3] of_relus, float[N, 3] of_any)
+    { a = Relu(x)  b = Cast<to = 1>(a)  c = Add(a, b)  d = Abs(c)  of_relus = Neg(d)
+      e = Add(a, x)  f = Abs(e)  g = Abs(f)  of_any = Neg(g) }"""
+    model, x = onnx.parser.parse_model(text), np.array([[-1.0, 0.0, 2.0]], np.float32)
+    before = onnxruntime.InferenceSession(model.SerializeToString()).run(None, {"x": x})
+    drop_idle_abs(model.graph)
+    assert sum(node.op_type == "Abs" for node in model.graph.node) == 2
+    onnx.checker.check_model(model)
+    np.testing.assert_array_equal(onnxruntime.InferenceSession(model.SerializeToString()).run(None, {"x": x}), before)
 
 
 def test_a_network_of_timm(tmp_path, onnx):

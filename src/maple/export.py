@@ -301,7 +301,29 @@ def _trace(graph: PredictorGraph, predictor: Predictor, opset: int) -> Any:
     model = onnx.load_from_string(buffer.getvalue())
     for node in model.graph.node:
         node.ClearField("doc_string")  # which tells where on this machine the code is
+    drop_idle_abs(model.graph)
     return model
+
+
+def drop_idle_abs(graph: Any) -> None:
+    """Leave out absolute values of what is never negative, such as what a ReLU gives to the shallow layer.
+
+    ONNX Runtime then takes means over pixels in the layout of its convolutions, and copies nothing into another one.
+    """
+    made_by = {name: node for node in graph.node for name in node.output}
+
+    def never_negative(name: str) -> bool:
+        node = made_by.get(name)
+        if node is None or node.op_type == "Relu":
+            return node is not None
+        return node.op_type in ("Add", "Cast", "MaxPool") and all(map(never_negative, node.input))
+
+    idle = [node for node in graph.node if node.op_type == "Abs" and never_negative(node.input[0])]
+    same = {node.output[0]: node.input[0] for node in idle}
+    for node in graph.node:
+        node.input[:] = [same.get(name, name) for name in node.input]
+    for node in idle:
+        graph.node.remove(node)
 
 
 def _with_metadata(model: Any, metadata: str) -> bytes:
