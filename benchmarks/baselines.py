@@ -26,10 +26,10 @@ import torch
 from maple.backbone import create_backbone
 from maple.batches import to_input, training_batches
 from maple.benchmark import Method
-from maple.config import recipe_section
 from maple.data import open_images
 from maple.detector import list_detectors
 from maple.loss import weighted_sum
+from maple.options import recipe_section
 from maple.predictor import Predictor, load_predictor
 from maple.recipe import Step, create_recipe, describe_recipe
 from maple.suites import PROFILES, find_suite

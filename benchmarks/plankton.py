@@ -33,9 +33,9 @@ from PIL import Image, ImageDraw
 
 from maple import metrics
 from maple.backbone import embed
-from maple.config import resolve_config
 from maple.gallery import ClusterExemplars, read_gallery
 from maple.networks import use_fast_allocator
+from maple.options import resolve_config
 from maple.plots import BLUE, GREEN, MUTED, ORANGE, Line, as_plot, percent, plot_coverage, shorten, standalone_svg
 from maple.predictor import Predictor, load_predictor
 from maple.splits import Splits

@@ -44,13 +44,13 @@ from sklearn.metrics import adjusted_rand_score
 
 from maple.backbone import Backbone, create_backbone, embed
 from maple.calibrate import fit_temperature
-from maple.checkpoint import load_json, save_json
 from maple.cluster import ClusterMethod, ClusterSpace
-from maple.config import DataOptions
 from maple.data import open_images
+from maple.files import load_json, save_json
 from maple.gaussian import Moments, class_maximum, fit_gaussians, log_posterior
 from maple.images import ImageSet
 from maple.metrics import accuracy, auroc, format_spread, negative_log_likelihood
+from maple.options import DataOptions
 from maple.predictor import channel_statistics
 from maple.recipe import MapleRecipe, Recipe, create_recipe
 from maple.relabel import class_probabilities, split_clusters

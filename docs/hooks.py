@@ -160,7 +160,7 @@ def _help(parameter: Any) -> str:
 
 def options() -> str:
     """All sections of ``config.toml``, from the configuration itself."""
-    from maple.config import GROUPS
+    from maple.options import GROUPS
 
     parts = []
     for section, group in GROUPS.items():

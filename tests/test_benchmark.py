@@ -19,9 +19,9 @@ from sklearn.metrics import roc_auc_score
 
 from maple import metrics
 from maple.benchmark import ClassFlagged, Results, evaluate, format_table, measure_latency
-from maple.config import DecisionOptions
 from maple.detector import MapleDetector, create_detector
 from maple.errors import DataError, NotFittedError, RunError, UsageError
+from maple.options import DecisionOptions
 from maple.predictor import Predictor
 from maple.types import Outputs
 

@@ -38,8 +38,8 @@ from maple.calibrate import (
     raise_odds,
     true_class_scores,
 )
-from maple.checkpoint import load_arrays, save_arrays
 from maple.errors import DataError, UsageError
+from maple.files import load_arrays, save_arrays
 from maple.gaussian import log_posterior
 from maple.metrics import calibration_floor, expected_calibration_error
 

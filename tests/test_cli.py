@@ -18,9 +18,9 @@ from PIL import Image
 from scipy.stats import false_discovery_control
 
 from commands import flat, run
-from maple.checkpoint import load_json
-from maple.config import PRESETS, read_toml
 from maple.data import open_images
+from maple.files import load_json
+from maple.options import PRESETS, read_toml
 from maple.predictor import load_predictor
 from maple.types import PREDICTION_COLUMNS
 

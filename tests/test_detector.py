@@ -12,7 +12,6 @@ import pytest
 from scipy.special import softmax
 from scipy.stats import chi2
 
-from maple.config import DetectorOptions, as_dict
 from maple.detector import (
     Description,
     Detector,
@@ -26,6 +25,7 @@ from maple.detector import (
 )
 from maple.errors import ConfigError, FitError, NotFittedError, UsageError
 from maple.gaussian import Moments, fit_gaussians, normalise
+from maple.options import DetectorOptions, as_dict
 from maple.types import Outputs
 from ranks import in_two_ranks
 

@@ -45,7 +45,7 @@ import typer
 import maple
 from commands import run
 from maple.cli import app
-from maple.config import DecisionOptions, build_options, resolve_config
+from maple.options import DecisionOptions, build_options, resolve_config
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"

@@ -18,7 +18,6 @@ from PIL import Image
 from commands import run as run_command
 from maple.backbone import create_backbone, embed
 from maple.benchmark import evaluate
-from maple.checkpoint import load_json, save_json
 from maple.data import open_images
 from maple.errors import UsageError
 from maple.explain import component_coordinates
@@ -30,6 +29,7 @@ from maple.explain_files import (
     to_json,
     to_text,
 )
+from maple.files import load_json, save_json
 from maple.gallery import read_gallery, write_gallery
 from maple.images import ImageSet
 from maple.predictor import fit_predictor, load_predictor

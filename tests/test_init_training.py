@@ -22,12 +22,12 @@ from torch import nn
 from commands import flat, run
 from maple.backbone import Backbone, create_backbone, embed, wrap_backbone
 from maple.baselines.sngp import SngpRecipe
-from maple.checkpoint import load_arrays, load_json
 from maple.compat import import_torchvision
-from maple.config import TrainOptions, read_toml, resolve_config
 from maple.data import open_images
 from maple.errors import UsageError
+from maple.files import load_arrays, load_json
 from maple.images import ImageSet
+from maple.options import TrainOptions, read_toml, resolve_config
 from maple.predictor import Predictor, load_predictor, save_backbone
 from maple.recipe import MapleRecipe
 from maple.start import START, Start, follow_network, leave_out_unused, open_start, try_recipe, why_new_head

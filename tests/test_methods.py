@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from commands import flat, run
-from maple.config import RECIPE_SECTIONS, read_toml
 from maple.detector import list_detectors
 from maple.errors import UsageError
+from maple.options import RECIPE_SECTIONS, read_toml
 from maple.predictor import load_predictor
 from maple.recipe import find_recipe, list_recipes
 from maple.types import About

@@ -15,8 +15,8 @@ from scipy.integrate import quad
 from scipy.stats import beta, betabinom, hypergeom
 
 from maple.calibrate import conformal_p_values, conformal_threshold, count_allowed
-from maple.checkpoint import load_arrays, save_arrays
 from maple.errors import DataError, RunError, UsageError
+from maple.files import load_arrays, save_arrays
 from maple.monitor import (
     StreamMonitor,
     beta_bets,

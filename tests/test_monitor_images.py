@@ -14,7 +14,7 @@ from safetensors.numpy import save
 
 from commands import flat, run
 from image_files import encode, write_parquet
-from maple.checkpoint import FORMAT_VERSION, load_arrays, save_arrays
+from maple.files import FORMAT_VERSION, load_arrays, save_arrays
 from maple.monitor import StreamMonitor, compare_scores
 from maple.monitor_images import Monitoring
 

@@ -19,9 +19,9 @@ import maple
 from maple.backbone import create_backbone, wrap_backbone
 from maple.batches import training_batches
 from maple.callback import _make_callback
-from maple.config import DataOptions, TrainOptions
 from maple.errors import DataError, TrainError, UsageError
 from maple.growth import grow_head, named_state, replace_head
+from maple.options import DataOptions, TrainOptions
 from maple.own_loop import Indexed, Relabeller, resize_head
 from maple.predictor import fit_predictor
 from maple.recipe import MapleRecipe, create_recipe

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from maple.backbone import embed
-from maple.config import DataOptions, TrainOptions
 from maple.errors import UsageError
+from maple.options import DataOptions, TrainOptions
 from maple.predictor import fit_predictor, load_predictor
 from maple.processes import count_processes, make_fabric
 from maple.splits import load_splits
@@ -33,7 +33,7 @@ import numpy as np
 import torch
 
 from maple.backbone import create_backbone
-from maple.config import DataOptions, TrainOptions
+from maple.options import DataOptions, TrainOptions
 from maple.errors import DataError
 from maple.predictor import fit_predictor
 from maple.processes import make_fabric, together

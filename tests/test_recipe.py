@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 from maple.backbone import Backbone
-from maple.config import PRESETS, RecipeOptions
 from maple.errors import ConfigError, UsageError
 from maple.loss import contrastive_loss
+from maple.options import PRESETS, RecipeOptions
 from maple.recipe import RECIPES, MapleRecipe, Step, create_recipe, grow_linear, unused_options
 from maple.relabel import class_probabilities
 from maple.types import Outputs, Relabelling

@@ -26,11 +26,11 @@ from sklearn.datasets import load_digits
 import maple.report
 from maple import metrics
 from maple.benchmark import ClassFlagged, Classification, Detection, Histogram, Method, Reliability, Results
-from maple.checkpoint import save_json
-from maple.config import to_toml
 from maple.errors import DataError, RunError
+from maple.files import save_json
 from maple.gallery import write_gallery
 from maple.images import ImageSet
+from maple.options import to_toml
 from maple.plots import Plot
 from maple.report import caught_at, compare, read_predictions, read_run, summary_sentences, write_report
 from maple.row_files import to_csv, to_json_lines

@@ -33,9 +33,9 @@ import maple
 from image_files import encode, png_of_size
 from maple import decode
 from maple.answers import ModelAnswer, PredictAnswer
-from maple.config import build_options
 from maple.errors import ConfigError, RunError, UsageError
 from maple.monitor import StreamMonitor, kolmogorov_smirnov
+from maple.options import build_options
 from maple.serve import create_app, listen_at, read_exemplars
 from maple.serve_metrics import PENDING_IMAGES, STREAM_IMAGES, WINDOW_IMAGES, DriftWatch, score_buckets
 from maple.serve_options import MOST_PIXELS, ServeOptions

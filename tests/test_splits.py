@@ -15,10 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from image_files import arrays, write_folder
-from maple.config import DataOptions
 from maple.data import open_images
 from maple.errors import DataError, UsageError
 from maple.images import ImageSet
+from maple.options import DataOptions
 from maple.splits import fold_shares, load_splits, share_out, split_indices
 
 SHARES = (0.7, 0.1, 0.1, 0.1)

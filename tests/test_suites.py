@@ -22,9 +22,9 @@ from filelock import FileLock
 from commands import flat, run
 from maple import paper
 from maple.benchmark import Classification, Detection, Histogram, Method, Reliability, Results
-from maple.config import read_names
 from maple.detector import list_detectors
 from maple.errors import UsageError
+from maple.options import read_names
 from maple.recipe import create_recipe, list_recipes
 from maple.run_suites import BenchmarkRequest, list_suites, plan_suites, run_suites
 from maple.suites import (

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from scipy.spatial.distance import cdist
 
-from maple.checkpoint import load_json
 from maple.detector import create_detector
+from maple.files import load_json
 from maple.recipe import create_recipe
 from maple.types import Outputs
 

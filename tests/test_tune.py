@@ -29,9 +29,9 @@ import maple.search_space as search_space
 import maple.tune as tune
 from commands import flat, run
 from maple.backbone import create_backbone, embed
-from maple.config import DataOptions, read_toml, resolve_config
 from maple.errors import DataError, RunError, TrainError, UsageError
 from maple.images import ImageSet
+from maple.options import DataOptions, read_toml, resolve_config
 from maple.plots import Plot
 from maple.predictor import fit_predictor
 from maple.recipe import MapleRecipe

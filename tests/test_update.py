@@ -17,13 +17,13 @@ from commands import flat
 from commands import run as command
 from maple.benchmark import evaluate
 from maple.calibrate import conformal_p_values, fit_pool
-from maple.checkpoint import load_json
-from maple.config import as_dict
 from maple.data import open_images
 from maple.detector import MapleDetector, nearest_of_class, restore_detector
 from maple.errors import DataError, FitError, RunError, UsageError
+from maple.files import load_json
 from maple.gallery import read_gallery
 from maple.images import ImageSet
+from maple.options import as_dict
 from maple.predictor import Predictor, load_predictor
 from maple.scores import energy_score
 from maple.splits import load_splits

@@ -13,9 +13,9 @@ from typing import Any, ClassVar, Self
 import numpy as np
 
 from maple.calibrate import Calibration, Decision, prediction_sets
-from maple.config import DecisionOptions, as_dict, build_options
 from maple.decode import Fit
 from maple.images import ImageSet, Progress
+from maple.options import DecisionOptions, as_dict, build_options
 from maple.types import Prediction
 
 

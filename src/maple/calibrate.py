@@ -29,7 +29,7 @@ from scipy.special import betainc, betaincinv, logsumexp
 
 from maple.errors import DataError, UsageError
 from maple.gaussian import as_array, log_posterior
-from maple.words import percent
+from maple.text import percent
 
 TEMPERATURE_RANGE = (1e-3, 1e6)
 # Deviation of the prior on log T: within a factor of ten of 1. It weighs as much as one image, hence it decides only

@@ -33,11 +33,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from PIL import Image
 
-from maple.checkpoint import load_json, save_json
 from maple.data import IMAGE_SUFFIXES, find_data_root, find_source, is_built_in, split_files
 from maple.decode import check_file_size
 from maple.download import BROKEN, Archive, Checksum, download, verify
 from maple.errors import DataError, RunError, UsageError
+from maple.files import load_json, save_json
 from maple.images import Progress
 from maple.progress import counting, say, warn
 from maple.splits import share_out

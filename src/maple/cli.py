@@ -16,8 +16,8 @@ import typer
 from rich.console import Console
 
 from maple import __version__
-from maple.config import GROUPS, PRESETS, RECIPE_SECTIONS, read_names, read_toml
 from maple.errors import MapleError, UsageError, naming_extras
+from maple.options import GROUPS, PRESETS, RECIPE_SECTIONS, read_names, read_toml
 from maple.overview import Overview
 from maple.progress import is_first_process
 from maple.serve_options import ServeOptions
@@ -829,7 +829,7 @@ def serve(
 
     What was accepted by then is answered. Without --host only this machine can ask.
     """
-    from maple.config import DecisionOptions, build_options
+    from maple.options import DecisionOptions, build_options
     from maple.serve import serve_model
 
     decision = {f.name: flags.pop(f.name) for f in fields(DecisionOptions) if f.name in flags}

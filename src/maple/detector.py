@@ -24,7 +24,6 @@ from scipy.special import logsumexp
 
 from maple import notebook
 from maple.calibrate import pool, raise_odds
-from maple.config import DetectorOptions, as_dict, build_options
 from maple.errors import FitError, NotFittedError, UsageError, same_class, suggest
 from maple.gaussian import (
     Background,
@@ -42,6 +41,7 @@ from maple.gaussian import (
     with_full_covariances,
 )
 from maple.metrics import auroc
+from maple.options import DetectorOptions, as_dict, build_options
 from maple.scores import (
     FUSED,
     NEEDS_PLAIN,

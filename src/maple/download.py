@@ -30,8 +30,8 @@ from pathlib import Path, PurePosixPath
 from typing import IO, Any, BinaryIO, cast
 from urllib.parse import urlsplit
 
-from maple.checkpoint import write_atomic
 from maple.errors import DataError, UsageError
+from maple.files import write_atomic
 
 Progress = Callable[[int, int], None]  # bytes done, bytes in all
 

@@ -13,10 +13,10 @@ from torch import nn
 
 from maple.backbone import Backbone
 from maple.baselines.sampling import EnsembleRecipe, join_members
-from maple.checkpoint import write_atomic
-from maple.config import MAX_MEMBERS, N_SEEDS, TrainOptions
 from maple.errors import UsageError
+from maple.files import write_atomic
 from maple.images import ImageSet
+from maple.options import MAX_MEMBERS, N_SEEDS, TrainOptions
 from maple.progress import say
 from maple.train import CHECKPOINT, Run, describe_maker, history_csv, train_backbone
 

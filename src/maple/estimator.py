@@ -14,7 +14,6 @@ from sklearn.utils.validation import check_consistent_length, check_is_fitted, c
 
 from maple.calibrate import conformal_p_values
 from maple.cluster import ClusterMethod, ClusterSpace
-from maple.config import DetectorOptions, build_options
 from maple.errors import FitError, UsageError
 from maple.gaussian import (
     Gaussians,
@@ -25,6 +24,7 @@ from maple.gaussian import (
     log_posterior,
     with_full_covariances,
 )
+from maple.options import DetectorOptions, build_options
 from maple.relabel import split_clusters
 from maple.types import Relabelling
 

@@ -37,8 +37,8 @@ from maple.detector import Description, MapleDetector
 from maple.errors import UsageError
 from maple.gaussian import Gaussians, as_embeddings, count_components
 from maple.scores import FUSED, Score
+from maple.text import percent
 from maple.types import Outputs, Prediction
-from maple.words import percent
 
 USUAL_SHARE = 0.95  # of the known images lie within the usual squared distance
 LEADING_SHARE = 0.5  # of a squared distance, which its leading components make together

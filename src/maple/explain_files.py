@@ -15,9 +15,9 @@ from scipy.special import chdtri
 from maple import __version__
 from maple.backbone import embed_batches
 from maple.benchmark import Results
-from maple.checkpoint import write_atomic
 from maple.errors import UsageError
 from maple.explain import PART_MEANINGS, USUAL_SHARE, Components, Explanation, Match, explain_outputs
+from maple.files import write_atomic
 from maple.gallery import ClusterExemplars, ComponentEnd, ComponentExemplars, read_gallery, thumbnail
 from maple.images import ImageSet
 from maple.page import render_page
@@ -26,8 +26,8 @@ from maple.predict_files import describe_skipped, open_like, ready_predictor
 from maple.predictor import Predictor
 from maple.progress import counting, warn
 from maple.report import CRISP, data_uri, listed, plural
+from maple.text import number, percent, shorten
 from maple.types import Outputs
-from maple.words import number, percent, shorten
 
 MAX_IMAGES = 200  # on one page
 MAX_BARS = 6  # components in the plot, besides those that speak most for and against the runner-up

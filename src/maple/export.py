@@ -32,15 +32,15 @@ from maple import __version__
 from maple.backbone import as_image_batch, embed, evaluating
 from maple.baselines.sampling import SampledBackbone
 from maple.calibrate import raise_odds
-from maple.checkpoint import write_atomic
-from maple.config import resolve_config
 from maple.errors import MapleError, RunError, UsageError, naming_extras
+from maple.files import write_atomic
 from maple.gallery import Gallery, read_gallery
 from maple.graph import OUTPUTS, PredictorGraph
 from maple.images import ImageSet
 from maple.metrics import auroc, expected_calibration_error
 from maple.models import OnnxBackbone
 from maple.onnx_predictor import INPUT, MAX_FILE_BYTES, METADATA, OnnxPredictor, write_metadata
+from maple.options import resolve_config
 from maple.predict_files import open_like
 from maple.predictor import Predictor, load_predictor
 from maple.relabel import class_probabilities

@@ -8,18 +8,18 @@ from typing import Any
 
 from maple.backbone import Backbone, embed
 from maple.benchmark import Results
-from maple.config import RunConfig, as_dict, resolve_config
 from maple.detector import MapleDetector
 from maple.errors import UsageError
 from maple.models import open_model
 from maple.networks import use_fast_allocator
+from maple.options import RunConfig, as_dict, resolve_config
 from maple.predictor import Predictor, fit_predictor
 from maple.progress import counting, say, warn
 from maple.splits import Splits
 from maple.start import check_weights, describe_network, follow_network, try_image
+from maple.text import percent
 from maple.train import count_outputs, snapshot_rows
 from maple.types import Outputs, Relabelling
-from maple.words import percent
 from maple.workflow import (
     LEFT_OUT,
     RunRequest,

@@ -27,8 +27,8 @@ import numpy as np
 from PIL import Image
 from scipy.linalg import eigh
 
-from maple.checkpoint import load_arrays, load_json, save_arrays, save_json, write_atomic
 from maple.errors import DataError, RunError, UsageError, suggest
+from maple.files import load_arrays, load_json, save_arrays, save_json, write_atomic
 from maple.types import Outputs, Prediction
 
 if TYPE_CHECKING:

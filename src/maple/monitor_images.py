@@ -11,15 +11,15 @@ from typing import Any
 import numpy as np
 
 from maple.base_predictor import BasePredictor
-from maple.checkpoint import load_arrays, save_arrays, write_atomic
 from maple.errors import RunError, UsageError
+from maple.files import load_arrays, save_arrays, write_atomic
 from maple.images import ImageSet
 from maple.monitor import Comparison, StreamMonitor, compare_scores
 from maple.plots import plot_drift, standalone_svg
 from maple.predict_files import MORE_CALIBRATION, describe_skipped, open_like, ready_model
 from maple.progress import counting, warn
 from maple.report import plural
-from maple.words import percent
+from maple.text import percent
 
 LEVEL = 0.01
 FEW_IMAGES = 20  # of which a quarter must be flagged, at the usual levels, before that is drift

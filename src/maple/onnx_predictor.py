@@ -28,11 +28,11 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from maple import __version__
 from maple.base_predictor import BasePredictor
 from maple.calibrate import Calibration
-from maple.config import DecisionOptions, as_dict
 from maple.data import open_images
 from maple.decode import MAX_SIZE, Fit
 from maple.errors import MapleError, RunError, UsageError, naming_extras
 from maple.images import ImageSet, Progress
+from maple.options import DecisionOptions, as_dict
 from maple.types import Prediction
 
 if TYPE_CHECKING:

@@ -27,7 +27,7 @@ from matplotlib.ticker import MaxNLocator
 
 from maple.benchmark import Reliability
 from maple.metrics import spaced_rows
-from maple.words import percent, shorten
+from maple.text import percent, shorten
 
 # Matplotlib writes these colours, the page puts its own in their place.
 INK, MUTED, GRID, CARD, REST, BLUE, ORANGE, GREEN, PINK = (f"#0{i}0{i}0{i}" for i in range(1, 10))

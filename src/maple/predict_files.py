@@ -24,15 +24,15 @@ import numpy as np
 from maple import __version__
 from maple.base_predictor import BasePredictor
 from maple.calibrate import benjamini_hochberg, can_flag, min_calibration_images, min_labelled_images
-from maple.config import DecisionOptions, as_dict, build_options, flag_name
 from maple.data import open_images
 from maple.errors import DataError, UsageError
 from maple.images import ImageSet, no_labels
+from maple.options import DecisionOptions, as_dict, build_options, flag_name
 from maple.progress import counting, warn
 from maple.row_files import PARQUET_SUFFIX, SUFFIXES, ResumableFile, Row, State, skipped_path, to_csv
 from maple.stream import Decoded, Source, decode_stream, open_source
+from maple.text import percent
 from maple.types import PREDICTION_COLUMNS, Prediction, Skipped
-from maple.words import percent
 
 if TYPE_CHECKING:
     from maple.predictor import Predictor

@@ -19,9 +19,9 @@ from lightning_fabric.plugins.environments import SLURMEnvironment, TorchElastic
 from lightning_fabric.utilities.exceptions import MisconfigurationException
 from torch import nn
 
-from maple.config import TrainOptions
 from maple.errors import MapleError, TrainError, UsageError
 from maple.networks import bfloat16_is_fast, use_fast_allocator
+from maple.options import TrainOptions
 
 
 def make_fabric(options: TrainOptions) -> Fabric:

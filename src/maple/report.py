@@ -27,12 +27,12 @@ from PIL import Image, features
 
 from maple import __version__
 from maple.benchmark import Method, Results
-from maple.checkpoint import load_json, write_atomic
-from maple.config import read_toml
 from maple.decode import decode_image
 from maple.errors import DataError, MapleError, RunError, some
+from maple.files import load_json, write_atomic
 from maple.gallery import ClusterExemplars, Example, Examples, Gallery, read_gallery
 from maple.metrics import coverage_at
+from maple.options import read_toml
 from maple.page import render_page
 from maple.plots import (
     BLUE,
@@ -54,8 +54,8 @@ from maple.plots import (
     plot_scores,
 )
 from maple.row_files import MAX_CELL, SET_SEPARATOR
+from maple.text import number, percent, shorten
 from maple.types import PREDICTION_COLUMNS
-from maple.words import number, percent, shorten
 
 MAX_MATRIX = 20  # classes; with more, the confusion matrix is a picture without names
 MAX_ROWS = 200  # predictions listed

@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, get_args
 
-from maple.config import GROUPS, RunConfig, as_dict, build_options
 from maple.criteria import CRITERIA
 from maple.errors import UsageError, suggest
+from maple.options import GROUPS, RunConfig, as_dict, build_options
 from maple.progress import warn
 from maple.recipe import unused_options
 
@@ -150,7 +150,7 @@ def choose_space(
 
     Without either, the paper's grid, or what of ``BAYES`` and of the recipe's own options there is.
 
-    >>> from maple.config import resolve_config
+    >>> from maple.options import resolve_config
     >>> space = choose_space("grid", resolve_config(), values={"max_clusters": ["3", 5]})
     >>> print({name: str(found) for name, found in space.items()})
     {'max_clusters': '3, 5'}
@@ -204,7 +204,7 @@ def _given_values(name: str, values: Sequence[Any]) -> Choices:
 def current_value(config: RunConfig, name: str) -> Any:
     """The value of an option.
 
-    >>> from maple.config import resolve_config
+    >>> from maple.options import resolve_config
     >>> current_value(resolve_config(), "max_clusters")
     5
     """
@@ -214,7 +214,7 @@ def current_value(config: RunConfig, name: str) -> Any:
 def with_settings(config: RunConfig, settings: Settings) -> RunConfig:
     """The same configuration with some options changed.
 
-    >>> from maple.config import resolve_config
+    >>> from maple.options import resolve_config
     >>> changed = with_settings(resolve_config(), {"max_clusters": 7, "learning_rate": 0.03})
     >>> changed.recipe.max_clusters, changed.train.learning_rate, changed.recipe.margin
     (7, 0.03, 0.5)

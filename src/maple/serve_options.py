@@ -7,8 +7,8 @@ from typing import Annotated
 
 from annotated_types import Interval
 
-from maple.config import option
 from maple.errors import UsageError
+from maple.options import option
 
 MOST_PIXELS = 100_000_000  # as in maple.decode, which is not loaded for the help
 

@@ -19,11 +19,11 @@ from torch import nn
 
 from maple.backbone import Backbone, embed, evaluating
 from maple.batches import to_input
-from maple.config import RunConfig
 from maple.decode import Fit
 from maple.errors import MapleError, UsageError
 from maple.images import ImageSet
 from maple.models import GRAPHS, find_kind, needs_weights, open_model
+from maple.options import RunConfig
 from maple.predictor import DETECTOR, load_predictor
 from maple.recipe import Recipe, find_recipe
 from maple.train import check_recipe, count_outputs

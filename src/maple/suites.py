@@ -17,8 +17,8 @@ from typing import Any, Literal
 
 from maple import paper
 from maple.benchmark import Results
-from maple.config import read_names
 from maple.errors import UsageError, suggest
+from maple.options import read_names
 from maple.paper import Table
 
 # --- data ------------------------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ import numpy as np
 
 import maple
 from maple.benchmark import Results
-from maple.checkpoint import save_json, write_atomic
+from maple.files import save_json, write_atomic
 from maple.metrics import format_spread
 from maple.page import render_page
 from maple.plots import BLUE, Line, Panel, Plot, plot_quantiles, plot_reliability, plot_rows, standalone_svg

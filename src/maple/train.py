@@ -25,12 +25,12 @@ from torch import nn
 
 from maple.backbone import Backbone, embed
 from maple.batches import count_batches, training_batches
-from maple.checkpoint import load_arrays, save_arrays, write_atomic
-from maple.config import TrainOptions, as_dict, build_options
 from maple.errors import DataError, RunError, TrainError, UsageError
+from maple.files import load_arrays, save_arrays, write_atomic
 from maple.growth import NamedState, grow_head, named_state, probability_shift, set_named_state
 from maple.images import ImageSet
 from maple.loss import relative_spread, weighted_sum
+from maple.options import TrainOptions, as_dict, build_options
 from maple.processes import agree_on_buffers, gather_rows, make_fabric, mean_over_ranks, together
 from maple.progress import TrainDisplay
 from maple.recipe import MapleRecipe, Recipe, Step
@@ -88,7 +88,7 @@ def train_backbone(
     on_epoch: Callable[[list[dict[str, Any]]], None] | None = None,
     **keywords: Any,
 ) -> Run:
-    """Train ``backbone`` with ``recipe``; keywords are those of :class:`~maple.config.TrainOptions`.
+    """Train ``backbone`` with ``recipe``; keywords are those of :class:`~maple.options.TrainOptions`.
 
     With a ``folder``, history and a checkpoint are written there after every epoch, and ``resume=True`` continues from
     the last one. With ``devices=2`` the calling program is started once more for the second process. ``on_epoch`` is

@@ -28,11 +28,11 @@ import torch
 from maple.backbone import create_backbone
 from maple.benchmark import Results
 from maple.catalogue import CATALOGUE
-from maple.checkpoint import FORMAT_VERSION, take_lock, write_atomic
-from maple.config import RunConfig, resolve_config
 from maple.data import clean_source, find_source, is_built_in, split_files
 from maple.errors import RunError, UsageError
+from maple.files import FORMAT_VERSION, take_lock, write_atomic
 from maple.loss import weighted_sum
+from maple.options import RunConfig, resolve_config
 from maple.predictor import load_backbone
 from maple.processes import make_fabric
 from maple.progress import is_first_process, say

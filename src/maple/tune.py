@@ -36,15 +36,15 @@ import maple.baselines  # noqa: F401  # so that their names are known
 from maple.backbone import create_backbone
 from maple.baselines.sampling import EnsembleRecipe
 from maple.calibrate import min_calibration_images
-from maple.checkpoint import load_json, save_json, take_lock, write_atomic
-from maple.config import (
+from maple.criteria import CRITERIA, halve, judge_run
+from maple.errors import DataError, FitError, MapleError, RunError, TrainError, UsageError, suggest
+from maple.files import load_json, save_json, take_lock, write_atomic
+from maple.options import (
     RunConfig,
     flag_name,
     resolve_config,
     to_toml,
 )
-from maple.criteria import CRITERIA, halve, judge_run
-from maple.errors import DataError, FitError, MapleError, RunError, TrainError, UsageError, suggest
 from maple.plots import standalone_svg
 from maple.predictor import channel_statistics
 from maple.processes import count_processes
@@ -64,9 +64,9 @@ from maple.search_space import (
     with_settings,
 )
 from maple.splits import Splits, load_splits
+from maple.text import number
 from maple.train import CHECKPOINT, FREE_OPTIONS, Run, train_backbone
 from maple.trial_plots import plot_trials
-from maple.words import number
 from maple.workflow import check_flags, check_options, digest_images, recipe_options
 
 Progress = Callable[[int, int], None]

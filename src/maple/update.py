@@ -34,10 +34,10 @@ import numpy as np
 
 from maple.backbone import embed, embed_batches
 from maple.calibrate import Calibration, fit_pool, fit_softmax_temperature
-from maple.checkpoint import load_json, save_json
 from maple.data import open_images
 from maple.detector import Source
 from maple.errors import DataError, RunError, UsageError, suggest
+from maple.files import load_json, save_json
 from maple.gallery import (
     CLUSTER_THUMBNAIL,
     EXEMPLARS_PER_CLUSTER,

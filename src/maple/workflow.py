@@ -23,20 +23,6 @@ from maple.baselines.sampling import EnsembleRecipe
 from maple.batches import parse_augment, to_input
 from maple.benchmark import Own, Results, Scored, evaluate, measure_latency
 from maple.catalogue import CATALOGUE, describe_data_set, find_data_set, locate
-from maple.checkpoint import FORMAT_VERSION, check_format, load_json, save_json, write_atomic
-from maple.config import (
-    GROUPS,
-    RECIPE_SECTIONS,
-    DataOptions,
-    RunConfig,
-    TrainOptions,
-    as_dict,
-    flag_name,
-    read_toml,
-    recipe_section,
-    resolve_config,
-    to_toml,
-)
 from maple.data import (
     LOOSE,
     SPLIT_NAMES,
@@ -51,8 +37,22 @@ from maple.detector import Detector, MapleDetector, create_detector, list_detect
 from maple.ensemble import MEMBERS, remove_checkpoints, train_ensemble
 from maple.errors import DataError, MapleError, RunError, UsageError
 from maple.explain import component_coordinates
+from maple.files import FORMAT_VERSION, check_format, load_json, save_json, write_atomic
 from maple.gallery import write_gallery
 from maple.images import ImageSet, Progress
+from maple.options import (
+    GROUPS,
+    RECIPE_SECTIONS,
+    DataOptions,
+    RunConfig,
+    TrainOptions,
+    as_dict,
+    flag_name,
+    read_toml,
+    recipe_section,
+    resolve_config,
+    to_toml,
+)
 from maple.predict_files import describe_skipped, open_like, ready_predictor, warn_if_nothing_is_flagged
 from maple.predictor import NETWORK, Predictor, channel_statistics, fit_predictor, load_backbone, save_backbone
 from maple.processes import make_fabric, together

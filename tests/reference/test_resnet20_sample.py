@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from sklearn.metrics import roc_auc_score
 
-from maple.checkpoint import load_arrays
 from maple.detector import MapleDetector, create_detector
+from maple.files import load_arrays
 from maple.metrics import accuracy, auroc, expected_calibration_error
 from maple.types import Outputs
 

@@ -13,8 +13,8 @@ import pytest
 from scipy.stats import chi2_contingency, kstest
 
 from maple.calibrate import conformal_p_values
-from maple.checkpoint import load_arrays
 from maple.detector import MapleDetector
+from maple.files import load_arrays
 from maple.monitor import StreamMonitor, beta_bets, compare_scores, grow, online_p_values
 from maple.types import Outputs
 

@@ -25,7 +25,6 @@ import numpy as np
 from pydantic import Field
 
 from maple.baselines.shared import finite_embeddings, no_outputs
-from maple.config import Positive, Seed, as_dict, build_options, option
 from maple.detector import Batches, Description, Detector, MapleDetector, State, register_detector
 from maple.errors import FitError, UsageError
 from maple.gaussian import (
@@ -38,6 +37,7 @@ from maple.gaussian import (
     row_blocks,
     squared_distances,
 )
+from maple.options import Positive, Seed, as_dict, build_options, option
 from maple.types import About, Outputs
 
 PositiveShare = Annotated[float, Field(gt=0, le=1)]

@@ -38,9 +38,9 @@ from torch.nn.utils import parametrize
 from maple.backbone import Backbone
 from maple.baselines.sampling import average_logits
 from maple.baselines.spectral import BoundedBatchNorm2d, bound_layers, fold
-from maple.config import DueOptions
 from maple.errors import DataError, TrainError, UsageError
 from maple.loss import LossTerm
+from maple.options import DueOptions
 from maple.recipe import EmbedRows, Recipe, Step, register_recipe
 from maple.types import About
 

@@ -25,8 +25,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from maple.config import DuqOptions
 from maple.loss import LossTerm
+from maple.options import DuqOptions
 from maple.recipe import Recipe, Step, register_recipe
 from maple.types import About
 

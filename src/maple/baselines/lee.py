@@ -33,12 +33,12 @@ from maple.baselines.gradient import (
 )
 from maple.baselines.sampling import EnsembleBody
 from maple.baselines.shared import LearnedNumbers
-from maple.config import NonNegative, option
 from maple.detector import State, register_detector
 from maple.errors import FitError, UsageError, suggest
 from maple.gaussian import Gaussians, Moments, class_logsumexp, fit_gaussians, squared_distances
 from maple.images import ImageSet
 from maple.metrics import auroc
+from maple.options import NonNegative, option
 from maple.types import About
 
 MAGNITUDES = (0.0, 0.0005, 0.001, 0.0014, 0.002, 0.005, 0.01)  # sizes of the step to choose among: the authors'

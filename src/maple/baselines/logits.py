@@ -19,9 +19,9 @@ from typing import ClassVar
 import numpy as np
 from scipy.special import logsumexp
 
-from maple.config import AboveZero, Positive, as_dict, build_options, option
 from maple.detector import Batches, LogitDetector, register_detector
 from maple.gaussian import class_logsumexp
+from maple.options import AboveZero, Positive, as_dict, build_options, option
 from maple.types import About, Outputs
 
 

@@ -19,9 +19,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from maple.backbone import Backbone, listening
-from maple.config import DropoutOptions, EnsembleOptions
 from maple.errors import UsageError
 from maple.loss import LossTerm
+from maple.options import DropoutOptions, EnsembleOptions
 from maple.recipe import Recipe, Step, register_recipe
 from maple.types import About
 

@@ -32,8 +32,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from maple.config import VmdlsOptions
 from maple.loss import LossTerm
+from maple.options import VmdlsOptions
 from maple.recipe import Recipe, Step, register_recipe
 from maple.types import About
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from maple.words import number, percent
+from maple.text import number, percent
 
 
 @pytest.mark.parametrize(

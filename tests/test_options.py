@@ -6,8 +6,8 @@ from dataclasses import fields
 
 import pytest
 
-from maple.config import GROUPS, PRESETS, TrainOptions, as_dict, build_options, read_toml, resolve_config, to_toml
 from maple.errors import ConfigError
+from maple.options import GROUPS, PRESETS, TrainOptions, as_dict, build_options, read_toml, resolve_config, to_toml
 
 
 def test_names_are_unique_over_all_sections():

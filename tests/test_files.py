@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from maple.checkpoint import FORMAT_VERSION, check_format, load_arrays, load_json, save_arrays, save_json, write_atomic
 from maple.errors import RunError
+from maple.files import FORMAT_VERSION, check_format, load_arrays, load_json, save_arrays, save_json, write_atomic
 
 
 def test_round_trip(tmp_path):
