@@ -28,8 +28,8 @@ from sklearn.preprocessing import StandardScaler
 
 from maple.backbone import embed
 from maple.detector import Description
-from maple.metrics import auroc
 from maple.predictor import load_predictor
+from maple.stats.metrics import auroc
 from maple.trainings import ensure_trained
 from recipes import RECIPES, make_job
 from split_study import Study, load_cifar10

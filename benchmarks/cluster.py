@@ -25,7 +25,7 @@ import sklearn
 from sklearn.cluster import KMeans
 from threadpoolctl import threadpool_limits
 
-from maple.cluster import GMeans, XMeans
+from maple.stats.clustering import GMeans, XMeans
 
 MAX_CLUSTERS = 5
 Cluster = Callable[[np.ndarray, int], int]  # points, seed -> number of clusters

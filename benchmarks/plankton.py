@@ -31,7 +31,6 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 from PIL import Image, ImageDraw
 
-from maple import metrics
 from maple.backbone import embed
 from maple.gallery import ClusterExemplars, read_gallery
 from maple.networks import use_fast_allocator
@@ -39,6 +38,7 @@ from maple.options import resolve_config
 from maple.plots import BLUE, GREEN, MUTED, ORANGE, Line, as_plot, percent, plot_coverage, shorten, standalone_svg
 from maple.predictor import Predictor, load_predictor
 from maple.splits import Splits
+from maple.stats import metrics
 from maple.suites import PROFILES, find_suite
 from maple.trainings import Job, ensure_trained, list_jobs
 from maple.types import Prediction

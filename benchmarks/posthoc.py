@@ -34,9 +34,9 @@ from maple.baselines.lee import LeeDetector
 from maple.baselines.sampling import average_logits, dropout_layers
 from maple.batches import to_input
 from maple.detector import Detector, create_detector, list_detectors
-from maple.metrics import auroc, negative_log_likelihood
 from maple.networks import use_fast_allocator
 from maple.predictor import load_predictor
+from maple.stats.metrics import auroc, negative_log_likelihood
 from maple.trainings import ensure_trained
 from maple.types import Outputs
 from resnet20 import public_resnet20

@@ -26,8 +26,8 @@ from maple.calibrate import fit_pool, fit_softmax_temperature, fit_temperature
 from maple.data import open_images
 from maple.detector import Description, MapleDetector, create_detector
 from maple.files import save_arrays
-from maple.metrics import accuracy, auroc, calibration_floor, expected_calibration_error, negative_log_likelihood
 from maple.networks import use_fast_allocator
+from maple.stats.metrics import accuracy, auroc, calibration_floor, expected_calibration_error, negative_log_likelihood
 from maple.types import Outputs
 
 OOD = {"cifar100": "cifar100/test", "tiny_imagenet": "tiny_imagenet/val", "svhn": "svhn/test"}

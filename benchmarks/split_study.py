@@ -44,12 +44,9 @@ from sklearn.metrics import adjusted_rand_score
 
 from maple.backbone import Backbone, create_backbone, embed
 from maple.calibrate import fit_temperature
-from maple.cluster import ClusterMethod, ClusterSpace
 from maple.data import open_images
 from maple.files import load_json, save_json
-from maple.gaussian import Moments, class_maximum, fit_gaussians, log_posterior
 from maple.images import ImageSet
-from maple.metrics import accuracy, auroc, format_spread, negative_log_likelihood
 from maple.options import DataOptions
 from maple.predictor import channel_statistics
 from maple.recipe import MapleRecipe, Recipe, create_recipe
@@ -57,6 +54,9 @@ from maple.relabel import class_probabilities, split_clusters
 from maple.scores import energy_score, spread_score
 from maple.simulate import simulated_diatoms
 from maple.splits import Splits, load_splits
+from maple.stats.clustering import ClusterMethod, ClusterSpace
+from maple.stats.gaussians import Moments, class_maximum, fit_gaussians, log_posterior
+from maple.stats.metrics import accuracy, auroc, format_spread, negative_log_likelihood
 from maple.train import Run, train_backbone
 from maple.types import Outputs, Relabelling
 from resnet20 import public_resnet20

@@ -38,11 +38,11 @@ from maple.detector import Detector, MapleDetector, create_detector
 from maple.ensemble import train_ensemble
 from maple.files import save_json
 from maple.images import ImageSet
-from maple.metrics import accuracy, auroc
 from maple.options import TrainOptions, build_options
 from maple.plots import LIGHT
 from maple.recipe import create_recipe
 from maple.relabel import class_probabilities
+from maple.stats.metrics import accuracy, auroc
 from maple.train import Run, train_backbone
 from maple.types import Outputs
 

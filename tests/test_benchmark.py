@@ -17,12 +17,12 @@ from scipy import stats
 from scipy.special import softmax
 from sklearn.metrics import roc_auc_score
 
-from maple import metrics
 from maple.benchmark import ClassFlagged, Results, evaluate, format_table, measure_latency
 from maple.detector import MapleDetector, create_detector
 from maple.errors import DataError, NotFittedError, RunError, UsageError
 from maple.options import DecisionOptions
 from maple.predictor import Predictor
+from maple.stats import metrics
 from maple.types import Outputs
 
 # Class 1 has two clusters, and its columns are not next to each other: clusters are not classes.

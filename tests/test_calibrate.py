@@ -40,8 +40,8 @@ from maple.calibrate import (
 )
 from maple.errors import DataError, UsageError
 from maple.files import load_arrays, save_arrays
-from maple.gaussian import log_posterior
-from maple.metrics import calibration_floor, expected_calibration_error
+from maple.stats.gaussians import log_posterior
+from maple.stats.metrics import calibration_floor, expected_calibration_error
 
 
 def sampled_labels(rng, d2, weights, cluster_to_class, temperature):

@@ -24,8 +24,8 @@ from maple.detector import (
     restore_detector,
 )
 from maple.errors import ConfigError, FitError, NotFittedError, UsageError
-from maple.gaussian import Moments, fit_gaussians, normalise
 from maple.options import DetectorOptions, as_dict
+from maple.stats.gaussians import Moments, fit_gaussians, normalise
 from maple.types import Outputs
 from ranks import in_two_ranks
 

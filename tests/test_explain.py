@@ -24,7 +24,7 @@ from maple.explain import (
     name_clusters,
     score_parts,
 )
-from maple.gaussian import Gaussians
+from maple.stats.gaussians import Gaussians
 from maple.types import Outputs, Prediction
 
 # Clusters differ along the first three of six directions only; classes 0 and 2 have two clusters each.

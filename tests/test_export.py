@@ -403,7 +403,7 @@ def test_quantised(predictor, tmp_path, onnx):
     assert change is not None and change.accuracy is not None and change.auroc is not None
     said = small(test)
     assert change.accuracy[1] == (said.class_id == test.labels).mean() and change.flagged[1] == said.is_ood.mean()
-    from maple.metrics import auroc
+    from maple.stats.metrics import auroc
 
     assert change.auroc["noise"] == (
         auroc(exact(test).score, exact(unknown).score),

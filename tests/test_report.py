@@ -24,7 +24,6 @@ from scipy.special import log_softmax
 from sklearn.datasets import load_digits
 
 import maple.report
-from maple import metrics
 from maple.benchmark import ClassFlagged, Classification, Detection, Histogram, Method, Reliability, Results
 from maple.errors import DataError, RunError
 from maple.files import save_json
@@ -34,6 +33,7 @@ from maple.options import to_toml
 from maple.plots import Plot
 from maple.report import caught_at, compare, read_predictions, read_run, summary_sentences, write_report
 from maple.row_files import to_csv, to_json_lines
+from maple.stats import metrics
 from maple.types import PREDICTION_COLUMNS, Outputs, Prediction
 
 HOSTILE = "<script>alert('x')</script>"

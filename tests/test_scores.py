@@ -12,9 +12,9 @@ from scipy.special import logsumexp
 
 from maple.detector import MapleDetector, restore_detector
 from maple.errors import DataError, NotFittedError, UsageError
-from maple.gaussian import Moments, fit_background
-from maple.metrics import auroc
 from maple.scores import FUSED, SCORES, TAIL, Surprise, energy_score, fit_surprise, spread_score
+from maple.stats.gaussians import Moments, fit_background
+from maple.stats.metrics import auroc
 from maple.types import Outputs
 
 N_CLASSES, DIM, CHANNELS = 4, 10, 5

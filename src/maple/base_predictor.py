@@ -62,7 +62,7 @@ class BasePredictor(ABC):
     @property
     @abstractmethod
     def map_centroids(self) -> np.ndarray:
-        """The clusters on their map (M, 2): see :attr:`maple.gaussian.Gaussians.map_axes`."""
+        """The clusters on their map (M, 2): see :attr:`maple.stats.gaussians.Gaussians.map_axes`."""
 
     @property
     @abstractmethod

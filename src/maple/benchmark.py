@@ -24,11 +24,12 @@ from rich.table import Table
 from scipy.special import log_softmax
 
 import maple
-from maple import metrics, notebook
+from maple import notebook
 from maple.detector import Description, Detector, LogitDetector, create_detector, probability_of_others
 from maple.errors import DataError, RunError, UsageError
 from maple.files import FORMAT_VERSION
-from maple.gaussian import class_logsumexp
+from maple.stats import metrics
+from maple.stats.gaussians import class_logsumexp
 from maple.types import Outputs, Prediction
 
 if TYPE_CHECKING:

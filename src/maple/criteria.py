@@ -14,9 +14,9 @@ from maple.backbone import embed
 from maple.calibrate import conformal_threshold
 from maple.detector import MapleDetector
 from maple.images import ImageSet
-from maple.metrics import gaussian_test, negative_log_likelihood
 from maple.options import RunConfig, as_dict
 from maple.predictor import fit_predictor
+from maple.stats.metrics import gaussian_test, negative_log_likelihood
 from maple.train import Run
 
 CRITERIA = {

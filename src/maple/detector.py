@@ -25,7 +25,18 @@ from scipy.special import logsumexp
 from maple import notebook
 from maple.calibrate import pool, raise_odds
 from maple.errors import FitError, NotFittedError, UsageError, same_class, suggest
-from maple.gaussian import (
+from maple.options import DetectorOptions, as_dict, build_options
+from maple.scores import (
+    FUSED,
+    NEEDS_PLAIN,
+    SCORES,
+    Score,
+    Surprise,
+    energy_score,
+    fit_surprise,
+    spread_score,
+)
+from maple.stats.gaussians import (
     Background,
     Gaussians,
     Moments,
@@ -40,18 +51,7 @@ from maple.gaussian import (
     log_posterior,
     with_full_covariances,
 )
-from maple.metrics import auroc
-from maple.options import DetectorOptions, as_dict, build_options
-from maple.scores import (
-    FUSED,
-    NEEDS_PLAIN,
-    SCORES,
-    Score,
-    Surprise,
-    energy_score,
-    fit_surprise,
-    spread_score,
-)
+from maple.stats.metrics import auroc
 from maple.types import About, LinearHead, Outputs
 
 Source = Outputs | Iterable[Outputs] | Callable[[], Iterable[Outputs]]
@@ -316,12 +316,12 @@ class Description:
 
     @cached_property
     def position(self) -> np.ndarray:
-        """Where each image lies on the map of the clusters (N, 2): see :attr:`maple.gaussian.Gaussians.map_axes`."""
+        """Where each image lies on the map of the clusters (N, 2): see :attr:`maple.stats.gaussians.Gaussians.map_axes`."""
         gaussians = self.detector.gaussians_
         return gaussians.on_map(gaussians.project(self.embeddings))
 
     def log_posterior(self, temperature: float = 1.0) -> np.ndarray:
-        """Log class probabilities (N, C): see :func:`maple.gaussian.log_posterior`."""
+        """Log class probabilities (N, C): see :func:`maple.stats.gaussians.log_posterior`."""
         return log_posterior(self.squared_distances, self.log_weights, self.cluster_to_class, temperature)
 
     def posterior(self, temperature: float = 1.0) -> np.ndarray:

@@ -13,9 +13,11 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_consistent_length, check_is_fitted, column_or_1d, validate_data
 
 from maple.calibrate import conformal_p_values
-from maple.cluster import ClusterMethod, ClusterSpace
 from maple.errors import FitError, UsageError
-from maple.gaussian import (
+from maple.options import DetectorOptions, build_options
+from maple.relabel import split_clusters
+from maple.stats.clustering import ClusterMethod, ClusterSpace
+from maple.stats.gaussians import (
     Gaussians,
     Moments,
     add_scatter,
@@ -24,8 +26,6 @@ from maple.gaussian import (
     log_posterior,
     with_full_covariances,
 )
-from maple.options import DetectorOptions, build_options
-from maple.relabel import split_clusters
 from maple.types import Relabelling
 
 
@@ -49,7 +49,7 @@ class MahalanobisClassifier(ClassNamePrefixFeaturesOutMixin, TransformerMixin, C
         norm_exponent: features are divided by their norm to this power; 1, the unit sphere, suits embeddings.
         cluster_method: how each class is split: ``xmeans``, ``gmeans``, ``tmeans`` or ``kmeans``; ``None`` for one
             Gaussian per class. Only ``fit`` finds clusters.
-        cluster_space: in which space they are sought; see :func:`maple.cluster.map_class`.
+        cluster_space: in which space they are sought; see :func:`maple.stats.clustering.map_class`.
         max_clusters: clusters per class at most.
         min_cluster_size: points per cluster at least.
         temperature: T; above 1 for probabilities nearer to each other.

@@ -35,8 +35,8 @@ from scipy.special import chdtri
 
 from maple.detector import Description, MapleDetector
 from maple.errors import UsageError
-from maple.gaussian import Gaussians, as_embeddings, count_components
 from maple.scores import FUSED, Score
+from maple.stats.gaussians import Gaussians, as_embeddings, count_components
 from maple.text import percent
 from maple.types import Outputs, Prediction
 

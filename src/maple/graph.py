@@ -30,10 +30,10 @@ from maple.backbone import channel_responses, listening
 from maple.calibrate import LOWEST, Decision
 from maple.detector import MapleDetector
 from maple.errors import UsageError
-from maple.gaussian import Background, Gaussians, float32_suffices
 from maple.predictor import Predictor
 from maple.relabel import ClassRule
 from maple.scores import FUSED, Part, Score, Surprise
+from maple.stats.gaussians import Background, Gaussians, float32_suffices
 
 OUTPUTS = (
     "class_id",
@@ -376,7 +376,7 @@ class Decide(nn.Module):
 
 
 class ByClass(nn.Module):
-    """log sum exp over the clusters of each class: (N, M) to (N, C); see :func:`maple.gaussian.class_logsumexp`.
+    """log sum exp over the clusters of each class: (N, M) to (N, C); see :func:`maple.stats.gaussians.class_logsumexp`.
 
     Before it is taken, values are multiplied by ``scale`` and weights (M,) are added.
     """

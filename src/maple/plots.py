@@ -26,7 +26,7 @@ from matplotlib.path import Path as Outline
 from matplotlib.ticker import MaxNLocator
 
 from maple.benchmark import Reliability
-from maple.metrics import spaced_rows
+from maple.stats.metrics import spaced_rows
 from maple.text import percent, shorten
 
 # Matplotlib writes these colours, the page puts its own in their place.

@@ -7,7 +7,7 @@ from typing import Literal
 import numpy as np
 from scipy.special import softmax
 
-from maple.cluster import ClusterMethod, ClusterSpace, cluster_points, map_class
+from maple.stats.clustering import ClusterMethod, ClusterSpace, cluster_points, map_class
 from maple.types import Relabelling
 
 ClassRule = Literal["sum", "max"]
@@ -68,7 +68,7 @@ def split_clusters(
     With scope ``cluster`` every cluster of a hard class may split further, the largest first, until the class has
     ``max_clusters``; other classes keep their clusters. With scope ``class`` all classes start again from one cluster
     and the hard ones are clustered as a whole (the paper's algorithm). Either way a class is clustered in its own
-    ``space``, see :func:`~maple.cluster.map_class`.
+    ``space``, see :func:`~maple.stats.clustering.map_class`.
 
     >>> rng = np.random.default_rng(0)
     >>> points = np.concatenate([rng.normal(-9, 1, (50, 2)), rng.normal(9, 1, (50, 2)), rng.normal(0, 1, (50, 2))])

@@ -31,7 +31,6 @@ from maple.decode import decode_image
 from maple.errors import DataError, MapleError, RunError, some
 from maple.files import load_json, write_atomic
 from maple.gallery import ClusterExemplars, Example, Examples, Gallery, read_gallery
-from maple.metrics import coverage_at
 from maple.options import read_toml
 from maple.page import render_page
 from maple.plots import (
@@ -54,6 +53,7 @@ from maple.plots import (
     plot_scores,
 )
 from maple.row_files import MAX_CELL, SET_SEPARATOR
+from maple.stats.metrics import coverage_at
 from maple.text import number, percent, shorten
 from maple.types import PREDICTION_COLUMNS
 

@@ -18,10 +18,10 @@ import numpy as np
 import maple
 from maple.benchmark import Results
 from maple.files import save_json, write_atomic
-from maple.metrics import format_spread
 from maple.page import render_page
 from maple.plots import BLUE, Line, Panel, Plot, plot_quantiles, plot_reliability, plot_rows, standalone_svg
 from maple.report import draw_projections, read_run
+from maple.stats.metrics import format_spread
 from maple.suites import CORRUPTED_COLUMN, Profile, Row, Suite, columns_of, figure_kind, read_figure
 from maple.trainings import FACTS, Job, ensure_evaluated, training_facts
 

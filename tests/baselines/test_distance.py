@@ -24,7 +24,7 @@ from maple.baselines.distance import (
 )
 from maple.detector import MapleDetector, create_detector, restore_detector
 from maple.errors import ConfigError, DataError, FitError
-from maple.gaussian import normalise
+from maple.stats.gaussians import normalise
 from maple.types import Outputs
 
 N, D, C = 900, 12, 3

@@ -43,9 +43,9 @@ from maple.baselines.sampling import join_members
 from maple.compat import import_torchvision
 from maple.detector import create_detector, restore_detector
 from maple.errors import ConfigError, DataError, FitError, NotFittedError, UsageError
-from maple.gaussian import Gaussians, Moments, fit_gaussians
 from maple.images import ImageSet
-from maple.metrics import auroc
+from maple.stats.gaussians import Gaussians, Moments, fit_gaussians
+from maple.stats.metrics import auroc
 from maple.types import Outputs
 
 MEAN, STD = (0.4, 0.5, 0.6), (0.1, 0.2, 0.4)

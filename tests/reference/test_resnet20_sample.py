@@ -13,7 +13,7 @@ from sklearn.metrics import roc_auc_score
 
 from maple.detector import MapleDetector, create_detector
 from maple.files import load_arrays
-from maple.metrics import accuracy, auroc, expected_calibration_error
+from maple.stats.metrics import accuracy, auroc, expected_calibration_error
 from maple.types import Outputs
 
 SAMPLE = Path(__file__).parents[1] / "data" / "resnet20_sample.safetensors"

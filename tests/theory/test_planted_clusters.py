@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from sklearn.metrics import adjusted_rand_score
 
-from maple.cluster import GMeans, TMeans, XMeans
+from maple.stats.clustering import GMeans, TMeans, XMeans
 
 pytestmark = pytest.mark.slow
 ALL = pytest.mark.parametrize("estimator", [XMeans, GMeans, TMeans])

@@ -12,7 +12,7 @@
 ===============  =========================================================================================
 
 A class that is split counts as its clusters. Only ``knn`` keeps embeddings; the others learn from moments, in one pass
-and in memory that does not grow with the number of images. Their algebra is that of :mod:`maple.gaussian`.
+and in memory that does not grow with the number of images. Their algebra is that of :mod:`maple.stats.gaussians`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ from pydantic import Field
 from maple.baselines.shared import finite_embeddings, no_outputs
 from maple.detector import Batches, Description, Detector, MapleDetector, State, register_detector
 from maple.errors import FitError, UsageError
-from maple.gaussian import (
+from maple.options import Positive, Seed, as_dict, build_options, option
+from maple.stats.gaussians import (
     BLOCK_ELEMENTS,
     Background,
     Moments,
@@ -37,7 +38,6 @@ from maple.gaussian import (
     row_blocks,
     squared_distances,
 )
-from maple.options import Positive, Seed, as_dict, build_options, option
 from maple.types import About, Outputs
 
 PositiveShare = Annotated[float, Field(gt=0, le=1)]

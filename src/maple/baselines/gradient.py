@@ -37,9 +37,9 @@ from maple.backbone import Backbone, Images, count_images, evaluating, read_batc
 from maple.baselines.shared import LearnedNumbers
 from maple.detector import ColumnDetector, probability_of_others, register_detector
 from maple.errors import DataError, FitError, NotFittedError, UsageError
-from maple.gaussian import class_logsumexp, count_broken
 from maple.images import ImageSet, Progress
 from maple.options import AboveZero, NonNegative, as_dict, build_options, option
+from maple.stats.gaussians import class_logsumexp, count_broken
 from maple.types import About, Outputs
 
 EPSILONS = (0.0, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.08)  # ODIN chooses among them: those of Hsu et al. 2020, and none

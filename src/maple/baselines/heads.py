@@ -23,9 +23,9 @@ from maple.baselines.distance import moments_of_all
 from maple.baselines.shared import LearnedNumbers, finite_embeddings, no_outputs
 from maple.detector import Batches, Detector, State, register_detector
 from maple.errors import FitError, UsageError
-from maple.gaussian import Background, Moments, principal_axes, row_blocks
 from maple.options import Positive, Share, as_dict, build_options, option
 from maple.scores import energy_score
+from maple.stats.gaussians import Background, Moments, principal_axes, row_blocks
 from maple.types import About, LinearHead, Outputs
 
 

@@ -35,10 +35,10 @@ from maple.baselines.sampling import EnsembleBody
 from maple.baselines.shared import LearnedNumbers
 from maple.detector import State, register_detector
 from maple.errors import FitError, UsageError, suggest
-from maple.gaussian import Gaussians, Moments, class_logsumexp, fit_gaussians, squared_distances
 from maple.images import ImageSet
-from maple.metrics import auroc
 from maple.options import NonNegative, option
+from maple.stats.gaussians import Gaussians, Moments, class_logsumexp, fit_gaussians, squared_distances
+from maple.stats.metrics import auroc
 from maple.types import About
 
 MAGNITUDES = (0.0, 0.0005, 0.001, 0.0014, 0.002, 0.005, 0.01)  # sizes of the step to choose among: the authors'
@@ -229,7 +229,7 @@ class LayerDistances(LeeOptions, LearnedNumbers, ImageDetector):
 
     - Layers are one per stage and the embedding, found by :func:`find_layers`; theirs are the first convolution and
       each stage of a ResNet-34 or a DenseNet, the last of which, averaged, is the embedding.
-    - The covariance is the shrunk one of :mod:`maple.gaussian`, theirs the empirical one.
+    - The covariance is the shrunk one of :mod:`maple.stats.gaussians`, theirs the empirical one.
     - The regression sees standardised distances and has scikit-learn's default penalty; they choose a penalty by
       cross-validation. Both weigh on one half of the images and judge the step on the other, we by the AUROC, they by
       the true-negative rate at 95 % true positives; then ours weighs again on all.

@@ -20,8 +20,8 @@ import numpy as np
 from scipy.special import logsumexp
 
 from maple.detector import Batches, LogitDetector, register_detector
-from maple.gaussian import class_logsumexp
 from maple.options import AboveZero, Positive, as_dict, build_options, option
+from maple.stats.gaussians import class_logsumexp
 from maple.types import About, Outputs
 
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from maple.detector import Detector, State
 from maple.errors import DataError, FitError
-from maple.gaussian import as_embeddings, count_broken
+from maple.stats.gaussians import as_embeddings, count_broken
 from maple.types import Outputs
 
 

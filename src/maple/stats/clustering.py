@@ -33,7 +33,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from threadpoolctl import threadpool_limits
 
 from maple.errors import DataError, UsageError, suggest
-from maple.gaussian import (
+from maple.stats.gaussians import (
     IMAGES_PER_COMPONENT,
     RELATIVE_FLOOR,
     Moments,

@@ -19,9 +19,9 @@ from sklearn.decomposition import PCA
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 from sklearn.preprocessing import StandardScaler, normalize
 
-from maple import gaussian
 from maple.errors import DataError, FitError, UsageError
-from maple.gaussian import (
+from maple.stats import gaussians as gaussian
+from maple.stats.gaussians import (
     Gaussians,
     Moments,
     add_scatter,

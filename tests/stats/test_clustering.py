@@ -17,7 +17,8 @@ from sklearn.decomposition import PCA
 from sklearn.metrics import adjusted_rand_score
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
-from maple.cluster import (
+from maple.errors import DataError, UsageError
+from maple.stats.clustering import (
     GMeans,
     TMeans,
     XMeans,
@@ -35,8 +36,7 @@ from maple.cluster import (
     tied_log_likelihood,
     within_sum_of_squares,
 )
-from maple.errors import DataError, UsageError
-from maple.gaussian import normalise, oas_covariance
+from maple.stats.gaussians import normalise, oas_covariance
 
 ALL = pytest.mark.parametrize("estimator", [XMeans, GMeans, TMeans])
 
@@ -189,7 +189,7 @@ def test_halves_of_a_gaussian_lose_what_theory_says(rng):
 
 
 def test_the_gain_does_not_depend_on_units_or_axes(rng, monkeypatch):
-    monkeypatch.setattr("maple.cluster.EXPLAINED_VARIANCE", 1.0)
+    monkeypatch.setattr("maple.stats.clustering.EXPLAINED_VARIANCE", 1.0)
     points, origins = blobs(np.array([[0.0, 0.0, 0.0], [5.0, 0.0, 0.0]]), [300, 300], rng)
     linear = rng.standard_normal((3, 3)) * [1, 10, 100]
     plain, mapped = (
@@ -614,7 +614,7 @@ def test_cluster_points(method, three):
 
 @pytest.mark.parametrize("method", ["xmeans", "gmeans", "tmeans", "kmeans"])
 def test_cluster_points_does_nothing_where_nothing_may_be_split(method, rng, monkeypatch):
-    monkeypatch.setattr("maple.cluster._run_k_means", None)
+    monkeypatch.setattr("maple.stats.clustering._run_k_means", None)
     points = rng.standard_normal((30, 3))
     for max_clusters, min_cluster_size in ((1, 1), (5, 16), (5, 31)):
         labels = cluster_points(points, method, max_clusters=max_clusters, min_cluster_size=min_cluster_size, seed=0)

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from maple import metrics
 from maple.errors import DataError, UsageError
+from maple.stats import metrics
 
 DETECTION = [
     metrics.auroc,
