@@ -24,9 +24,9 @@ import numpy as np
 import torch
 
 from maple.backbone import create_backbone
-from maple.batches import to_input, training_batches
 from maple.benchmark import Method
-from maple.data import open_images
+from maple.data.batches import to_input, training_batches
+from maple.data.sources import open_images
 from maple.detector import list_detectors
 from maple.loss import weighted_sum
 from maple.options import recipe_section

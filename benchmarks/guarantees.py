@@ -44,7 +44,7 @@ from maple.calibrate import (
     prediction_sets,
     true_class_scores,
 )
-from maple.data import open_images
+from maple.data.sources import open_images
 from maple.detector import MapleDetector
 from maple.monitor import StreamMonitor, compare_scores
 from maple.types import Outputs

@@ -32,7 +32,7 @@ from maple.backbone import Backbone, embed, linear_head
 from maple.baselines.gradient import ImageDetector, ImageReader
 from maple.baselines.lee import LeeDetector
 from maple.baselines.sampling import average_logits, dropout_layers
-from maple.batches import to_input
+from maple.data.batches import to_input
 from maple.detector import Detector, create_detector, list_detectors
 from maple.networks import use_fast_allocator
 from maple.predictor import load_predictor

@@ -27,11 +27,11 @@ import pyarrow.parquet as pq
 from PIL import Image
 
 from maple.backbone import create_backbone, embed
+from maple.data.image_set import ImageSet
+from maple.data.simulate import simulated_diatoms
 from maple.detector import MapleDetector
-from maple.images import ImageSet
 from maple.predict_files import predict_images
 from maple.predictor import Predictor
-from maple.simulate import simulated_diatoms
 
 DISTINCT = 200  # images
 SIZE = 64  # pixels

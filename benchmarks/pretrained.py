@@ -41,6 +41,7 @@ import torch
 from baselines import markdown_row
 from maple.backbone import Backbone, embed
 from maple.benchmark import Results
+from maple.data.splits import fold_shares, share_out
 from maple.files import load_json
 from maple.fit_run import FitRequest, fit_run
 from maple.models import open_model
@@ -48,7 +49,6 @@ from maple.networks import use_fast_allocator
 from maple.options import PRESETS, resolve_config
 from maple.plots import BLUE, ORANGE, Line, plot_reliability, plot_scores, standalone_svg
 from maple.progress import say
-from maple.splits import fold_shares, share_out
 from maple.suites import PROTOCOLS, Protocol
 from maple.train import CHECKPOINT
 from maple.workflow import CLASSES, GALLERY_SAMPLE, TrainRequest, train_run

@@ -23,7 +23,7 @@ from scipy.special import logsumexp
 
 from maple.backbone import IMAGENET_MEAN, IMAGENET_STD, Backbone, create_backbone, embed, load_weights
 from maple.calibrate import fit_pool, fit_softmax_temperature, fit_temperature
-from maple.data import open_images
+from maple.data.sources import open_images
 from maple.detector import Description, MapleDetector, create_detector
 from maple.files import save_arrays
 from maple.networks import use_fast_allocator

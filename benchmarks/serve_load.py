@@ -90,8 +90,8 @@ def make_run(folder: Path) -> Path:
     import torch
 
     from maple.backbone import create_backbone
+    from maple.data.splits import load_splits
     from maple.predictor import fit_predictor
-    from maple.splits import load_splits
 
     splits = load_splits("simulated-diatoms?n=600&size=32")
     torch.manual_seed(0)

@@ -44,16 +44,16 @@ from sklearn.metrics import adjusted_rand_score
 
 from maple.backbone import Backbone, create_backbone, embed
 from maple.calibrate import fit_temperature
-from maple.data import open_images
+from maple.data.image_set import ImageSet
+from maple.data.simulate import simulated_diatoms
+from maple.data.sources import open_images
+from maple.data.splits import Splits, load_splits
 from maple.files import load_json, save_json
-from maple.images import ImageSet
 from maple.options import DataOptions
 from maple.predictor import channel_statistics
 from maple.recipe import MapleRecipe, Recipe, create_recipe
 from maple.relabel import class_probabilities, split_clusters
 from maple.scores import energy_score, spread_score
-from maple.simulate import simulated_diatoms
-from maple.splits import Splits, load_splits
 from maple.stats.clustering import ClusterMethod, ClusterSpace
 from maple.stats.gaussians import Moments, class_maximum, fit_gaussians, log_posterior
 from maple.stats.metrics import accuracy, auroc, format_spread, negative_log_likelihood

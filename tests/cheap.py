@@ -20,9 +20,9 @@ from PIL import Image
 from maple import predict_files, row_files
 from maple.base_predictor import BasePredictor
 from maple.calibrate import Calibration
-from maple.images import ImageSet
+from maple.data.image_set import ImageSet
+from maple.data.stream import IMAGE_SECONDS, decode_stream
 from maple.predict_files import predict_images
-from maple.stream import IMAGE_SECONDS, decode_stream
 from maple.types import Prediction
 
 FAILED = 99  # exit code

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from PIL import Image
 
-from maple.images import ImageSet
+from maple.data.image_set import ImageSet
 
 
 def encode(image: Image.Image, format: str = "PNG", **options: object) -> bytes:

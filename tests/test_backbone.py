@@ -27,7 +27,7 @@ from maple.backbone import (
     load_weights,
     wrap_backbone,
 )
-from maple.data import open_images
+from maple.data.sources import open_images
 from maple.errors import UsageError
 from maple.networks import create_network
 from maple.types import Outputs

@@ -18,7 +18,7 @@ from PIL import Image
 from scipy.stats import false_discovery_control
 
 from commands import flat, run
-from maple.data import open_images
+from maple.data.sources import open_images
 from maple.files import load_json
 from maple.options import PRESETS, read_toml
 from maple.predictor import load_predictor

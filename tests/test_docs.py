@@ -242,8 +242,8 @@ def check_suites(request: Any) -> None:
 
 
 def check_source(name: str, *_: Any) -> None:
-    from maple.catalogue import find_data_set
-    from maple.data import is_built_in
+    from maple.data.catalogue import find_data_set
+    from maple.data.sources import is_built_in
 
     assert is_built_in(name) or find_data_set(name) is not None, name
 
@@ -260,7 +260,7 @@ WORK: dict[str, Callable[..., None]] = {
     "maple.workflow.list_methods": nothing,
     "maple.workflow.list_sources": nothing,
     "maple.workflow.describe_source": check_source,
-    "maple.catalogue.get_data_set": check_source,
+    "maple.data.catalogue.get_data_set": check_source,
     "maple.fit_run.fit_run": check_config,
     "maple.tune.tune_recipe": check_tuning,
     "maple.tune.make_plan": check_tuning,

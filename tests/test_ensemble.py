@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from maple.backbone import create_backbone, embed
-from maple.data import open_images
+from maple.data.sources import open_images
 from maple.ensemble import MEMBERS, member_seeds, train_ensemble
 from maple.errors import RunError, UsageError
 from maple.options import MAX_MEMBERS, PRESETS, TrainOptions, build_options, resolve_config

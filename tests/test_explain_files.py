@@ -18,7 +18,9 @@ from PIL import Image
 from commands import run as run_command
 from maple.backbone import create_backbone, embed
 from maple.benchmark import evaluate
-from maple.data import open_images
+from maple.data.image_set import ImageSet
+from maple.data.sources import open_images
+from maple.data.splits import load_splits
 from maple.errors import UsageError
 from maple.explain import component_coordinates
 from maple.explain_files import (
@@ -31,9 +33,7 @@ from maple.explain_files import (
 )
 from maple.files import load_json, save_json
 from maple.gallery import read_gallery, write_gallery
-from maple.images import ImageSet
 from maple.predictor import fit_predictor, load_predictor
-from maple.splits import load_splits
 from maple.types import Relabelling
 
 HOSTILE = "<script>alert('x')</script>\x00"

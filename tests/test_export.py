@@ -19,11 +19,11 @@ from scipy.stats import chi2
 from maple.backbone import Backbone, create_backbone, embed
 from maple.baselines.sampling import SampledBackbone
 from maple.calibrate import Calibration, conformal_p_values
+from maple.data.image_set import ImageSet
 from maple.detector import MapleDetector
 from maple.errors import RunError, UsageError
 from maple.gallery import write_cluster_gallery
 from maple.graph import OUTPUTS, DescriptionGraph, PredictorGraph, PValues, Surprises
-from maple.images import ImageSet
 from maple.predictor import Predictor, fit_predictor
 from maple.scores import FUSED, SCORES, Surprise, fit_surprise
 from maple.types import Outputs, Relabelling
@@ -542,7 +542,7 @@ def test_a_thousand_images_of_cifar(network, shared_dir, tmp_path, onnx, monkeyp
     import pyarrow.parquet as pq
 
     import maple.export
-    from maple.data import open_images
+    from maple.data.sources import open_images
 
     table = pq.read_table(shared_dir / "data" / "cifar10" / "test.parquet").slice(0, 1600)
     pq.write_table(table, tmp_path / "some.parquet")

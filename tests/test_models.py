@@ -22,9 +22,9 @@ from torch.utils.data import DataLoader, Dataset
 from commands import run
 from maple.backbone import Backbone, create_backbone, embed, linear_head, wrap_backbone
 from maple.compat import import_torchvision
+from maple.data.image_set import ImageSet
 from maple.detector import MapleDetector
 from maple.errors import RunError, UsageError
-from maple.images import ImageSet
 from maple.models import find_kind, needs_weights, open_model
 from maple.predictor import Predictor, fit_predictor, load_backbone, load_predictor, save_backbone
 

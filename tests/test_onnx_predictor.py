@@ -16,11 +16,11 @@ import torch
 from PIL import Image
 
 from maple.backbone import create_backbone
-from maple.data import open_images
+from maple.data.sources import open_images
+from maple.data.splits import load_splits
 from maple.errors import DataError, RunError, UsageError
 from maple.onnx_predictor import MAX_EXEMPLARS, NEEDED, OnnxPredictor, read_metadata, write_metadata
 from maple.predictor import Predictor, fit_predictor
-from maple.splits import load_splits
 
 onnx = pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")

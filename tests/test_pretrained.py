@@ -25,12 +25,12 @@ from PIL import Image
 
 from maple.backbone import embed
 from maple.benchmark import Results
-from maple.decode import decode_bytes
+from maple.data.decode import decode_bytes
+from maple.data.splits import load_splits
 from maple.errors import UsageError
 from maple.models import open_model
 from maple.options import resolve_config
 from maple.predictor import load_predictor
-from maple.splits import load_splits
 from maple.suites import Protocol
 
 ROOT = Path(__file__).parents[1]

@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 
 from maple.backbone import embed
+from maple.data.splits import load_splits
 from maple.errors import UsageError
 from maple.options import DataOptions, TrainOptions
 from maple.predictor import fit_predictor, load_predictor
 from maple.processes import count_processes, make_fabric
-from maple.splits import load_splits
 from maple.types import Relabelling
 
 TIMEOUT = 120
@@ -38,7 +38,7 @@ from maple.errors import DataError
 from maple.predictor import fit_predictor
 from maple.processes import make_fabric, together
 from maple.recipe import MapleRecipe
-from maple.splits import load_splits
+from maple.data.splits import load_splits
 from maple.train import train_backbone
 
 folder = Path(sys.argv[1])

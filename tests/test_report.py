@@ -25,10 +25,10 @@ from sklearn.datasets import load_digits
 
 import maple.report
 from maple.benchmark import ClassFlagged, Classification, Detection, Histogram, Method, Reliability, Results
+from maple.data.image_set import ImageSet
 from maple.errors import DataError, RunError
 from maple.files import save_json
 from maple.gallery import write_gallery
-from maple.images import ImageSet
 from maple.options import to_toml
 from maple.plots import Plot
 from maple.report import caught_at, compare, read_predictions, read_run, summary_sentences, write_report

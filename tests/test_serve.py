@@ -31,8 +31,8 @@ from starlette.testclient import TestClient
 
 import maple
 from image_files import encode, png_of_size
-from maple import decode
 from maple.answers import ModelAnswer, PredictAnswer
+from maple.data.sources import decode
 from maple.errors import ConfigError, RunError, UsageError
 from maple.monitor import StreamMonitor, kolmogorov_smirnov
 from maple.options import build_options
@@ -536,9 +536,9 @@ def run_folder(tmp_path_factory):
     import torch
 
     from maple.backbone import create_backbone, embed
+    from maple.data.splits import load_splits
     from maple.gallery import write_gallery
     from maple.predictor import fit_predictor
-    from maple.splits import load_splits
 
     splits = load_splits("digits")
     torch.manual_seed(0)
@@ -553,8 +553,8 @@ def run_folder(tmp_path_factory):
 
 
 def test_a_run_is_served(run_folder):
+    from maple.data.splits import load_splits
     from maple.predict_files import ready_model
-    from maple.splits import load_splits
 
     predictor = ready_model(run_folder, {"false_alarm": 0.1})
     test = load_splits("digits").test

@@ -29,14 +29,14 @@ import maple.search_space as search_space
 import maple.tune as tune
 from commands import flat, run
 from maple.backbone import create_backbone, embed
+from maple.data.image_set import ImageSet
+from maple.data.splits import load_splits
 from maple.errors import DataError, RunError, TrainError, UsageError
-from maple.images import ImageSet
 from maple.options import DataOptions, read_toml, resolve_config
 from maple.plots import Plot
 from maple.predictor import fit_predictor
 from maple.recipe import MapleRecipe
 from maple.search_space import Choices, Span, Trial
-from maple.splits import load_splits
 from maple.train import train_backbone
 from maple.trial_plots import plot_trials
 from maple.tune import TuneRequest, make_plan, tune_recipe

@@ -17,16 +17,16 @@ from commands import flat
 from commands import run as command
 from maple.benchmark import evaluate
 from maple.calibrate import conformal_p_values, fit_pool
-from maple.data import open_images
+from maple.data.image_set import ImageSet
+from maple.data.sources import open_images
+from maple.data.splits import load_splits
 from maple.detector import MapleDetector, nearest_of_class, restore_detector
 from maple.errors import DataError, FitError, RunError, UsageError
 from maple.files import load_json
 from maple.gallery import read_gallery
-from maple.images import ImageSet
 from maple.options import as_dict
 from maple.predictor import Predictor, load_predictor
 from maple.scores import energy_score
-from maple.splits import load_splits
 from maple.types import Outputs
 from maple.update import (
     UpdateRequest,

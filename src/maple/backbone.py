@@ -23,9 +23,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset, RandomSampler, Subset
 
-from maple.batches import evaluation_batches
+from maple.data.batches import evaluation_batches
+from maple.data.image_set import ImageSet, Progress
 from maple.errors import UsageError, some, suggest
-from maple.images import ImageSet, Progress
 from maple.networks import NETWORKS, create_network
 from maple.types import LinearHead, Outputs
 

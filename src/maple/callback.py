@@ -20,9 +20,9 @@ import torch
 
 from maple.backbone import Backbone
 from maple.compat import import_torchvision
+from maple.data.image_set import ImageSet
 from maple.errors import UsageError
 from maple.growth import knows_head
-from maple.images import ImageSet
 from maple.own_loop import EpochEnd, Relabeller, assert_head, check_head, resize_head
 from maple.predictor import Predictor
 from maple.recipe import Recipe

@@ -12,8 +12,8 @@ import numpy as np
 
 from maple.backbone import embed
 from maple.calibrate import conformal_threshold
+from maple.data.image_set import ImageSet
 from maple.detector import MapleDetector
-from maple.images import ImageSet
 from maple.options import RunConfig, as_dict
 from maple.predictor import fit_predictor
 from maple.stats.metrics import gaussian_test, negative_log_likelihood

@@ -32,18 +32,18 @@ from maple import __version__
 from maple.backbone import as_image_batch, embed, evaluating
 from maple.baselines.sampling import SampledBackbone
 from maple.calibrate import raise_odds
+from maple.data.image_set import ImageSet
+from maple.data.splits import Splits
 from maple.errors import MapleError, RunError, UsageError, naming_extras
 from maple.files import write_atomic
 from maple.gallery import Gallery, read_gallery
 from maple.graph import OUTPUTS, PredictorGraph
-from maple.images import ImageSet
 from maple.models import OnnxBackbone
 from maple.onnx_predictor import INPUT, MAX_FILE_BYTES, METADATA, OnnxPredictor, write_metadata
 from maple.options import resolve_config
 from maple.predict_files import open_like
 from maple.predictor import Predictor, load_predictor
 from maple.relabel import class_probabilities
-from maple.splits import Splits
 from maple.stats.metrics import auroc, expected_calibration_error
 from maple.types import Prediction
 from maple.workflow import GALLERY, LEFT_OUT, left_out_images, own_splits, read_run_config

@@ -8,6 +8,7 @@ from typing import Any
 
 from maple.backbone import Backbone, embed
 from maple.benchmark import Results
+from maple.data.splits import Splits
 from maple.detector import MapleDetector
 from maple.errors import UsageError
 from maple.models import open_model
@@ -15,7 +16,6 @@ from maple.networks import use_fast_allocator
 from maple.options import RunConfig, as_dict, resolve_config
 from maple.predictor import Predictor, fit_predictor
 from maple.progress import counting, say, warn
-from maple.splits import Splits
 from maple.start import check_weights, describe_network, follow_network, try_image
 from maple.text import percent
 from maple.train import count_outputs, snapshot_rows

@@ -32,7 +32,7 @@ from maple.files import load_arrays, load_json, save_arrays, save_json, write_at
 from maple.types import Outputs, Prediction
 
 if TYPE_CHECKING:
-    from maple.images import ImageSet
+    from maple.data.image_set import ImageSet
 
 EXEMPLARS_PER_CLUSTER = 12
 EXEMPLARS_PER_END = 4

@@ -46,7 +46,7 @@ from maple.backbone import (
     wrap_backbone,
 )
 from maple.compat import import_torchvision
-from maple.decode import Fit
+from maple.data.decode import Fit
 from maple.errors import UsageError, naming_extras, suggest
 from maple.networks import NETWORKS
 

@@ -28,10 +28,10 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from maple import __version__
 from maple.base_predictor import BasePredictor
 from maple.calibrate import Calibration
-from maple.data import open_images
-from maple.decode import MAX_SIZE, Fit
+from maple.data.decode import MAX_SIZE, Fit
+from maple.data.image_set import ImageSet, Progress
+from maple.data.sources import open_images
 from maple.errors import MapleError, RunError, UsageError, naming_extras
-from maple.images import ImageSet, Progress
 from maple.options import DecisionOptions, as_dict
 from maple.types import Prediction
 

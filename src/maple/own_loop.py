@@ -27,10 +27,10 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
 
 from maple.backbone import Backbone, Images, as_image_batch, embed
-from maple.batches import to_input
+from maple.data.batches import to_input
+from maple.data.image_set import ImageSet
 from maple.errors import DataError, TrainError, UsageError
 from maple.growth import check_knows_head, grow_head, named_state, probability_shift, replace_head
-from maple.images import ImageSet
 from maple.loss import weighted_sum
 from maple.predictor import Predictor, fit_predictor
 from maple.recipe import MapleRecipe, Recipe, Step

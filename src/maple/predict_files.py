@@ -1,6 +1,6 @@
 """``maple predict``: images in, one row per image out, whatever their number.
 
-Images are decoded, predicted and written chunk by chunk, in constant memory (:mod:`maple.stream`); what is written goes
+Images are decoded, predicted and written chunk by chunk, in constant memory (:mod:`maple.data.stream`); what is written goes
 on where a kill left it (:mod:`maple.row_files`). Torch is loaded for the predictor of a run, not for an exported graph.
 """
 
@@ -24,13 +24,13 @@ import numpy as np
 from maple import __version__
 from maple.base_predictor import BasePredictor
 from maple.calibrate import benjamini_hochberg, can_flag, min_calibration_images, min_labelled_images
-from maple.data import open_images
+from maple.data.image_set import ImageSet, no_labels
+from maple.data.sources import open_images
+from maple.data.stream import Decoded, Source, decode_stream, open_source
 from maple.errors import DataError, UsageError
-from maple.images import ImageSet, no_labels
 from maple.options import DecisionOptions, as_dict, build_options, flag_name
 from maple.progress import counting, warn
 from maple.row_files import PARQUET_SUFFIX, SUFFIXES, ResumableFile, Row, State, skipped_path, to_csv
-from maple.stream import Decoded, Source, decode_stream, open_source
 from maple.text import percent
 from maple.types import PREDICTION_COLUMNS, Prediction, Skipped
 

@@ -22,12 +22,12 @@ from maple.calibrate import (
     fit_softmax_temperature,
     true_class_scores,
 )
-from maple.data import open_images
-from maple.decode import Fit
+from maple.data.decode import Fit
+from maple.data.image_set import ImageSet, Progress
+from maple.data.sources import open_images
 from maple.detector import Description, MapleDetector
 from maple.errors import DataError, RunError, UsageError, some
 from maple.files import load_arrays, save_arrays, write_atomic
-from maple.images import ImageSet, Progress
 from maple.models import rebuild_model
 from maple.options import DecisionOptions, as_dict, build_options
 from maple.processes import together

@@ -27,7 +27,7 @@ from PIL import Image, features
 
 from maple import __version__
 from maple.benchmark import Method, Results
-from maple.decode import decode_image
+from maple.data.decode import decode_image
 from maple.errors import DataError, MapleError, RunError, some
 from maple.files import load_json, write_atomic
 from maple.gallery import ClusterExemplars, Example, Examples, Gallery, read_gallery

@@ -10,7 +10,7 @@ from annotated_types import Interval
 from maple.errors import UsageError
 from maple.options import option
 
-MOST_PIXELS = 100_000_000  # as in maple.decode, which is not loaded for the help
+MOST_PIXELS = 100_000_000  # as in maple.data.decode, which is not loaded for the help
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,10 +18,10 @@ from lightning_fabric import Fabric
 from torch import nn
 
 from maple.backbone import Backbone, embed, evaluating
-from maple.batches import to_input
-from maple.decode import Fit
+from maple.data.batches import to_input
+from maple.data.decode import Fit
+from maple.data.image_set import ImageSet
 from maple.errors import MapleError, UsageError
-from maple.images import ImageSet
 from maple.models import GRAPHS, find_kind, needs_weights, open_model
 from maple.options import RunConfig
 from maple.predictor import DETECTOR, load_predictor

@@ -27,8 +27,9 @@ import torch
 
 from maple.backbone import create_backbone
 from maple.benchmark import Results
-from maple.catalogue import CATALOGUE
-from maple.data import clean_source, find_source, is_built_in, split_files
+from maple.data.catalogue import CATALOGUE
+from maple.data.sources import clean_source, find_source, is_built_in, split_files
+from maple.data.splits import fold_shares
 from maple.errors import RunError, UsageError
 from maple.files import FORMAT_VERSION, take_lock, write_atomic
 from maple.loss import weighted_sum
@@ -37,7 +38,6 @@ from maple.predictor import load_backbone
 from maple.processes import make_fabric
 from maple.progress import is_first_process, say
 from maple.recipe import Step, create_recipe, unused_options
-from maple.splits import fold_shares
 from maple.suites import STANDARD_DETECTORS, Profile, Protocol, Suite, Training
 from maple.train import CHECKPOINT, FREE_OPTIONS, fit_head
 from maple.workflow import LEFT_OUT, TrainRequest, evaluate_run, recipe_options, train_run

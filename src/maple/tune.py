@@ -37,6 +37,7 @@ from maple.backbone import create_backbone
 from maple.baselines.sampling import EnsembleRecipe
 from maple.calibrate import min_calibration_images
 from maple.criteria import CRITERIA, halve, judge_run
+from maple.data.splits import Splits, load_splits
 from maple.errors import DataError, FitError, MapleError, RunError, TrainError, UsageError, suggest
 from maple.files import load_json, save_json, take_lock, write_atomic
 from maple.options import (
@@ -63,7 +64,6 @@ from maple.search_space import (
     short,
     with_settings,
 )
-from maple.splits import Splits, load_splits
 from maple.text import number
 from maple.train import CHECKPOINT, FREE_OPTIONS, Run, train_backbone
 from maple.trial_plots import plot_trials

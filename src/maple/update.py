@@ -34,7 +34,9 @@ import numpy as np
 
 from maple.backbone import embed, embed_batches
 from maple.calibrate import Calibration, fit_pool, fit_softmax_temperature
-from maple.data import open_images
+from maple.data.image_set import ImageSet, Progress
+from maple.data.sources import open_images
+from maple.data.splits import split_indices
 from maple.detector import Source
 from maple.errors import DataError, RunError, UsageError, suggest
 from maple.files import load_json, save_json
@@ -47,13 +49,11 @@ from maple.gallery import (
     thumbnail,
     write_cluster_gallery,
 )
-from maple.images import ImageSet, Progress
 from maple.networks import use_fast_allocator
 from maple.predict_files import describe_skipped, warn_if_nothing_is_flagged
 from maple.predictor import Predictor, load_predictor
 from maple.progress import counting, say, warn
 from maple.report import listed, plural, write_report
-from maple.splits import split_indices
 from maple.types import Outputs, Skipped
 from maple.workflow import (
     CLASSES,

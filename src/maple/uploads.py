@@ -22,9 +22,9 @@ from pydantic import BaseModel, ConfigDict, FailFast, Field, ValidationError
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 
-from maple.decode import Fit
+from maple.data.decode import Fit
+from maple.data.stream import IMAGE_ENDS, DecoderEnded, GuardedDecoder, TooManyPixels
 from maple.errors import DataError, MapleError
-from maple.stream import IMAGE_ENDS, DecoderEnded, GuardedDecoder, TooManyPixels
 
 FIELD = "files"  # of a form
 MAX_NAME = 1_000  # characters

@@ -20,10 +20,11 @@ import torch
 from maple.backbone import Backbone, create_backbone, embed, linear_head
 from maple.baselines.gradient import ImageDetector
 from maple.baselines.sampling import EnsembleRecipe
-from maple.batches import parse_augment, to_input
 from maple.benchmark import Own, Results, Scored, evaluate, measure_latency
-from maple.catalogue import CATALOGUE, describe_data_set, find_data_set, locate
-from maple.data import (
+from maple.data.batches import parse_augment, to_input
+from maple.data.catalogue import CATALOGUE, describe_data_set, find_data_set, locate
+from maple.data.image_set import ImageSet, Progress
+from maple.data.sources import (
     LOOSE,
     SPLIT_NAMES,
     clean_source,
@@ -33,13 +34,13 @@ from maple.data import (
     open_images,
     split_files,
 )
+from maple.data.splits import Splits, load_splits, split_indices
 from maple.detector import Detector, MapleDetector, create_detector, list_detectors, nearest_of_class
 from maple.ensemble import MEMBERS, remove_checkpoints, train_ensemble
 from maple.errors import DataError, MapleError, RunError, UsageError
 from maple.explain import component_coordinates
 from maple.files import FORMAT_VERSION, check_format, load_json, save_json, write_atomic
 from maple.gallery import write_gallery
-from maple.images import ImageSet, Progress
 from maple.options import (
     GROUPS,
     RECIPE_SECTIONS,
@@ -59,7 +60,6 @@ from maple.processes import make_fabric, together
 from maple.progress import counting, is_first_process, say, track, warn
 from maple.recipe import create_recipe, describe_recipe, find_recipe, list_recipes, unused_options
 from maple.report import write_report
-from maple.splits import Splits, load_splits, split_indices
 from maple.start import (
     START,
     Start,

@@ -18,10 +18,10 @@ from maple.backbone import Backbone, create_backbone
 from maple.baselines import due
 from maple.baselines.due import DueRecipe, SparseGPHead, batch_statistics
 from maple.baselines.spectral import BoundedBatchNorm2d, bound_layers
+from maple.data.splits import load_splits
 from maple.errors import ConfigError, DataError, TrainError, UsageError
 from maple.options import DataOptions
 from maple.recipe import Step, create_recipe
-from maple.splits import load_splits
 from maple.train import train_backbone
 
 

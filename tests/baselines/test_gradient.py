@@ -41,9 +41,9 @@ from maple.baselines.lee import (
 )
 from maple.baselines.sampling import join_members
 from maple.compat import import_torchvision
+from maple.data.image_set import ImageSet
 from maple.detector import create_detector, restore_detector
 from maple.errors import ConfigError, DataError, FitError, NotFittedError, UsageError
-from maple.images import ImageSet
 from maple.stats.gaussians import Gaussians, Moments, fit_gaussians
 from maple.stats.metrics import auroc
 from maple.types import Outputs

@@ -14,10 +14,10 @@ from torch.nn import functional as F
 
 from maple.backbone import Backbone, create_backbone
 from maple.baselines.sngp import RandomFeatureHead, SngpRecipe, mean_field_logits
+from maple.data.splits import load_splits
 from maple.errors import TrainError
 from maple.options import DataOptions
 from maple.recipe import Step, create_recipe
-from maple.splits import load_splits
 from maple.train import train_backbone
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from maple.backbone import create_backbone, embed, load_weights
-from maple.data import open_images
+from maple.data.sources import open_images
 
 
 @pytest.mark.shared

@@ -35,9 +35,9 @@ from torch import Tensor
 
 from maple.backbone import Backbone, Images, count_images, evaluating, read_batches
 from maple.baselines.shared import LearnedNumbers
+from maple.data.image_set import ImageSet, Progress
 from maple.detector import ColumnDetector, probability_of_others, register_detector
 from maple.errors import DataError, FitError, NotFittedError, UsageError
-from maple.images import ImageSet, Progress
 from maple.options import AboveZero, NonNegative, as_dict, build_options, option
 from maple.stats.gaussians import class_logsumexp, count_broken
 from maple.types import About, Outputs

@@ -33,9 +33,9 @@ from maple.baselines.gradient import (
 )
 from maple.baselines.sampling import EnsembleBody
 from maple.baselines.shared import LearnedNumbers
+from maple.data.image_set import ImageSet
 from maple.detector import State, register_detector
 from maple.errors import FitError, UsageError, suggest
-from maple.images import ImageSet
 from maple.options import NonNegative, option
 from maple.stats.gaussians import Gaussians, Moments, class_logsumexp, fit_gaussians, squared_distances
 from maple.stats.metrics import auroc

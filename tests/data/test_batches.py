@@ -11,7 +11,7 @@ import pytest
 import torch
 from PIL import Image
 
-from maple.batches import (
+from maple.data.batches import (
     augment_batch,
     count_batches,
     evaluation_batches,
@@ -19,9 +19,9 @@ from maple.batches import (
     plan_epoch,
     training_batches,
 )
-from maple.data import open_images
+from maple.data.image_set import ImageSet
+from maple.data.sources import open_images
 from maple.errors import DataError, UsageError
-from maple.images import ImageSet
 
 
 def image_set(n: int = 40, size: int = 8, n_classes: int = 4) -> ImageSet:

@@ -13,10 +13,10 @@ import pytest
 from PIL import Image
 
 from image_files import arrays, encode, noise, write_folder, write_parquet
-from maple.data import list_data_sets, open_images
-from maple.decode import decode_image
+from maple.data.decode import decode_image
+from maple.data.sources import list_data_sets, open_images
+from maple.data.splits import load_splits
 from maple.errors import DataError, UsageError
-from maple.splits import load_splits
 
 
 @pytest.mark.parametrize("size", [0, -1, 5000, "big", 2.5])

@@ -30,8 +30,8 @@ import numpy as np
 from PIL import Image
 from scipy.ndimage import correlate1d, gaussian_filter
 
+from maple.data.image_set import MEMORY_LIMIT, ImageSet
 from maple.errors import DataError, UsageError, suggest
-from maple.images import MEMORY_LIMIT, ImageSet
 
 Array = np.ndarray
 Rngs = Sequence[np.random.Generator]  # one per image
@@ -103,7 +103,7 @@ def corrupt_set(
     seed and content: a corrupted set of the same size, whose accuracy is on average that over all families and
     severities. Keys and files of the images say what was done to them, so that they differ from the clean ones.
 
-    >>> from maple.data import open_images
+    >>> from maple.data.sources import open_images
     >>> foggy = corrupt_set(open_images("digits"), "fog", 3)
     >>> foggy
     ImageSet('corrupted:digits?family=fog&severity=3&seed=0', 1797 images, 10 classes, 8 px, in memory)
@@ -133,7 +133,7 @@ def corrupted_sets(
 ) -> Iterator[tuple[str, int, ImageSet]]:
     """All families at all severities, one set after the other: what the usual mean over corruptions is taken over.
 
-    >>> from maple.data import open_images
+    >>> from maple.data.sources import open_images
     >>> few = open_images("digits").subset(range(4))
     >>> sum(1 for family, severity, corrupted in corrupted_sets(few))
     70

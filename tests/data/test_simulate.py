@@ -12,9 +12,9 @@ from sklearn.model_selection import cross_val_score
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from maple import simulate
+from maple.data.simulate import COLONY, FAMILIES, FAR, GIRDLE, KINDS, KNOWN, NEAR, VALVE, VIEWS, simulated_diatoms
+from maple.data.sources import simulate
 from maple.errors import UsageError
-from maple.simulate import COLONY, FAMILIES, FAR, GIRDLE, KINDS, KNOWN, NEAR, VALVE, VIEWS, simulated_diatoms
 
 
 @pytest.fixture(scope="module")

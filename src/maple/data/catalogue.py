@@ -33,14 +33,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from PIL import Image
 
-from maple.data import IMAGE_SUFFIXES, find_data_root, find_source, is_built_in, split_files
-from maple.decode import check_file_size
-from maple.download import BROKEN, Archive, Checksum, download, verify
+from maple.data.decode import check_file_size
+from maple.data.download import BROKEN, Archive, Checksum, download, verify
+from maple.data.image_set import Progress
+from maple.data.sources import IMAGE_SUFFIXES, find_data_root, find_source, is_built_in, split_files
+from maple.data.splits import share_out
 from maple.errors import DataError, RunError, UsageError
 from maple.files import load_json, save_json
-from maple.images import Progress
 from maple.progress import counting, say, warn
-from maple.splits import share_out
 
 LOCK = "originals.lock.json"
 ORIGINALS = ".originals"

@@ -16,10 +16,10 @@ import pytest
 from PIL import Image
 
 from image_files import encode, endless_jpeg, noise, png_of_size, write_folder, write_parquet
-from maple.data import open_images
-from maple.decode import decode_image
+from maple.data.decode import decode_image
+from maple.data.sources import open_images
+from maple.data.stream import Decoded, DecoderEnded, GuardedDecoder, Paths, TooManyPixels, decode_stream, open_source
 from maple.errors import DataError, RunError, UsageError
-from maple.stream import Decoded, DecoderEnded, GuardedDecoder, Paths, TooManyPixels, decode_stream, open_source
 from maple.types import Skipped
 
 
@@ -201,7 +201,7 @@ def started(monkeypatch) -> list[subprocess.Popen]:
             super().__init__(*arguments, **options)
             processes.append(self)
 
-    monkeypatch.setattr("maple.stream.subprocess.Popen", Noted)
+    monkeypatch.setattr("maple.data.stream.subprocess.Popen", Noted)
     return processes
 
 
@@ -266,15 +266,15 @@ def test_an_image_that_decodes_forever_is_skipped_and_the_others_are_not(many, s
 
 ENDING = """
 import os, resource, signal
-import maple.decode
+import maple.data.decode
 
-def decode_bytes(data, size, fit, decode=maple.decode.decode_bytes):
+def decode_bytes(data, size, fit, decode=maple.data.decode.decode_bytes):
     if data.startswith(b"SIG"):
         os.kill(os.getpid(), signal.Signals[data.decode()])
     return decode(data, size, fit)
 
 resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-maple.decode.decode_bytes = decode_bytes
+maple.data.decode.decode_bytes = decode_bytes
 """
 
 
@@ -327,7 +327,7 @@ def test_the_alarm_ends_a_process_whatever_it_inherits(many, ending, inherited):
 
 
 def test_processes_load_neither_torch_nor_pyarrow():
-    code = "import sys, maple.stream; print(*[m for m in ('torch', 'pyarrow', 'scipy') if m in sys.modules])"
+    code = "import sys, maple.data.stream; print(*[m for m in ('torch', 'pyarrow', 'scipy') if m in sys.modules])"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == ""
 
 

@@ -30,12 +30,12 @@ from typing import TYPE_CHECKING, BinaryIO, NamedTuple, cast
 
 import numpy as np
 
-from maple.decode import Fit, decode_bytes, read_dimensions, read_file
+from maple.data.decode import Fit, decode_bytes, read_dimensions, read_file
 from maple.errors import DataError, RunError
 from maple.types import Skipped
 
 if TYPE_CHECKING:  # loaded where a source is opened: processes that decode need neither this nor pyarrow
-    from maple.images import ColumnStore, ImageSet
+    from maple.data.image_set import ColumnStore, ImageSet
 
 READ_ROWS = 64  # of a Parquet file at a time
 READ_BYTES = 2**20  # of its columns at a time: else whole row groups, which may be the whole file
@@ -105,8 +105,8 @@ class Source(ABC):
 def open_source(
     sources: Sequence[str | Path], *, size: int, fit: Fit = "pad", data_root: str | Path | None = None
 ) -> Source:
-    """The images that :func:`maple.data.open_images` would open without labels; here they are only listed."""
-    from maple.data import find_images, open_images
+    """The images that :func:`maple.data.sources.open_images` would open without labels; here they are only listed."""
+    from maple.data.sources import find_images, open_images
 
     places, name = find_images(sources, data_root)
     if places is None:
@@ -166,7 +166,7 @@ class Table(Source):
     """Encoded images in a column of a Parquet file, which is read along with them."""
 
     def __init__(self, path: Path, name: str) -> None:
-        from maple.data import find_image_column, read_image_column
+        from maple.data.sources import find_image_column, read_image_column
 
         super().__init__(name)
         self.path = path
@@ -188,8 +188,8 @@ class Table(Source):
     def read(self, start: int) -> Iterator[tuple[str, Item]]:
         import pyarrow as pa
 
-        from maple.data import read_image_column
-        from maple.images import ColumnStore
+        from maple.data.image_set import ColumnStore
+        from maple.data.sources import read_image_column
 
         assert self.path is not None
         group = int(np.searchsorted(self._starts, start, side="right")) - 1
@@ -272,7 +272,7 @@ def decode_stream(
     fewer where there are few chunks. An image that takes a process longer than ``seconds``, or that brings it down, is
     skipped. 0 workers decode in this process, which nothing guards against such images.
 
-    >>> from maple.images import ImageSet
+    >>> from maple.data.image_set import ImageSet
     >>> source = Arrays(ImageSet.from_arrays(np.zeros((5, 8, 8), np.uint8), name="dark"))
     >>> [(chunk.files, chunk.pixels.shape) for chunk in decode_stream(source, size=8, chunk_size=3)]
     [(['dark#0', 'dark#1', 'dark#2'], (3, 8, 8, 3)), (['dark#3', 'dark#4'], (2, 8, 8, 3))]
@@ -409,7 +409,7 @@ class _Decoder:
 def _start(function: str, *arguments: object) -> subprocess.Popen[bytes]:
     """A Python of its own that calls a function of this module."""
     return subprocess.Popen(
-        [sys.executable, "-P", "-c", f"from maple.stream import {function}; {function}{arguments!r}"],
+        [sys.executable, "-P", "-c", f"from maple.data.stream import {function}; {function}{arguments!r}"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OPENBLAS_NUM_THREADS": "1"},
@@ -517,7 +517,7 @@ class DecoderEnded(DataError):
 class GuardedDecoder:
     """A process that decodes one image at a time, and ends itself where that takes longer than ``seconds``.
 
-    ``max_pixels`` may be less than :func:`maple.decode.decode_bytes` takes; None leaves it at that.
+    ``max_pixels`` may be less than :func:`maple.data.decode.decode_bytes` takes; None leaves it at that.
 
     Small files can be made that keep a decoder busy for hours, such as a JPEG of thousands of scans, and some bring it
     down. Neither a thread nor the lock of the interpreter could be taken back from it.
@@ -590,7 +590,7 @@ def _end_after(seconds: float) -> None:
 
 
 def _decode_within(data: bytes, size: int, fit: Fit, max_pixels: int | None) -> np.ndarray:
-    """As :func:`maple.decode.decode_bytes`; the number of pixels is checked before one is decoded."""
+    """As :func:`maple.data.decode.decode_bytes`; the number of pixels is checked before one is decoded."""
     if max_pixels is not None:
         width, height = read_dimensions(io.BytesIO(data))
         if width * height > max_pixels:

@@ -15,11 +15,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from image_files import arrays, write_folder
-from maple.data import open_images
+from maple.data.image_set import ImageSet
+from maple.data.sources import open_images
+from maple.data.splits import fold_shares, load_splits, share_out, split_indices
 from maple.errors import DataError, UsageError
-from maple.images import ImageSet
 from maple.options import DataOptions
-from maple.splits import fold_shares, load_splits, share_out, split_indices
 
 SHARES = (0.7, 0.1, 0.1, 0.1)
 
@@ -67,7 +67,7 @@ def test_splits_do_not_depend_on_names_or_listing_order(
 
 def test_splits_are_the_same_in_every_process_and_release() -> None:
     code = (
-        "import numpy as np; from maple.splits import split_indices;"
+        "import numpy as np; from maple.data.splits import split_indices;"
         "k = np.array([b'%032x' % (i * i) for i in range(24)], dtype='S32');"
         "print([r.tolist() for r in split_indices(np.arange(24) % 2, k, (.5, .25, .25), 3)])"
     )

@@ -2,7 +2,7 @@
 
 A *source* is an image folder with one subfolder per class, a ``.parquet`` or ``.npz`` file, a built-in set (``digits``,
 ``simulated-diatoms``), the name of a data set under the data root, or any of these corrupted (``corrupted:...``).
-:func:`open_images` turns it into an :class:`~maple.images.ImageSet`, in an order that does not depend on how a machine
+:func:`open_images` turns it into an :class:`~maple.data.image_set.ImageSet`, in an order that does not depend on how a machine
 lists a directory.
 """
 
@@ -24,9 +24,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from maple.decode import Fit, Size, check_size_and_fit
-from maple.errors import DataError, UsageError, suggest
-from maple.images import (
+from maple.data.decode import Fit, Size, check_size_and_fit
+from maple.data.image_set import (
     MEMORY_LIMIT,
     ColumnStore,
     FileStore,
@@ -37,6 +36,7 @@ from maple.images import (
     index_labels,
     no_labels,
 )
+from maple.errors import DataError, UsageError, suggest
 from maple.types import Skipped
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".pbm", ".pgm", ".ppm", ".pnm")
@@ -75,11 +75,11 @@ def open_images(
     - ``digits``, or ``simulated-diatoms`` with ``/near`` and ``/far``; ``simulated-diatoms?n=5000&seed=3&size=64``,
     - a data set under the data root (``data_root`` or the environment variable MAPLE_DATA): ``cifar10/test`` is
       ``<root>/cifar10/test.parquet``; ``cifar10`` alone takes ``split``, else test, validation or train,
-    - ``corrupted:cifar10/test?family=fog&severity=3&seed=0``: another source, corrupted by :mod:`maple.corrupt` once it
+    - ``corrupted:cifar10/test?family=fog&severity=3&seed=0``: another source, corrupted by :mod:`maple.data.corrupt` once it
       is decoded; ``family=all`` and ``severity=all`` (the defaults) draw one for each image,
     - with ``labelled=False`` also an image file, a folder of images, a glob, or a list of these; labels are then -1.
 
-    ``size`` is the side of the square that images are decoded to, see :func:`~maple.decode.auto_size`. Images stay in
+    ``size`` is the side of the square that images are decoded to, see :func:`~maple.data.decode.auto_size`. Images stay in
     memory when they fit into ``memory_limit`` bytes, and are otherwise decoded again whenever they are read. Files that
     cannot be used are listed in ``skipped``; ``progress`` is called with the numbers of images done and in all.
 
@@ -96,7 +96,7 @@ def open_images(
     if not isinstance(source, (str, Path)):
         raise UsageError(f"cannot open {source!r}: give the name of a data set, a file or a folder")
     if is_corrupted(source):
-        from maple.corrupt import corrupt_set
+        from maple.data.corrupt import corrupt_set
 
         clean, how = _parse_corrupted(str(source))
         images = open_images(
@@ -492,7 +492,7 @@ def _parse_corrupted(source: str) -> tuple[str, dict[str, Any]]:
     >>> _parse_corrupted("corrupted:simulated-diatoms?n=9?family=fog&severity=3")
     ('simulated-diatoms?n=9', {'family': 'fog', 'severity': 3, 'seed': 0})
     """
-    from maple.corrupt import check_family
+    from maple.data.corrupt import check_family
 
     rest = source.removeprefix(_CORRUPTED)
     clean, mark, query = rest.rpartition("?")
@@ -514,7 +514,7 @@ def _parse_corrupted(source: str) -> tuple[str, dict[str, Any]]:
 
 
 def _open_simulated(source: str, name: str, query: str, size: Size, fit: Fit, memory_limit: int) -> ImageSet:
-    from maple.simulate import LARGEST, SMALLEST, simulated_diatoms
+    from maple.data.simulate import LARGEST, SMALLEST, simulated_diatoms
 
     limits = {"n": (1, 10_000_000), "size": (SMALLEST, LARGEST), "seed": (0, 2**32 - 1), "taxa": (1, 1_000)}
     given = _parse_query(source, query, limits)
@@ -631,7 +631,7 @@ def find_source(source: str | Path, data_root: str | Path | None) -> Path:
 
 def _hint(source: str, data_root: str | Path | None) -> str:
     """What to do about a name that is not there: get the data set, if it is a known one, or spell it otherwise."""
-    from maple.catalogue import find_data_set
+    from maple.data.catalogue import find_data_set
 
     data_set = find_data_set(source)
     if data_set is not None:

@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 from scipy import ndimage
 
-from maple.corrupt import (
+from maple.data.corrupt import (
     CORRUPTIONS,
     bilinear,
     corrupt,
@@ -23,11 +23,11 @@ from maple.corrupt import (
     streak,
     zoom_matrix,
 )
-from maple.data import is_built_in, open_images
+from maple.data.image_set import ImageSet
+from maple.data.simulate import simulated_diatoms
+from maple.data.sources import is_built_in, open_images
+from maple.data.splits import load_splits
 from maple.errors import DataError, UsageError
-from maple.images import ImageSet
-from maple.simulate import simulated_diatoms
-from maple.splits import load_splits
 
 FAMILIES = list(CORRUPTIONS)
 
@@ -80,7 +80,7 @@ def test_the_company_of_an_image_does_not_matter(
     order = np.array([5, 0, 8, 3])
     np.testing.assert_array_equal(corrupt(images[:9][order], family, 4), whole[order])
     np.testing.assert_array_equal(corrupt(images[2:3], family, 4), whole[2:3])
-    monkeypatch.setattr("maple.corrupt._PIXELS_AT_ONCE", 2 * 32 * 32)  # in blocks of two
+    monkeypatch.setattr("maple.data.corrupt._PIXELS_AT_ONCE", 2 * 32 * 32)  # in blocks of two
     np.testing.assert_array_equal(corrupt(images[:9], family, 4), whole)
 
 
@@ -249,7 +249,7 @@ def test_defocus_by_scipy(images: np.ndarray) -> None:
 
 def test_glass_blur_by_explicit_loops(images: np.ndarray) -> None:
     """Severity 4, image by image as the published code goes, with its copies instead of swaps."""
-    from maple.corrupt import _generator
+    from maple.data.corrupt import _generator
 
     sigma, _, rounds = CORRUPTIONS["glass-blur"].levels[3]
     image = images[7]
@@ -323,7 +323,7 @@ def test_plasma_by_explicit_loops() -> None:
 
 
 def test_fog_by_its_formula(images: np.ndarray) -> None:
-    from maple.corrupt import _generator
+    from maple.data.corrupt import _generator
 
     clouds = plasma([_generator(b"k", "fog", 0)], 32, 3)[0, :, :, None]
     x = images[0] / 255

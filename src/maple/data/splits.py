@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from maple.data import SPLIT_NAMES, find_source, find_split, is_built_in, open_images, split_files
+from maple.data.image_set import MEMORY_LIMIT, ImageSet, Progress
+from maple.data.sources import SPLIT_NAMES, find_source, find_split, is_built_in, open_images, split_files
 from maple.errors import DataError, UsageError, suggest
-from maple.images import MEMORY_LIMIT, ImageSet, Progress
 from maple.options import DataOptions
 from maple.types import Skipped
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from maple.download import Archive, Checksum, download
+from maple.data.download import Archive, Checksum, download
 from maple.errors import DataError, UsageError
 
 CONTENT = bytes(range(256)) * 5000  # 1.28 MB: more than one chunk
@@ -241,7 +241,7 @@ def test_only_to_where_one_would_go_oneself(server: Server, tmp_path: Path) -> N
 def test_no_step_down_from_https() -> None:
     from urllib.request import Request
 
-    from maple.download import _SafeRedirects
+    from maple.data.download import _SafeRedirects
 
     with pytest.raises(DataError, match="not followed"):
         _SafeRedirects().redirect_request(Request("https://a/x"), io.BytesIO(), 302, "", {}, "http://a/x")

@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 from PIL import Image
 
-from maple.decode import (
+from maple.data.decode import (
     Fit,
     Size,
     auto_size,

@@ -20,12 +20,11 @@ from scipy.io import savemat
 
 from commands import flat, run
 from image_files import encode, noise
-from maple import catalogue
-from maple.catalogue import CATALOGUE, CIFAR10_NAMES, CIFAR100_NAMES, LOCK, Row, find_data_set, get_data_set
-from maple.data import open_images
-from maple.download import Checksum
+from maple.data.catalogue import CATALOGUE, CIFAR10_NAMES, CIFAR100_NAMES, LOCK, Row, find_data_set, get_data_set
+from maple.data.download import Checksum
+from maple.data.sources import catalogue, open_images
+from maple.data.splits import share_out
 from maple.errors import DataError, UsageError
-from maple.splits import share_out
 
 
 def tar(members: dict[str, bytes], mode: str = "w") -> bytes:

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from image_files import arrays, png_of_size, write_folder
-from maple.data import open_images
-from maple.decode import decode_image
+from maple.data.decode import decode_image
+from maple.data.image_set import MEMORY_LIMIT, ImageSet, default_augment
+from maple.data.sources import open_images
 from maple.errors import DataError
-from maple.images import MEMORY_LIMIT, ImageSet, default_augment
 
 
 def test_subset_takes_integers_or_a_mask() -> None:

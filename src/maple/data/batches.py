@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from maple.data.image_set import ImageSet
 from maple.errors import DataError, UsageError, suggest
-from maple.images import ImageSet
 
 Sampler = Literal["auto", "shuffle", "balanced"]
 
