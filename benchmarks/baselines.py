@@ -23,12 +23,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from maple.backbone import create_backbone
 from maple.benchmark import Method
 from maple.data.batches import to_input, training_batches
 from maple.data.sources import open_images
 from maple.detector import list_detectors
 from maple.loss import weighted_sum
+from maple.networks.backbone import create_backbone
 from maple.options import recipe_section
 from maple.predictor import Predictor, load_predictor
 from maple.recipe import Step, create_recipe, describe_recipe

@@ -26,8 +26,8 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from maple.backbone import embed
 from maple.detector import Description
+from maple.networks.backbone import embed
 from maple.predictor import load_predictor
 from maple.stats.metrics import auroc
 from maple.trainings import ensure_trained

@@ -17,8 +17,8 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from maple.backbone import load_state, read_state
 from maple.errors import UsageError
+from maple.networks.backbone import load_state, read_state
 
 NAME = "efficientnet-lite0"
 # What maple reads of a module of others. The weights were trained on (pixels - 127) / 128; with ImageNet's mean and

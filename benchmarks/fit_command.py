@@ -21,11 +21,11 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 
-from maple.backbone import IMAGENET_MEAN, IMAGENET_STD, embed
 from maple.benchmark import Results
 from maple.data.sources import open_images
 from maple.data.splits import split_indices
-from maple.networks import use_fast_allocator
+from maple.networks.architectures import use_fast_allocator
+from maple.networks.backbone import IMAGENET_MEAN, IMAGENET_STD, embed
 from maple.predictor import fit_predictor
 from maple.stats.metrics import accuracy, auroc, expected_calibration_error, negative_log_likelihood
 from resnet20 import OOD, public_resnet20

@@ -34,7 +34,6 @@ import scipy
 from scipy.ndimage import gaussian_filter
 from scipy.stats import betabinom, kstest
 
-from maple.backbone import embed
 from maple.calibrate import (
     Calibration,
     benjamini_hochberg,
@@ -47,6 +46,7 @@ from maple.calibrate import (
 from maple.data.sources import open_images
 from maple.detector import MapleDetector
 from maple.monitor import StreamMonitor, compare_scores
+from maple.networks.backbone import embed
 from maple.types import Outputs
 from resnet20 import OOD, embed_all, public_resnet20
 

@@ -35,10 +35,10 @@ import torch
 from torch import Tensor, nn
 
 import maple
-from maple.backbone import Backbone, create_backbone, embed, evaluating
 from maple.detector import MapleDetector
 from maple.export import drop_idle_abs
 from maple.graph import OUTPUTS, PredictorGraph
+from maple.networks.backbone import Backbone, create_backbone, embed, evaluating
 from maple.onnx_predictor import start_session
 from maple.predictor import Predictor
 from maple.types import Outputs

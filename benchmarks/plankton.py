@@ -31,10 +31,10 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 from PIL import Image, ImageDraw
 
-from maple.backbone import embed
 from maple.data.splits import Splits
 from maple.gallery import ClusterExemplars, read_gallery
-from maple.networks import use_fast_allocator
+from maple.networks.architectures import use_fast_allocator
+from maple.networks.backbone import embed
 from maple.options import resolve_config
 from maple.plots import BLUE, GREEN, MUTED, ORANGE, Line, as_plot, percent, plot_coverage, shorten, standalone_svg
 from maple.predictor import Predictor, load_predictor

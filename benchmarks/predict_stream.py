@@ -26,10 +26,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from PIL import Image
 
-from maple.backbone import create_backbone, embed
 from maple.data.image_set import ImageSet
 from maple.data.simulate import simulated_diatoms
 from maple.detector import MapleDetector
+from maple.networks.backbone import create_backbone, embed
 from maple.predict_files import predict_images
 from maple.predictor import Predictor
 

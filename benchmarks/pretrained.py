@@ -39,13 +39,13 @@ import pyarrow.parquet as pq
 import torch
 
 from baselines import markdown_row
-from maple.backbone import Backbone, embed
 from maple.benchmark import Results
 from maple.data.splits import fold_shares, share_out
 from maple.files import load_json
 from maple.fit_run import FitRequest, fit_run
-from maple.models import open_model
-from maple.networks import use_fast_allocator
+from maple.networks.architectures import use_fast_allocator
+from maple.networks.backbone import Backbone, embed
+from maple.networks.hub import open_model
 from maple.options import PRESETS, resolve_config
 from maple.plots import BLUE, ORANGE, Line, plot_reliability, plot_scores, standalone_svg
 from maple.progress import say

@@ -21,12 +21,12 @@ from pathlib import Path
 import numpy as np
 from scipy.special import logsumexp
 
-from maple.backbone import IMAGENET_MEAN, IMAGENET_STD, Backbone, create_backbone, embed, load_weights
 from maple.calibrate import fit_pool, fit_softmax_temperature, fit_temperature
 from maple.data.sources import open_images
 from maple.detector import Description, MapleDetector, create_detector
 from maple.files import save_arrays
-from maple.networks import use_fast_allocator
+from maple.networks.architectures import use_fast_allocator
+from maple.networks.backbone import IMAGENET_MEAN, IMAGENET_STD, Backbone, create_backbone, embed, load_weights
 from maple.stats.metrics import accuracy, auroc, calibration_floor, expected_calibration_error, negative_log_likelihood
 from maple.types import Outputs
 

@@ -89,8 +89,8 @@ def make_run(folder: Path) -> Path:
     """A run of a small network that never learned."""
     import torch
 
-    from maple.backbone import create_backbone
     from maple.data.splits import load_splits
+    from maple.networks.backbone import create_backbone
     from maple.predictor import fit_predictor
 
     splits = load_splits("simulated-diatoms?n=600&size=32")

@@ -31,13 +31,13 @@ from sklearn.datasets import make_moons
 from torch import Tensor, nn
 
 import maple.baselines  # noqa: F401  (registers recipes and detectors)
-from maple.backbone import Backbone, embed
 from maple.baselines.sampling import EnsembleRecipe
 from maple.calibrate import conformal_p_values
 from maple.data.image_set import ImageSet
 from maple.detector import Detector, MapleDetector, create_detector
 from maple.ensemble import train_ensemble
 from maple.files import save_json
+from maple.networks.backbone import Backbone, embed
 from maple.options import TrainOptions, build_options
 from maple.plots import LIGHT
 from maple.recipe import create_recipe

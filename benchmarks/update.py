@@ -28,11 +28,11 @@ from typing import Any
 
 import numpy as np
 
-from maple.backbone import embed
 from maple.data.sources import open_images
 from maple.data.splits import fold_shares, split_indices
 from maple.detector import MapleDetector, nearest_of_class
-from maple.networks import use_fast_allocator
+from maple.networks.architectures import use_fast_allocator
+from maple.networks.backbone import embed
 from maple.options import as_dict, resolve_config
 from maple.predictor import Predictor, load_predictor
 from maple.stats.metrics import auroc, expected_calibration_error, negative_log_likelihood

@@ -26,7 +26,7 @@ def test_own_loop(capsys):
 @pytest.mark.skipif(importlib.util.find_spec("pytorch_lightning") is None, reason="Lightning is not installed")
 @pytest.mark.filterwarnings("ignore")
 def test_lightning(capsys):
-    from maple.compat import import_torchvision
+    from maple.networks._torchvision import import_torchvision
 
     if importlib.util.find_spec("torchvision") is not None:
         import_torchvision()

@@ -16,7 +16,6 @@ import torch
 from PIL import Image
 
 from commands import run as run_command
-from maple.backbone import create_backbone, embed
 from maple.benchmark import evaluate
 from maple.data.image_set import ImageSet
 from maple.data.sources import open_images
@@ -33,6 +32,7 @@ from maple.explain_files import (
 )
 from maple.files import load_json, save_json
 from maple.gallery import read_gallery, write_gallery
+from maple.networks.backbone import create_backbone, embed
 from maple.predictor import fit_predictor, load_predictor
 from maple.types import Relabelling
 

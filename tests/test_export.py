@@ -16,7 +16,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import chi2
 
-from maple.backbone import Backbone, create_backbone, embed
 from maple.baselines.sampling import SampledBackbone
 from maple.calibrate import Calibration, conformal_p_values
 from maple.data.image_set import ImageSet
@@ -24,6 +23,7 @@ from maple.detector import MapleDetector
 from maple.errors import RunError, UsageError
 from maple.gallery import write_cluster_gallery
 from maple.graph import OUTPUTS, DescriptionGraph, PredictorGraph, PValues, Surprises
+from maple.networks.backbone import Backbone, create_backbone, embed
 from maple.predictor import Predictor, fit_predictor
 from maple.scores import FUSED, SCORES, Surprise, fit_surprise
 from maple.types import Outputs, Relabelling
@@ -310,7 +310,7 @@ def test_absolute_values_of_what_is_never_negative_are_left_out(onnx):
 
 def test_a_network_of_timm(tmp_path, onnx):
     from maple.export import export_onnx
-    from maple.models import open_model
+    from maple.networks.hub import open_model
 
     if find_spec("timm") is None:
         pytest.skip("timm is not installed")

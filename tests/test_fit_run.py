@@ -16,14 +16,14 @@ from safetensors.torch import save_file
 from torch import nn
 
 from commands import flat, run
-from maple.backbone import create_backbone, load_weights, wrap_backbone
 from maple.data.image_set import ImageSet
 from maple.data.sources import open_images
 from maple.data.splits import load_splits, split_indices
 from maple.errors import DataError, UsageError
 from maple.files import load_json
 from maple.fit_run import FitRequest, check_head, fit_run
-from maple.models import open_model
+from maple.networks.backbone import create_backbone, load_weights, wrap_backbone
+from maple.networks.hub import open_model
 from maple.options import read_toml, resolve_config
 from maple.predictor import fit_predictor, load_predictor
 from maple.workflow import load_run_splits, own_splits, read_run_config

@@ -20,13 +20,13 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from commands import flat, run
-from maple.backbone import Backbone, create_backbone, embed, wrap_backbone
 from maple.baselines.sngp import SngpRecipe
-from maple.compat import import_torchvision
 from maple.data.image_set import ImageSet
 from maple.data.sources import open_images
 from maple.errors import UsageError
 from maple.files import load_arrays, load_json
+from maple.networks._torchvision import import_torchvision
+from maple.networks.backbone import Backbone, create_backbone, embed, wrap_backbone
 from maple.options import TrainOptions, read_toml, resolve_config
 from maple.predictor import Predictor, load_predictor, save_backbone
 from maple.recipe import MapleRecipe

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from maple import notebook
-from maple.backbone import create_backbone
 from maple.benchmark import Results, evaluate
 from maple.detector import MapleDetector, create_detector
 from maple.estimator import MahalanobisClassifier
+from maple.networks.backbone import create_backbone
 from maple.predictor import Predictor
 from maple.types import Outputs, Prediction, Relabelling
 

@@ -15,10 +15,10 @@ import pytest
 import torch
 from PIL import Image
 
-from maple.backbone import create_backbone
 from maple.data.sources import open_images
 from maple.data.splits import load_splits
 from maple.errors import DataError, RunError, UsageError
+from maple.networks.backbone import create_backbone
 from maple.onnx_predictor import MAX_EXEMPLARS, NEEDED, OnnxPredictor, read_metadata, write_metadata
 from maple.predictor import Predictor, fit_predictor
 

@@ -16,12 +16,12 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 import maple
-from maple.backbone import create_backbone, wrap_backbone
 from maple.callback import _make_callback
 from maple.data.batches import training_batches
 from maple.data.splits import load_splits
 from maple.errors import DataError, TrainError, UsageError
 from maple.growth import grow_head, named_state, replace_head
+from maple.networks.backbone import create_backbone, wrap_backbone
 from maple.options import DataOptions, TrainOptions
 from maple.own_loop import Indexed, Relabeller, resize_head
 from maple.predictor import fit_predictor

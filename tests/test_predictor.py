@@ -10,13 +10,13 @@ import pytest
 import torch
 from scipy.stats import chi2
 
-from maple.backbone import create_backbone, embed, wrap_backbone
 from maple.calibrate import MIN_CLASS_IMAGES, conformal_threshold
 from maple.data.image_set import ImageSet
 from maple.data.splits import load_splits
 from maple.detector import MapleDetector
 from maple.errors import DataError, RunError, UsageError
 from maple.files import load_arrays, save_arrays
+from maple.networks.backbone import create_backbone, embed, wrap_backbone
 from maple.options import DecisionOptions
 from maple.predictor import Predictor, channel_statistics, fit_predictor, load_backbone, load_predictor, save_backbone
 from maple.types import Relabelling

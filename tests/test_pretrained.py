@@ -23,12 +23,12 @@ import pytest
 import torch
 from PIL import Image
 
-from maple.backbone import embed
 from maple.benchmark import Results
 from maple.data.decode import decode_bytes
 from maple.data.splits import load_splits
 from maple.errors import UsageError
-from maple.models import open_model
+from maple.networks.backbone import embed
+from maple.networks.hub import open_model
 from maple.options import resolve_config
 from maple.predictor import load_predictor
 from maple.suites import Protocol

@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from maple.backbone import embed
 from maple.data.splits import load_splits
 from maple.errors import UsageError
+from maple.networks.backbone import embed
 from maple.options import DataOptions, TrainOptions
 from maple.predictor import fit_predictor, load_predictor
 from maple.processes import count_processes, make_fabric
@@ -32,7 +32,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from maple.backbone import create_backbone
+from maple.networks.backbone import create_backbone
 from maple.options import DataOptions, TrainOptions
 from maple.errors import DataError
 from maple.predictor import fit_predictor

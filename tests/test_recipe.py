@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import nn
 
-from maple.backbone import Backbone
 from maple.errors import ConfigError, UsageError
 from maple.loss import contrastive_loss
+from maple.networks.backbone import Backbone
 from maple.options import PRESETS, RecipeOptions
 from maple.recipe import RECIPES, MapleRecipe, Step, create_recipe, grow_linear, unused_options
 from maple.relabel import class_probabilities

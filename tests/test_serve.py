@@ -535,9 +535,9 @@ def test_the_description_is_complete_and_its_example_works(client):
 def run_folder(tmp_path_factory):
     import torch
 
-    from maple.backbone import create_backbone, embed
     from maple.data.splits import load_splits
     from maple.gallery import write_gallery
+    from maple.networks.backbone import create_backbone, embed
     from maple.predictor import fit_predictor
 
     splits = load_splits("digits")

@@ -25,10 +25,10 @@ from PIL import Image
 
 from browser import open_browser
 from image_files import encode
-from maple.backbone import create_backbone, embed
 from maple.calibrate import Calibration
 from maple.data.splits import load_splits
 from maple.gallery import write_cluster_gallery
+from maple.networks.backbone import create_backbone, embed
 from maple.predictor import Predictor, fit_predictor, load_predictor
 from maple.serve import create_app, listen_at, read_exemplars
 from maple.serve_options import ServeOptions

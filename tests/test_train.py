@@ -13,13 +13,13 @@ import torch
 from torch import nn
 
 import maple.baselines  # noqa: F401
-from maple.backbone import Backbone, create_backbone
 from maple.data.batches import count_batches
 from maple.data.splits import load_splits
 from maple.errors import DataError, RunError, TrainError, UsageError
 from maple.files import load_arrays
 from maple.growth import inherit_rows, named_state
 from maple.loss import LossTerm
+from maple.networks.backbone import Backbone, create_backbone
 from maple.options import DataOptions, TrainOptions
 from maple.recipe import MapleRecipe, Recipe, create_recipe
 from maple.train import (

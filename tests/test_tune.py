@@ -28,10 +28,10 @@ import maple.criteria as criteria
 import maple.search_space as search_space
 import maple.tune as tune
 from commands import flat, run
-from maple.backbone import create_backbone, embed
 from maple.data.image_set import ImageSet
 from maple.data.splits import load_splits
 from maple.errors import DataError, RunError, TrainError, UsageError
+from maple.networks.backbone import create_backbone, embed
 from maple.options import DataOptions, read_toml, resolve_config
 from maple.plots import Plot
 from maple.predictor import fit_predictor

@@ -11,11 +11,11 @@ from typing import Any
 __version__ = "0.1.0"
 
 _EXPORTS = {
-    "Backbone": "maple.backbone",
-    "create_backbone": "maple.backbone",
-    "embed": "maple.backbone",
-    "list_backbones": "maple.backbone",
-    "wrap_backbone": "maple.backbone",
+    "Backbone": "maple.networks.backbone",
+    "create_backbone": "maple.networks.backbone",
+    "embed": "maple.networks.backbone",
+    "list_backbones": "maple.networks.backbone",
+    "wrap_backbone": "maple.networks.backbone",
     "evaluate": "maple.benchmark",
     "Calibration": "maple.calibrate",
     "benjamini_hochberg": "maple.calibrate",
@@ -33,7 +33,7 @@ _EXPORTS = {
     "export_onnx": "maple.export",
     "Moments": "maple.stats.gaussians",
     "ImageSet": "maple.data.image_set",
-    "open_model": "maple.models",
+    "open_model": "maple.networks.hub",
     "StreamMonitor": "maple.monitor",
     "compare_scores": "maple.monitor",
     "OnnxPredictor": "maple.onnx_predictor",

@@ -18,11 +18,11 @@ from weakref import WeakSet
 import numpy as np
 import torch
 
-from maple.backbone import Backbone
-from maple.compat import import_torchvision
 from maple.data.image_set import ImageSet
 from maple.errors import UsageError
 from maple.growth import knows_head
+from maple.networks._torchvision import import_torchvision
+from maple.networks.backbone import Backbone
 from maple.own_loop import EpochEnd, Relabeller, assert_head, check_head, resize_head
 from maple.predictor import Predictor
 from maple.recipe import Recipe
@@ -33,7 +33,7 @@ PACKAGES = {"pytorch_lightning": "pytorch_lightning", "lightning": "lightning.py
 class MapleHooks:
     """What ``maple.MapleCallback`` does in a training by Lightning: pseudo-labels, splits between epochs, and the fit.
 
-    The ``LightningModule`` has a :class:`~maple.backbone.Backbone` in its attribute ``backbone`` (or as named), and its
+    The ``LightningModule`` has a :class:`~maple.networks.backbone.Backbone` in its attribute ``backbone`` (or as named), and its
     batches are (x, label, index), as :class:`~maple.own_loop.Indexed` makes them. Whatever its ``training_step`` does
     with labels, it now does with pseudo-labels: it gets a batch in which they are in their place, and the batch of the
     loader stays as it is. ``callback.session.loss(backbone, x, label)`` is the recipe's loss.

@@ -10,10 +10,10 @@ import math
 
 import numpy as np
 
-from maple.backbone import embed
 from maple.calibrate import conformal_threshold
 from maple.data.image_set import ImageSet
 from maple.detector import MapleDetector
+from maple.networks.backbone import embed
 from maple.options import RunConfig, as_dict
 from maple.predictor import fit_predictor
 from maple.stats.metrics import gaussian_test, negative_log_likelihood

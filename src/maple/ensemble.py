@@ -11,11 +11,11 @@ import numpy as np
 from lightning_fabric import Fabric
 from torch import nn
 
-from maple.backbone import Backbone
 from maple.baselines.sampling import EnsembleRecipe, join_members
 from maple.data.image_set import ImageSet
 from maple.errors import UsageError
 from maple.files import write_atomic
+from maple.networks.backbone import Backbone
 from maple.options import MAX_MEMBERS, N_SEEDS, TrainOptions
 from maple.progress import say
 from maple.train import CHECKPOINT, Run, describe_maker, history_csv, train_backbone

@@ -13,13 +13,13 @@ import numpy as np
 from scipy.special import chdtri
 
 from maple import __version__
-from maple.backbone import embed_batches
 from maple.benchmark import Results
 from maple.data.image_set import ImageSet
 from maple.errors import UsageError
 from maple.explain import PART_MEANINGS, USUAL_SHARE, Components, Explanation, Match, explain_outputs
 from maple.files import write_atomic
 from maple.gallery import ClusterExemplars, ComponentEnd, ComponentExemplars, read_gallery, thumbnail
+from maple.networks.backbone import embed_batches
 from maple.page import render_page
 from maple.plots import plot_contributions
 from maple.predict_files import describe_skipped, open_like, ready_predictor

@@ -29,7 +29,6 @@ from scipy.special import chdtr, chdtrc
 from torch import Tensor
 
 from maple import __version__
-from maple.backbone import as_image_batch, embed, evaluating
 from maple.baselines.sampling import SampledBackbone
 from maple.calibrate import raise_odds
 from maple.data.image_set import ImageSet
@@ -38,7 +37,8 @@ from maple.errors import MapleError, RunError, UsageError, naming_extras
 from maple.files import write_atomic
 from maple.gallery import Gallery, read_gallery
 from maple.graph import OUTPUTS, PredictorGraph
-from maple.models import OnnxBackbone
+from maple.networks.backbone import as_image_batch, embed, evaluating
+from maple.networks.hub import OnnxBackbone
 from maple.onnx_predictor import INPUT, MAX_FILE_BYTES, METADATA, OnnxPredictor, write_metadata
 from maple.options import resolve_config
 from maple.predict_files import open_like

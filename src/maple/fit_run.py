@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from maple.backbone import Backbone, embed
 from maple.benchmark import Results
 from maple.data.splits import Splits
 from maple.detector import MapleDetector
 from maple.errors import UsageError
-from maple.models import open_model
-from maple.networks import use_fast_allocator
+from maple.networks.architectures import use_fast_allocator
+from maple.networks.backbone import Backbone, embed
+from maple.networks.hub import open_model
 from maple.options import RunConfig, as_dict, resolve_config
 from maple.predictor import Predictor, fit_predictor
 from maple.progress import counting, say, warn
@@ -39,7 +39,7 @@ SECTIONS = ("data", "detector", "decision")  # of the options, those that fittin
 
 @dataclass(frozen=True, kw_only=True)
 class FitRequest(RunRequest):
-    """What ``maple fit`` was asked to do; options of the network as for :func:`~maple.models.open_model`."""
+    """What ``maple fit`` was asked to do; options of the network as for :func:`~maple.networks.hub.open_model`."""
 
     model: str
     calibrate: str | None = None  # images that the network has not seen, for validation and calibration

@@ -26,10 +26,10 @@ from scipy.special import gammaln
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from maple.backbone import channel_responses, listening
 from maple.calibrate import LOWEST, Decision
 from maple.detector import MapleDetector
 from maple.errors import UsageError
+from maple.networks.backbone import channel_responses, listening
 from maple.predictor import Predictor
 from maple.relabel import ClassRule
 from maple.scores import FUSED, Part, Score, Surprise
@@ -623,7 +623,7 @@ def _score_part(name: Score, detector: MapleDetector) -> nn.Module | None:
 class PredictorGraph(nn.Module):
     """From images to ``OUTPUTS``: (N, 3, S, S) float32 in [0, 1], or with ``preprocess`` (N, S, S, 3) uint8.
 
-    >>> from maple.backbone import create_backbone, embed
+    >>> from maple.networks.backbone import create_backbone, embed
     >>> from maple.detector import MapleDetector
     >>> from dataclasses import replace
     >>> pixels = np.random.default_rng(0).integers(0, 256, (64, 8, 8, 3), dtype=np.uint8)

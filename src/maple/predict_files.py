@@ -370,7 +370,7 @@ def _decide(predictor: AnyPredictor, decision: dict[str, Any], fdr: float | None
     else:
         predictor.decide(per_class=False, confidence=None)  # p-values of one shared calibration set
     if predictor.runtime == "torch":
-        from maple.networks import use_fast_allocator
+        from maple.networks.architectures import use_fast_allocator
 
         use_fast_allocator()
     return predictor

@@ -14,7 +14,6 @@ from torch import nn
 
 import maple.baselines  # noqa: F401  # so that their names are known
 from maple import notebook
-from maple.backbone import Backbone, create_backbone, embed, embed_batches
 from maple.base_predictor import BasePredictor
 from maple.calibrate import (
     Calibration,
@@ -28,7 +27,8 @@ from maple.data.sources import open_images
 from maple.detector import Description, MapleDetector
 from maple.errors import DataError, RunError, UsageError, some
 from maple.files import load_arrays, save_arrays, write_atomic
-from maple.models import rebuild_model
+from maple.networks.backbone import Backbone, create_backbone, embed, embed_batches
+from maple.networks.hub import rebuild_model
 from maple.options import DecisionOptions, as_dict, build_options
 from maple.processes import together
 from maple.recipe import create_recipe
@@ -227,7 +227,7 @@ class Predictor(BasePredictor):
 def load_predictor(folder: str | Path, *, trust: bool = False) -> Predictor:
     """The predictor of a finished run.
 
-    ``trust`` allows networks that run code (see :mod:`maple.models`), as does MAPLE_TRUST=1 in the environment. That is
+    ``trust`` allows networks that run code (see :mod:`maple.networks.hub`), as does MAPLE_TRUST=1 in the environment. That is
     what ``--trust`` sets while a command lasts: whatever opens a run on the way to a prediction, also in another
     process, then opens it without being told.
     """

@@ -17,12 +17,12 @@ import torch
 from lightning_fabric import Fabric
 from torch import nn
 
-from maple.backbone import Backbone, embed, evaluating
 from maple.data.batches import to_input
 from maple.data.decode import Fit
 from maple.data.image_set import ImageSet
 from maple.errors import MapleError, UsageError
-from maple.models import GRAPHS, find_kind, needs_weights, open_model
+from maple.networks.backbone import Backbone, embed, evaluating
+from maple.networks.hub import GRAPHS, find_kind, needs_weights, open_model
 from maple.options import RunConfig
 from maple.predictor import DETECTOR, load_predictor
 from maple.recipe import Recipe, find_recipe
@@ -50,7 +50,7 @@ def open_start(
     size: int | None = None,
     trust: bool = False,
 ) -> Start:
-    """Open what ``--init`` names: a run folder, or what :func:`~maple.models.open_model` opens and can be trained.
+    """Open what ``--init`` names: a run folder, or what :func:`~maple.networks.hub.open_model` opens and can be trained.
 
     ``size`` is that of the images, where it is not to be the network's own.
     """
@@ -126,7 +126,7 @@ def describe_network(backbone: Backbone) -> str:
 def why_new_head(start: Start, class_names: Sequence[str]) -> str | None:
     """Why the network needs a new head for these classes; ``None`` where it keeps its own.
 
-    >>> from maple.backbone import create_backbone
+    >>> from maple.networks.backbone import create_backbone
     >>> start = Start(create_backbone("resnet9", n_classes=2), class_names=("cat", "dog"))
     >>> why_new_head(start, ["dog", "cat"])
     >>> why_new_head(start, ["fox", "cat"])

@@ -25,7 +25,6 @@ import numpy as np
 import pyarrow.parquet as pq
 import torch
 
-from maple.backbone import create_backbone
 from maple.benchmark import Results
 from maple.data.catalogue import CATALOGUE
 from maple.data.sources import clean_source, find_source, is_built_in, split_files
@@ -33,6 +32,7 @@ from maple.data.splits import fold_shares
 from maple.errors import RunError, UsageError
 from maple.files import FORMAT_VERSION, take_lock, write_atomic
 from maple.loss import weighted_sum
+from maple.networks.backbone import create_backbone
 from maple.options import RunConfig, resolve_config
 from maple.predictor import load_backbone
 from maple.processes import make_fabric

@@ -32,7 +32,6 @@ from typing import Any
 
 import numpy as np
 
-from maple.backbone import embed, embed_batches
 from maple.calibrate import Calibration, fit_pool, fit_softmax_temperature
 from maple.data.image_set import ImageSet, Progress
 from maple.data.sources import open_images
@@ -49,7 +48,8 @@ from maple.gallery import (
     thumbnail,
     write_cluster_gallery,
 )
-from maple.networks import use_fast_allocator
+from maple.networks.architectures import use_fast_allocator
+from maple.networks.backbone import embed, embed_batches
 from maple.predict_files import describe_skipped, warn_if_nothing_is_flagged
 from maple.predictor import Predictor, load_predictor
 from maple.progress import counting, say, warn

@@ -17,7 +17,6 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
-from maple.backbone import Backbone, create_backbone, embed, linear_head
 from maple.baselines.gradient import ImageDetector
 from maple.baselines.sampling import EnsembleRecipe
 from maple.benchmark import Own, Results, Scored, evaluate, measure_latency
@@ -41,6 +40,7 @@ from maple.errors import DataError, MapleError, RunError, UsageError
 from maple.explain import component_coordinates
 from maple.files import FORMAT_VERSION, check_format, load_json, save_json, write_atomic
 from maple.gallery import write_gallery
+from maple.networks.backbone import Backbone, create_backbone, embed, linear_head
 from maple.options import (
     GROUPS,
     RECIPE_SECTIONS,

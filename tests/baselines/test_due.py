@@ -14,12 +14,12 @@ from sklearn.cluster import KMeans
 from torch import nn
 from torch.nn import functional as F
 
-from maple.backbone import Backbone, create_backbone
 from maple.baselines import due
 from maple.baselines.due import DueRecipe, SparseGPHead, batch_statistics
 from maple.baselines.spectral import BoundedBatchNorm2d, bound_layers
 from maple.data.splits import load_splits
 from maple.errors import ConfigError, DataError, TrainError, UsageError
+from maple.networks.backbone import Backbone, create_backbone
 from maple.options import DataOptions
 from maple.recipe import Step, create_recipe
 from maple.train import train_backbone

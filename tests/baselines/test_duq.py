@@ -12,11 +12,11 @@ from sklearn.datasets import make_moons
 from torch import nn
 from torch.nn import functional as F
 
-from maple.backbone import Backbone, create_backbone, normalise
 from maple.baselines.duq import DuqHead, DuqRecipe, gradient_penalty, log_complement, one_against_rest
 from maple.data.splits import load_splits
 from maple.detector import create_detector
 from maple.loss import weighted_sum
+from maple.networks.backbone import Backbone, create_backbone, normalise
 from maple.options import DataOptions
 from maple.recipe import Step, create_recipe
 from maple.train import train_backbone

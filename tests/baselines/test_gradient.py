@@ -17,7 +17,6 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
-from maple.backbone import Backbone, create_backbone, embed, normalise, wrap_backbone
 from maple.baselines.gradient import (
     EPSILONS,
     ImageDetector,
@@ -40,10 +39,11 @@ from maple.baselines.lee import (
     weigh_layers,
 )
 from maple.baselines.sampling import join_members
-from maple.compat import import_torchvision
 from maple.data.image_set import ImageSet
 from maple.detector import create_detector, restore_detector
 from maple.errors import ConfigError, DataError, FitError, NotFittedError, UsageError
+from maple.networks._torchvision import import_torchvision
+from maple.networks.backbone import Backbone, create_backbone, embed, normalise, wrap_backbone
 from maple.stats.gaussians import Gaussians, Moments, fit_gaussians
 from maple.stats.metrics import auroc
 from maple.types import Outputs

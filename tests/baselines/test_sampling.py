@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import nn
 
-from maple.backbone import Backbone, create_backbone, embed, linear_head
 from maple.baselines.sampling import (
     DropoutRecipe,
     SampledBackbone,
@@ -19,6 +18,7 @@ from maple.baselines.sampling import (
     join_members,
 )
 from maple.errors import UsageError
+from maple.networks.backbone import Backbone, create_backbone, embed, linear_head
 from maple.predictor import load_backbone, save_backbone
 from maple.recipe import create_recipe
 from maple.train import describe_maker

@@ -12,10 +12,10 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from maple.backbone import Backbone, create_backbone
 from maple.baselines.sngp import RandomFeatureHead, SngpRecipe, mean_field_logits
 from maple.data.splits import load_splits
 from maple.errors import TrainError
+from maple.networks.backbone import Backbone, create_backbone
 from maple.options import DataOptions
 from maple.recipe import Step, create_recipe
 from maple.train import train_backbone

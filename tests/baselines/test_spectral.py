@@ -10,9 +10,9 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from maple.backbone import Backbone, create_backbone
 from maple.baselines.spectral import BoundedBatchNorm2d, SpectralBound, bound_layers, fold
 from maple.errors import UsageError
+from maple.networks.backbone import Backbone, create_backbone
 
 
 def dense_norm(operator, weight, shape):

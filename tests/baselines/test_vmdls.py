@@ -12,10 +12,10 @@ from torch import nn
 from torch.distributions import Normal
 from torch.distributions import kl_divergence as reference_divergence
 
-from maple.backbone import Backbone, create_backbone
 from maple.baselines.vmdls import VmdlsHead, VmdlsRecipe, kl_divergence, sample_gaussian
 from maple.data.splits import load_splits
 from maple.loss import weighted_sum
+from maple.networks.backbone import Backbone, create_backbone
 from maple.options import DataOptions
 from maple.recipe import Step, create_recipe
 from maple.train import train_backbone

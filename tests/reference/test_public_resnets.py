@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from maple.backbone import create_backbone, embed, load_weights
 from maple.data.sources import open_images
+from maple.networks.backbone import create_backbone, embed, load_weights
 
 
 @pytest.mark.shared

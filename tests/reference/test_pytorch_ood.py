@@ -17,9 +17,9 @@ from sklearn.metrics import roc_auc_score
 import maple.baselines.distance
 import maple.baselines.heads
 import maple.baselines.logits  # noqa: F401
-from maple.compat import import_torchvision
 from maple.detector import create_detector
 from maple.errors import UsageError
+from maple.networks._torchvision import import_torchvision
 from maple.types import LinearHead, Outputs
 
 torch = pytest.importorskip("torch")

@@ -35,11 +35,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils import parametrize
 
-from maple.backbone import Backbone
 from maple.baselines.sampling import average_logits
 from maple.baselines.spectral import BoundedBatchNorm2d, bound_layers, fold
 from maple.errors import DataError, TrainError, UsageError
 from maple.loss import LossTerm
+from maple.networks.backbone import Backbone
 from maple.options import DueOptions
 from maple.recipe import EmbedRows, Recipe, Step, register_recipe
 from maple.types import About

@@ -18,9 +18,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from maple.backbone import Backbone, listening
 from maple.errors import UsageError
 from maple.loss import LossTerm
+from maple.networks.backbone import Backbone, listening
 from maple.options import DropoutOptions, EnsembleOptions
 from maple.recipe import Recipe, Step, register_recipe
 from maple.types import About
@@ -189,7 +189,7 @@ class EnsembleHead(nn.Module):
 def join_members(members: Sequence[Backbone]) -> Backbone:
     """One backbone that is the ensemble of its members, which must be alike but for their weights.
 
-    >>> from maple.backbone import create_backbone
+    >>> from maple.networks.backbone import create_backbone
     >>> ensemble = join_members([create_backbone("resnet9", n_classes=10) for _ in range(3)])
     >>> ensemble.embedding_size
     384

@@ -45,10 +45,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from maple.backbone import Backbone
 from maple.baselines.sampling import CrossEntropy
 from maple.baselines.spectral import bound_layers, fold
 from maple.errors import TrainError
+from maple.networks.backbone import Backbone
 from maple.options import SngpOptions
 from maple.recipe import Step, register_recipe
 from maple.types import About

@@ -26,7 +26,7 @@ from torch.utils.data import DataLoader, Dataset, RandomSampler, Subset
 from maple.data.batches import evaluation_batches
 from maple.data.image_set import ImageSet, Progress
 from maple.errors import UsageError, some, suggest
-from maple.networks import NETWORKS, create_network
+from maple.networks.architectures import NETWORKS, create_network
 from maple.types import LinearHead, Outputs
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
@@ -78,7 +78,9 @@ class Backbone(nn.Module):
         self.size = size  # side of the images it was made for, where known
         self.memory_format = memory_format
         self.made_by: dict[str, Any] | None = None  # recipe, its options and outputs, where the head is not linear
-        self.origin: dict[str, Any] | None = None  # where layers of others come from: plain JSON, see maple.models
+        self.origin: dict[str, Any] | None = (
+            None  # where layers of others come from: plain JSON, see maple.networks.hub
+        )
         self.register_buffer("mean", _per_channel(mean, "mean"))
         self.register_buffer("std", _per_channel(std, "std"))
         if not bool((self.std > 0).all()):

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from maple.errors import UsageError
-from maple.networks import (
+from maple.networks.architectures import (
     NETWORKS,
     ConvBlock,
     Subsample,
@@ -176,7 +176,7 @@ def test_fast_allocator_is_idempotent_and_stops_page_faults() -> None:
     code = """
 import resource, sys
 import torch
-from maple.networks import use_fast_allocator
+from maple.networks.architectures import use_fast_allocator
 def faults():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     for _ in range(5):
@@ -206,7 +206,7 @@ def test_bfloat16_needs_native_instructions(tmp_path, monkeypatch, flags: str, f
     cpuinfo = tmp_path / "cpuinfo"
     cpuinfo.write_text(f"processor\t: 0\nmodel name\t: flags\nflags\t\t: {flags}\n\nprocessor\t: 1\n")
     assert _cpu_flags(cpuinfo) == set(flags.split())
-    monkeypatch.setattr("maple.networks._cpu_flags", lambda: _cpu_flags(cpuinfo))
+    monkeypatch.setattr("maple.networks.architectures._cpu_flags", lambda: _cpu_flags(cpuinfo))
     assert bfloat16_is_fast("cpu") is fast
     assert bfloat16_is_fast("mps") is False
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)

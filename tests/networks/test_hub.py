@@ -20,12 +20,12 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from commands import run
-from maple.backbone import Backbone, create_backbone, embed, linear_head, wrap_backbone
-from maple.compat import import_torchvision
 from maple.data.image_set import ImageSet
 from maple.detector import MapleDetector
 from maple.errors import RunError, UsageError
-from maple.models import find_kind, needs_weights, open_model
+from maple.networks._torchvision import import_torchvision
+from maple.networks.backbone import Backbone, create_backbone, embed, linear_head, wrap_backbone
+from maple.networks.hub import find_kind, needs_weights, open_model
 from maple.predictor import Predictor, fit_predictor, load_backbone, load_predictor, save_backbone
 
 pytestmark = [
@@ -529,8 +529,8 @@ def test_missing_packages_name_their_extra(tmp_path: Path, monkeypatch: pytest.M
     ):
         (tmp_path / "net.onnx").write_bytes(b"graph")
         with monkeypatch.context() as patch:
-            patch.setattr("maple.models.import_torchvision", lambda: None)
-            patch.setattr("maple.models.import_module", _absent)
+            patch.setattr("maple.networks.hub.import_torchvision", lambda: None)
+            patch.setattr("maple.networks.hub.import_module", _absent)
             with pytest.raises(UsageError, match=rf"{package}.*pip install 'maple-uncertainty\[{extra}\]'"):
                 open_model(spec, n_classes=3)
 
@@ -545,7 +545,7 @@ def _absent(name: str) -> ModuleType:
 ZOO = """
 import torch
 from torch import nn
-from maple.backbone import Backbone
+from maple.networks.backbone import Backbone
 
 class Net(nn.Module):
     def __init__(self):

@@ -27,7 +27,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from maple.backbone import (
+from maple.data.decode import Fit
+from maple.errors import UsageError, naming_extras, suggest
+from maple.networks._torchvision import import_torchvision
+from maple.networks.architectures import NETWORKS
+from maple.networks.backbone import (
     Backbone,
     Pick,
     check_dtype,
@@ -45,10 +49,6 @@ from maple.backbone import (
     use_channels_last,
     wrap_backbone,
 )
-from maple.compat import import_torchvision
-from maple.data.decode import Fit
-from maple.errors import UsageError, naming_extras, suggest
-from maple.networks import NETWORKS
 
 Kind = Literal["own", "timm", "torchvision", "huggingface", "torchscript", "export", "onnx", "python"]
 Origin = dict[str, Any]
@@ -113,7 +113,7 @@ def open_model(
       logits,
     - ``python:package.module:function``, a function without arguments that returns a module or a ``Backbone``.
 
-    The head is found as in :func:`~maple.backbone.wrap_backbone`, or named by ``head``; ``drop_head`` leaves it out
+    The head is found as in :func:`~maple.networks.backbone.wrap_backbone`, or named by ``head``; ``drop_head`` leaves it out
     where only the embedding is wanted, for classes that the network does not know. ``size``, ``mean`` and ``std``
     default to the network's own configuration where it has one; ``shallow`` is that of ``wrap_backbone``. ``trust``
     allows what runs code.

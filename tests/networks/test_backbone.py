@@ -15,7 +15,10 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from maple.backbone import (
+from maple.data.sources import open_images
+from maple.errors import UsageError
+from maple.networks.architectures import create_network
+from maple.networks.backbone import (
     IMAGENET_MEAN,
     IMAGENET_STD,
     Backbone,
@@ -27,9 +30,6 @@ from maple.backbone import (
     load_weights,
     wrap_backbone,
 )
-from maple.data.sources import open_images
-from maple.errors import UsageError
-from maple.networks import create_network
 from maple.types import Outputs
 
 

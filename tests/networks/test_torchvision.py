@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from maple import compat
-from maple.compat import import_torchvision
 from maple.errors import UsageError
+from maple.networks._torchvision import import_torchvision
+from maple.networks.architectures import _torchvision as compat
 
 FIXED = """
 from torchvision import extension
@@ -85,7 +85,7 @@ def test_a_missing_torchvision_says_what_to_do(monkeypatch):
 def test_the_installed_torchvision_imports():
     """In a process of its own: an import that failed once cannot be made to fail again."""
     script = (
-        "from maple.compat import import_torchvision\n"
+        "from maple.networks._torchvision import import_torchvision\n"
         "assert import_torchvision() is import_torchvision()\n"
         "import torch, torchvision.transforms, torchvision.models\n"
         "print(*torchvision.transforms.Resize(4)(torch.zeros(3, 8, 8)).shape)\n"
