@@ -21,7 +21,7 @@ from matplotlib.patches import PathPatch
 from matplotlib.path import Path as Outline
 from scipy.stats import chi2
 
-from maple.calibrate import conformal_threshold
+from maple.decisions.conformal import conformal_threshold
 from maple.plots import LIGHT
 from maple.scores import TAIL, fit_surprise
 from maple.stats.gaussians import Gaussians, Moments, fit_gaussians, log_chi_square_tail

@@ -34,7 +34,8 @@ import scipy
 from scipy.ndimage import gaussian_filter
 from scipy.stats import betabinom, kstest
 
-from maple.calibrate import (
+from maple.data.sources import open_images
+from maple.decisions.conformal import (
     Calibration,
     benjamini_hochberg,
     conformal_threshold,
@@ -43,9 +44,8 @@ from maple.calibrate import (
     prediction_sets,
     true_class_scores,
 )
-from maple.data.sources import open_images
+from maple.decisions.drift import StreamMonitor, compare_scores
 from maple.detector import MapleDetector
-from maple.monitor import StreamMonitor, compare_scores
 from maple.networks.backbone import embed
 from maple.types import Outputs
 from resnet20 import OOD, embed_all, public_resnet20

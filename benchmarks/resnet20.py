@@ -21,8 +21,8 @@ from pathlib import Path
 import numpy as np
 from scipy.special import logsumexp
 
-from maple.calibrate import fit_pool, fit_softmax_temperature, fit_temperature
 from maple.data.sources import open_images
+from maple.decisions.conformal import fit_pool, fit_softmax_temperature, fit_temperature
 from maple.detector import Description, MapleDetector, create_detector
 from maple.files import save_arrays
 from maple.networks.architectures import use_fast_allocator

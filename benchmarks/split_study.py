@@ -42,11 +42,11 @@ import numpy as np
 import torch
 from sklearn.metrics import adjusted_rand_score
 
-from maple.calibrate import fit_temperature
 from maple.data.image_set import ImageSet
 from maple.data.simulate import simulated_diatoms
 from maple.data.sources import open_images
 from maple.data.splits import Splits, load_splits
+from maple.decisions.conformal import fit_temperature
 from maple.files import load_json, save_json
 from maple.networks.backbone import Backbone, create_backbone, embed
 from maple.options import DataOptions

@@ -32,8 +32,8 @@ from torch import Tensor, nn
 
 import maple.baselines  # noqa: F401  (registers recipes and detectors)
 from maple.baselines.sampling import EnsembleRecipe
-from maple.calibrate import conformal_p_values
 from maple.data.image_set import ImageSet
+from maple.decisions.conformal import conformal_p_values
 from maple.detector import Detector, MapleDetector, create_detector
 from maple.ensemble import train_ensemble
 from maple.files import save_json

@@ -19,9 +19,9 @@ from PIL import Image
 
 from maple import predict_files, row_files
 from maple.base_predictor import BasePredictor
-from maple.calibrate import Calibration
 from maple.data.image_set import ImageSet
 from maple.data.stream import IMAGE_SECONDS, decode_stream
+from maple.decisions.conformal import Calibration
 from maple.predict_files import predict_images
 from maple.types import Prediction
 

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from scipy.stats import chi2
 
 from maple.baselines.sampling import SampledBackbone
-from maple.calibrate import Calibration, conformal_p_values
 from maple.data.image_set import ImageSet
+from maple.decisions.conformal import Calibration, conformal_p_values
 from maple.detector import MapleDetector
 from maple.errors import RunError, UsageError
 from maple.gallery import write_cluster_gallery

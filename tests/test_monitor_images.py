@@ -14,8 +14,8 @@ from safetensors.numpy import save
 
 from commands import flat, run
 from image_files import encode, write_parquet
+from maple.decisions.drift import StreamMonitor, compare_scores
 from maple.files import FORMAT_VERSION, load_arrays, save_arrays
-from maple.monitor import StreamMonitor, compare_scores
 from maple.monitor_images import Monitoring
 
 

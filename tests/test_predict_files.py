@@ -27,8 +27,8 @@ from scipy.stats import false_discovery_control
 from cheap import Cheap, files_in, use, write_images
 from image_files import encode, endless_jpeg, noise
 from maple import row_files
-from maple.calibrate import benjamini_hochberg
 from maple.data.stream import decode_stream
+from maple.decisions.conformal import benjamini_hochberg
 from maple.errors import DataError, RunError, UsageError
 from maple.predict_files import flag_together, is_graph, open_predictor, predict_images, ready_predictor
 from maple.row_files import ResumableFile

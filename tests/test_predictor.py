@@ -10,9 +10,9 @@ import pytest
 import torch
 from scipy.stats import chi2
 
-from maple.calibrate import MIN_CLASS_IMAGES, conformal_threshold
 from maple.data.image_set import ImageSet
 from maple.data.splits import load_splits
+from maple.decisions.conformal import MIN_CLASS_IMAGES, conformal_threshold
 from maple.detector import MapleDetector
 from maple.errors import DataError, RunError, UsageError
 from maple.files import load_arrays, save_arrays

@@ -33,8 +33,8 @@ import maple
 from image_files import encode, png_of_size
 from maple.answers import ModelAnswer, PredictAnswer
 from maple.data.sources import decode
+from maple.decisions.drift import StreamMonitor, kolmogorov_smirnov
 from maple.errors import ConfigError, RunError, UsageError
-from maple.monitor import StreamMonitor, kolmogorov_smirnov
 from maple.options import build_options
 from maple.serve import create_app, listen_at, read_exemplars
 from maple.serve_metrics import PENDING_IMAGES, STREAM_IMAGES, WINDOW_IMAGES, DriftWatch, score_buckets

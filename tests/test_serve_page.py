@@ -25,8 +25,8 @@ from PIL import Image
 
 from browser import open_browser
 from image_files import encode
-from maple.calibrate import Calibration
 from maple.data.splits import load_splits
+from maple.decisions.conformal import Calibration
 from maple.gallery import write_cluster_gallery
 from maple.networks.backbone import create_backbone, embed
 from maple.predictor import Predictor, fit_predictor, load_predictor

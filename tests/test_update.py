@@ -16,10 +16,10 @@ from scipy.special import logsumexp, softmax
 from commands import flat
 from commands import run as command
 from maple.benchmark import evaluate
-from maple.calibrate import conformal_p_values, fit_pool
 from maple.data.image_set import ImageSet
 from maple.data.sources import open_images
 from maple.data.splits import load_splits
+from maple.decisions.conformal import conformal_p_values, fit_pool
 from maple.detector import MapleDetector, nearest_of_class, restore_detector
 from maple.errors import DataError, FitError, RunError, UsageError
 from maple.files import load_json

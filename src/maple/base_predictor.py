@@ -12,9 +12,9 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 
-from maple.calibrate import Calibration, Decision, prediction_sets
 from maple.data.decode import Fit
 from maple.data.image_set import ImageSet, Progress
+from maple.decisions.conformal import Calibration, Decision, prediction_sets
 from maple.options import DecisionOptions, as_dict, build_options
 from maple.types import Prediction
 

@@ -10,8 +10,8 @@ import math
 
 import numpy as np
 
-from maple.calibrate import conformal_threshold
 from maple.data.image_set import ImageSet
+from maple.decisions.conformal import conformal_threshold
 from maple.detector import MapleDetector
 from maple.networks.backbone import embed
 from maple.options import RunConfig, as_dict

@@ -23,7 +23,7 @@ import numpy as np
 from scipy.special import logsumexp
 
 from maple import notebook
-from maple.calibrate import pool, raise_odds
+from maple.decisions.conformal import pool, raise_odds
 from maple.errors import FitError, NotFittedError, UsageError, same_class, suggest
 from maple.options import DetectorOptions, as_dict, build_options
 from maple.scores import (
@@ -344,7 +344,7 @@ class Description:
     ) -> np.ndarray:
         """Log class probabilities of Gaussians and network together (N, C).
 
-        See :func:`maple.calibrate.pool` and :func:`maple.calibrate.raise_odds`.
+        See :func:`maple.decisions.conformal.pool` and :func:`maple.decisions.conformal.raise_odds`.
         """
         alone = self.log_posterior(temperature)
         return raise_odds(pool(alone, self.log_softmax, network_weight) if network_weight else alone, odds_exponent)

@@ -12,7 +12,7 @@ from sklearn.utils import check_random_state
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_consistent_length, check_is_fitted, column_or_1d, validate_data
 
-from maple.calibrate import conformal_p_values
+from maple.decisions.conformal import conformal_p_values
 from maple.errors import FitError, UsageError
 from maple.options import DetectorOptions, build_options
 from maple.relabel import split_clusters

@@ -30,9 +30,9 @@ from torch import Tensor
 
 from maple import __version__
 from maple.baselines.sampling import SampledBackbone
-from maple.calibrate import raise_odds
 from maple.data.image_set import ImageSet
 from maple.data.splits import Splits
+from maple.decisions.conformal import raise_odds
 from maple.errors import MapleError, RunError, UsageError, naming_extras
 from maple.files import write_atomic
 from maple.gallery import Gallery, read_gallery

@@ -26,7 +26,7 @@ from scipy.special import gammaln
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from maple.calibrate import LOWEST, Decision
+from maple.decisions.conformal import LOWEST, Decision
 from maple.detector import MapleDetector
 from maple.errors import UsageError
 from maple.networks.backbone import channel_responses, listening
@@ -304,7 +304,7 @@ def _ramps(surprise: Surprise, part: Part) -> tuple[np.ndarray, np.ndarray, np.n
 
 
 class PValues(nn.Module):
-    """Conformal p-values (N,) of scores (N, 1): see :func:`maple.calibrate.conformal_p_values`.
+    """Conformal p-values (N,) of scores (N, 1): see :func:`maple.decisions.conformal.conformal_p_values`.
 
     The p-value of a score is that of the first calibration score not below it: the largest of those that are not. Each
     group ends in infinity. Many calibration scores are cut into B blocks, and there are two steps of √n comparisons:
@@ -407,7 +407,7 @@ class ByClass(nn.Module):
 class RaiseOdds(nn.Module):
     """Normalised log probabilities (N, C) and their first class (N,), from logs (N, C) that need not be normalised.
 
-    See :func:`maple.calibrate.raise_odds`: with t the largest of the logs and r that of all others together, the odds
+    See :func:`maple.decisions.conformal.raise_odds`: with t the largest of the logs and r that of all others together, the odds
     t - r become b (t - r) where b t + (1 - b) r takes the place of t.
     """
 

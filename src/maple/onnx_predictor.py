@@ -27,10 +27,10 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from maple import __version__
 from maple.base_predictor import BasePredictor
-from maple.calibrate import Calibration
 from maple.data.decode import MAX_SIZE, Fit
 from maple.data.image_set import ImageSet, Progress
 from maple.data.sources import open_images
+from maple.decisions.conformal import Calibration
 from maple.errors import MapleError, RunError, UsageError, naming_extras
 from maple.options import DecisionOptions, as_dict
 from maple.types import Prediction
@@ -77,7 +77,7 @@ class Strip(_Part):
 
 
 class CalibrationArrays(_Part):
-    """The arrays of :class:`maple.calibrate.Calibration`."""
+    """The arrays of :class:`maple.decisions.conformal.Calibration`."""
 
     scores: Numbers = ""  # float64
     class_ids: Numbers = ""  # int64

@@ -15,15 +15,15 @@ from torch import nn
 import maple.baselines  # noqa: F401  # so that their names are known
 from maple import notebook
 from maple.base_predictor import BasePredictor
-from maple.calibrate import (
+from maple.data.decode import Fit
+from maple.data.image_set import ImageSet, Progress
+from maple.data.sources import open_images
+from maple.decisions.conformal import (
     Calibration,
     fit_pool,
     fit_softmax_temperature,
     true_class_scores,
 )
-from maple.data.decode import Fit
-from maple.data.image_set import ImageSet, Progress
-from maple.data.sources import open_images
 from maple.detector import Description, MapleDetector
 from maple.errors import DataError, RunError, UsageError, some
 from maple.files import load_arrays, save_arrays, write_atomic

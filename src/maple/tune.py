@@ -34,9 +34,9 @@ import torch
 
 import maple.baselines  # noqa: F401  # so that their names are known
 from maple.baselines.sampling import EnsembleRecipe
-from maple.calibrate import min_calibration_images
 from maple.criteria import CRITERIA, halve, judge_run
 from maple.data.splits import Splits, load_splits
+from maple.decisions.conformal import min_calibration_images
 from maple.errors import DataError, FitError, MapleError, RunError, TrainError, UsageError, suggest
 from maple.files import load_json, save_json, take_lock, write_atomic
 from maple.networks.backbone import create_backbone

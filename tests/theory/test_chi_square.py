@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy.stats import chi2, kstest
 
-from maple.calibrate import conformal_p_values, conformal_threshold
+from maple.decisions.conformal import conformal_p_values, conformal_threshold
 from maple.detector import MapleDetector
 from maple.stats.gaussians import log_chi_square_tail
 from maple.types import Outputs

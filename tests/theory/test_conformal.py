@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from scipy.stats import beta, betabinom, chi2, chisquare, kstest
 
-from maple.calibrate import (
+from maple.decisions.conformal import (
     Calibration,
     benjamini_hochberg,
     conformal_p_values,

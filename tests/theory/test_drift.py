@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 from scipy.stats import chi2_contingency, kstest
 
-from maple.calibrate import conformal_p_values
+from maple.decisions.conformal import conformal_p_values
+from maple.decisions.drift import StreamMonitor, beta_bets, compare_scores, grow, online_p_values
 from maple.detector import MapleDetector
 from maple.files import load_arrays
-from maple.monitor import StreamMonitor, beta_bets, compare_scores, grow, online_p_values
 from maple.types import Outputs
 
 pytestmark = pytest.mark.slow

@@ -27,7 +27,7 @@ from numpy.typing import ArrayLike
 from scipy.special import beta as beta_function
 from scipy.stats import betabinom, ks_2samp
 
-from maple.calibrate import conformal_threshold, count_allowed
+from maple.decisions.conformal import conformal_threshold, count_allowed
 from maple.errors import DataError, RunError, UsageError
 from maple.stats.gaussians import as_array
 

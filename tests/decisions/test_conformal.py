@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from scipy.special import log_softmax
 from scipy.stats import beta, false_discovery_control
 
-from maple.calibrate import (
+from maple.decisions.conformal import (
     LOG_TEMPERATURE_DEVIATION,
     MIN_CLASS_IMAGES,
     TEMPERATURE_RANGE,

@@ -14,10 +14,8 @@ from hypothesis import strategies as st
 from scipy.integrate import quad
 from scipy.stats import beta, betabinom, hypergeom
 
-from maple.calibrate import conformal_p_values, conformal_threshold, count_allowed
-from maple.errors import DataError, RunError, UsageError
-from maple.files import load_arrays, save_arrays
-from maple.monitor import (
+from maple.decisions.conformal import conformal_p_values, conformal_threshold, count_allowed
+from maple.decisions.drift import (
     StreamMonitor,
     beta_bets,
     compare_scores,
@@ -27,6 +25,8 @@ from maple.monitor import (
     kolmogorov_smirnov,
     online_p_values,
 )
+from maple.errors import DataError, RunError, UsageError
+from maple.files import load_arrays, save_arrays
 
 N_BETS = beta_bets(np.array([0.5])).shape[1]
 few_values = st.lists(st.integers(0, 5), max_size=40)
