@@ -26,7 +26,7 @@ import torch
 from maple.benchmark import Method
 from maple.data.batches import to_input, training_batches
 from maple.data.sources import open_images
-from maple.detector import list_detectors
+from maple.detectors.base import list_detectors
 from maple.loss import weighted_sum
 from maple.networks.backbone import create_backbone
 from maple.options import recipe_section

@@ -35,7 +35,7 @@ import torch
 from torch import Tensor, nn
 
 import maple
-from maple.detector import MapleDetector
+from maple.detectors.base import MapleDetector
 from maple.export import drop_idle_abs
 from maple.graph import OUTPUTS, PredictorGraph
 from maple.networks.backbone import Backbone, create_backbone, embed, evaluating

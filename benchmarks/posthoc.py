@@ -28,11 +28,11 @@ import numpy as np
 import torch
 
 from baselines import DETERMINISTIC, find_jobs
-from maple.baselines.gradient import ImageDetector, ImageReader
-from maple.baselines.lee import LeeDetector
 from maple.baselines.sampling import average_logits, dropout_layers
 from maple.data.batches import to_input
-from maple.detector import Detector, create_detector, list_detectors
+from maple.detectors.base import Detector, create_detector, list_detectors
+from maple.detectors.gradient import ImageDetector, ImageReader
+from maple.detectors.lee import LeeDetector
 from maple.networks.architectures import use_fast_allocator
 from maple.networks.backbone import Backbone, embed, linear_head
 from maple.predictor import load_predictor

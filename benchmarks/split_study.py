@@ -47,13 +47,13 @@ from maple.data.simulate import simulated_diatoms
 from maple.data.sources import open_images
 from maple.data.splits import Splits, load_splits
 from maple.decisions.conformal import fit_temperature
+from maple.detectors.scores import energy_score, spread_score
 from maple.files import load_json, save_json
 from maple.networks.backbone import Backbone, create_backbone, embed
 from maple.options import DataOptions
 from maple.predictor import channel_statistics
 from maple.recipe import MapleRecipe, Recipe, create_recipe
 from maple.relabel import class_probabilities, split_clusters
-from maple.scores import energy_score, spread_score
 from maple.stats.clustering import ClusterMethod, ClusterSpace
 from maple.stats.gaussians import Moments, class_maximum, fit_gaussians, log_posterior
 from maple.stats.metrics import accuracy, auroc, format_spread, negative_log_likelihood

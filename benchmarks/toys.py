@@ -34,7 +34,7 @@ import maple.baselines  # noqa: F401  (registers recipes and detectors)
 from maple.baselines.sampling import EnsembleRecipe
 from maple.data.image_set import ImageSet
 from maple.decisions.conformal import conformal_p_values
-from maple.detector import Detector, MapleDetector, create_detector
+from maple.detectors.base import Detector, MapleDetector, create_detector
 from maple.ensemble import train_ensemble
 from maple.files import save_json
 from maple.networks.backbone import Backbone, embed

@@ -30,7 +30,7 @@ import numpy as np
 
 from maple.data.sources import open_images
 from maple.data.splits import fold_shares, split_indices
-from maple.detector import MapleDetector, nearest_of_class
+from maple.detectors.base import MapleDetector, nearest_of_class
 from maple.networks.architectures import use_fast_allocator
 from maple.networks.backbone import embed
 from maple.options import as_dict, resolve_config

@@ -18,7 +18,7 @@ from scipy.special import softmax
 from sklearn.metrics import roc_auc_score
 
 from maple.benchmark import ClassFlagged, Results, evaluate, format_table, measure_latency
-from maple.detector import MapleDetector, create_detector
+from maple.detectors.base import MapleDetector, create_detector
 from maple.errors import DataError, NotFittedError, RunError, UsageError
 from maple.options import DecisionOptions
 from maple.predictor import Predictor

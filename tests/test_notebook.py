@@ -10,8 +10,8 @@ import torch
 
 from maple import notebook
 from maple.benchmark import Results, evaluate
-from maple.detector import MapleDetector, create_detector
-from maple.estimator import MahalanobisClassifier
+from maple.detectors.base import MapleDetector, create_detector
+from maple.detectors.estimator import MahalanobisClassifier
 from maple.networks.backbone import create_backbone
 from maple.predictor import Predictor
 from maple.types import Outputs, Prediction, Relabelling

@@ -22,7 +22,7 @@ from filelock import FileLock
 from commands import flat, run
 from maple import paper
 from maple.benchmark import Classification, Detection, Histogram, Method, Reliability, Results
-from maple.detector import list_detectors
+from maple.detectors.base import list_detectors
 from maple.errors import UsageError
 from maple.options import read_names
 from maple.recipe import create_recipe, list_recipes

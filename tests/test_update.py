@@ -20,13 +20,13 @@ from maple.data.image_set import ImageSet
 from maple.data.sources import open_images
 from maple.data.splits import load_splits
 from maple.decisions.conformal import conformal_p_values, fit_pool
-from maple.detector import MapleDetector, nearest_of_class, restore_detector
+from maple.detectors.base import MapleDetector, nearest_of_class, restore_detector
+from maple.detectors.scores import energy_score
 from maple.errors import DataError, FitError, RunError, UsageError
 from maple.files import load_json
 from maple.gallery import read_gallery
 from maple.options import as_dict
 from maple.predictor import Predictor, load_predictor
-from maple.scores import energy_score
 from maple.types import Outputs
 from maple.update import (
     UpdateRequest,

@@ -52,7 +52,7 @@ class BasePredictor(ABC):
     @property
     @abstractmethod
     def score_name(self) -> str:
-        """The score that images are ranked by: see :mod:`maple.scores`."""
+        """The score that images are ranked by: see :mod:`maple.detectors.scores`."""
 
     @property
     @abstractmethod

@@ -25,7 +25,7 @@ from scipy.special import log_softmax
 
 import maple
 from maple import notebook
-from maple.detector import Description, Detector, LogitDetector, create_detector, probability_of_others
+from maple.detectors.base import Description, Detector, LogitDetector, create_detector, probability_of_others
 from maple.errors import DataError, RunError, UsageError
 from maple.files import FORMAT_VERSION
 from maple.stats import metrics

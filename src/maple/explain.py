@@ -33,9 +33,9 @@ from typing import Any
 import numpy as np
 from scipy.special import chdtri
 
-from maple.detector import Description, MapleDetector
+from maple.detectors.base import Description, MapleDetector
+from maple.detectors.scores import FUSED, Score
 from maple.errors import UsageError
-from maple.scores import FUSED, Score
 from maple.stats.gaussians import Gaussians, as_embeddings, count_components
 from maple.text import percent
 from maple.types import Outputs, Prediction

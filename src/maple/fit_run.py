@@ -8,7 +8,7 @@ from typing import Any
 
 from maple.benchmark import Results
 from maple.data.splits import Splits
-from maple.detector import MapleDetector
+from maple.detectors.base import MapleDetector
 from maple.errors import UsageError
 from maple.networks.architectures import use_fast_allocator
 from maple.networks.backbone import Backbone, embed

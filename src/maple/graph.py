@@ -27,12 +27,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from maple.decisions.conformal import LOWEST, Decision
-from maple.detector import MapleDetector
+from maple.detectors.base import MapleDetector
+from maple.detectors.scores import FUSED, Part, Score, Surprise
 from maple.errors import UsageError
 from maple.networks.backbone import channel_responses, listening
 from maple.predictor import Predictor
 from maple.relabel import ClassRule
-from maple.scores import FUSED, Part, Score, Surprise
 from maple.stats.gaussians import Background, Gaussians, float32_suffices
 
 OUTPUTS = (
@@ -265,7 +265,7 @@ class Tail(nn.Module):
 
 
 class Surprises(nn.Module):
-    """The fused score (N, 1) of the scores that it is made of (N, P): see :class:`maple.scores.Surprise`.
+    """The fused score (N, 1) of the scores that it is made of (N, P): see :class:`maple.detectors.scores.Surprise`.
 
     What a score x adds is linear from knot to knot, and never falls. It is a sum of ramps, one from each knot to the
     next, height clip((x - start) / width, 0, 1): no term is negative, so that nothing cancels.
@@ -436,7 +436,7 @@ class RaiseOdds(nn.Module):
 class ClassProbabilities(nn.Module):
     """Log class probabilities (N, C) and the first class (N,).
 
-    See :meth:`maple.detector.Description.log_probabilities`. Whatever is normalised in the end need not be normalised
+    See :meth:`maple.detectors.base.Description.log_probabilities`. Whatever is normalised in the end need not be normalised
     before.
     """
 
@@ -486,7 +486,7 @@ class NetworkClass(nn.Module):
 
 
 class Energy(nn.Module):
-    """Negative log-sum-exp of the logits (N, 1); with classes that the head lacks, see :class:`maple.detector`."""
+    """Negative log-sum-exp of the logits (N, 1); with classes that the head lacks, see :class:`maple.detectors.base`."""
 
     log_weights: Tensor  # (M,)
     known: Tensor  # clusters of the classes that the head knows
@@ -520,7 +520,7 @@ class Seen(NamedTuple):
 
 
 class DescriptionGraph(nn.Module):
-    """All that detector and decision say about the outputs of a backbone: see :class:`maple.detector.Description`."""
+    """All that detector and decision say about the outputs of a backbone: see :class:`maple.detectors.base.Description`."""
 
     cluster_to_class: Tensor  # (M,)
     map: Tensor  # (K + 1, 2)
@@ -588,7 +588,7 @@ class DescriptionGraph(nn.Module):
         return scores[0] if self.fuse is None else self.fuse(torch.cat(scores, dim=1))
 
     def _score_named(self, name: Score, seen: Seen) -> Tensor:
-        """A score (N, 1), as :class:`maple.detector.Description` computes the one of that name."""
+        """A score (N, 1), as :class:`maple.detectors.base.Description` computes the one of that name."""
         if name == "normalised":
             return seen.squared_distance
         if name == "distance":
@@ -624,7 +624,7 @@ class PredictorGraph(nn.Module):
     """From images to ``OUTPUTS``: (N, 3, S, S) float32 in [0, 1], or with ``preprocess`` (N, S, S, 3) uint8.
 
     >>> from maple.networks.backbone import create_backbone, embed
-    >>> from maple.detector import MapleDetector
+    >>> from maple.detectors.base import MapleDetector
     >>> from dataclasses import replace
     >>> pixels = np.random.default_rng(0).integers(0, 256, (64, 8, 8, 3), dtype=np.uint8)
     >>> backbone = create_backbone("resnet9", n_classes=2).eval()

@@ -24,7 +24,7 @@ from maple.decisions.conformal import (
     fit_softmax_temperature,
     true_class_scores,
 )
-from maple.detector import Description, MapleDetector
+from maple.detectors.base import Description, MapleDetector
 from maple.errors import DataError, RunError, UsageError, some
 from maple.files import load_arrays, save_arrays, write_atomic
 from maple.networks.backbone import Backbone, create_backbone, embed, embed_batches

@@ -10,7 +10,7 @@ the network                 is as it was: its own class (``softmax_class``) is n
                             class the probability 0
 class probabilities         the network has a say in which of its own classes an image belongs to, none in whether it
                             belongs to one of them: see :func:`maple.decisions.conformal.pool`
-energy                      counts beside the classes of the network only: see :attr:`maple.detector.Description.energy`
+energy                      counts beside the classes of the network only: see :attr:`maple.detectors.base.Description.energy`
 temperature, score          stay what they were, or are learned anew from validation images (``--calibrate``)
 thresholds, p-values, sets  are void, since scores changed, until images calibrate them anew (``--calibrate``): p-values
                             are NaN and nothing is flagged
@@ -36,7 +36,7 @@ from maple.data.image_set import ImageSet, Progress
 from maple.data.sources import open_images
 from maple.data.splits import split_indices
 from maple.decisions.conformal import Calibration, fit_pool, fit_softmax_temperature
-from maple.detector import Source
+from maple.detectors.base import Source
 from maple.errors import DataError, RunError, UsageError, suggest
 from maple.files import load_json, save_json
 from maple.gallery import (

@@ -17,7 +17,6 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
-from maple.baselines.gradient import ImageDetector
 from maple.baselines.sampling import EnsembleRecipe
 from maple.benchmark import Own, Results, Scored, evaluate, measure_latency
 from maple.data.batches import parse_augment, to_input
@@ -34,7 +33,8 @@ from maple.data.sources import (
     split_files,
 )
 from maple.data.splits import Splits, load_splits, split_indices
-from maple.detector import Detector, MapleDetector, create_detector, list_detectors, nearest_of_class
+from maple.detectors.base import Detector, MapleDetector, create_detector, list_detectors, nearest_of_class
+from maple.detectors.gradient import ImageDetector
 from maple.ensemble import MEMBERS, remove_checkpoints, train_ensemble
 from maple.errors import DataError, MapleError, RunError, UsageError
 from maple.explain import component_coordinates

@@ -8,8 +8,8 @@ import re
 import numpy as np
 import pytest
 
-from maple.baselines.gradient import ImageDetector
-from maple.detector import Detector, create_detector, list_detectors, restore_detector
+from maple.detectors.base import Detector, create_detector, list_detectors, restore_detector
+from maple.detectors.gradient import ImageDetector
 from maple.errors import FitError, MapleError, NotFittedError, UsageError
 from maple.types import About, LinearHead, Outputs
 from ranks import in_two_ranks

@@ -14,10 +14,10 @@ import pytest
 from scipy.special import log_softmax, softmax
 from sklearn.metrics import roc_auc_score
 
-import maple.baselines.distance
-import maple.baselines.heads
-import maple.baselines.logits  # noqa: F401
-from maple.detector import create_detector
+import maple.detectors.distance
+import maple.detectors.heads
+import maple.detectors.logits  # noqa: F401
+from maple.detectors.base import create_detector
 from maple.errors import UsageError
 from maple.networks._torchvision import import_torchvision
 from maple.types import LinearHead, Outputs

@@ -2,7 +2,15 @@
 
 from importlib.util import find_spec
 
-from maple.baselines import distance, heads, logits  # noqa: F401
+from maple.detectors import (
+    distance,  # noqa: F401
+    heads,  # noqa: F401
+    logits,  # noqa: F401
+)
 
 if find_spec("torch"):
-    from maple.baselines import due, duq, gradient, lee, sampling, sngp, vmdls  # noqa: F401
+    from maple.baselines import due, duq, sampling, sngp, vmdls  # noqa: F401
+    from maple.detectors import (
+        gradient,  # noqa: F401
+        lee,  # noqa: F401
+    )

@@ -19,12 +19,12 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 import numpy as np
 from pydantic import Field
 
-from maple.baselines.distance import moments_of_all
-from maple.baselines.shared import LearnedNumbers, finite_embeddings, no_outputs
-from maple.detector import Batches, Detector, State, register_detector
+from maple.detectors._shared import LearnedNumbers, finite_embeddings, no_outputs
+from maple.detectors.base import Batches, Detector, State, register_detector
+from maple.detectors.distance import moments_of_all
+from maple.detectors.scores import energy_score
 from maple.errors import FitError, UsageError
 from maple.options import Positive, Share, as_dict, build_options, option
-from maple.scores import energy_score
 from maple.stats.gaussians import Background, Moments, principal_axes, row_blocks
 from maple.types import About, LinearHead, Outputs
 

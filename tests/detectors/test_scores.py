@@ -10,9 +10,9 @@ import pytest
 from scipy.spatial.distance import cdist
 from scipy.special import logsumexp
 
-from maple.detector import MapleDetector, restore_detector
+from maple.detectors.base import MapleDetector, restore_detector
+from maple.detectors.scores import FUSED, SCORES, TAIL, Surprise, energy_score, fit_surprise, spread_score
 from maple.errors import DataError, NotFittedError, UsageError
-from maple.scores import FUSED, SCORES, TAIL, Surprise, energy_score, fit_surprise, spread_score
 from maple.stats.gaussians import Moments, fit_background
 from maple.stats.metrics import auroc
 from maple.types import Outputs

@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 
-from maple.detector import Detector, State
+from maple.detectors.base import Detector, State
 from maple.errors import DataError, FitError
 from maple.stats.gaussians import as_embeddings, count_broken
 from maple.types import Outputs

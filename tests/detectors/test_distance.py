@@ -10,8 +10,9 @@ from sklearn.covariance import EmpiricalCovariance
 from sklearn.decomposition import PCA
 from sklearn.neighbors import NearestNeighbors
 
-from maple.baselines import distance
-from maple.baselines.distance import (
+from maple.detectors import distance
+from maple.detectors.base import MapleDetector, create_detector, restore_detector
+from maple.detectors.distance import (
     KnnDetector,
     MahalanobisDetector,
     MahalanobisPlusPlusDetector,
@@ -22,7 +23,6 @@ from maple.baselines.distance import (
     RelativeMahalanobisDetector,
     kth_neighbour_distances,
 )
-from maple.detector import MapleDetector, create_detector, restore_detector
 from maple.errors import ConfigError, DataError, FitError
 from maple.stats.gaussians import normalise
 from maple.types import Outputs

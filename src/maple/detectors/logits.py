@@ -8,7 +8,7 @@ With p_c the probability of class c, and F_c the log-sum-exp of the logits of it
 ``gen``        sum of (p_c (1 - p_c))^gamma over the most probable classes
 =============  ===========================================================
 
-``softmax`` and ``energy`` live beside the contract, in :mod:`maple.detector`.
+``softmax`` and ``energy`` live beside the contract, in :mod:`maple.detectors.base`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import ClassVar
 import numpy as np
 from scipy.special import logsumexp
 
-from maple.detector import Batches, LogitDetector, register_detector
+from maple.detectors.base import Batches, LogitDetector, register_detector
 from maple.options import AboveZero, Positive, as_dict, build_options, option
 from maple.stats.gaussians import class_logsumexp
 from maple.types import About, Outputs

@@ -17,7 +17,10 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
-from maple.baselines.gradient import (
+from maple.baselines.sampling import join_members
+from maple.data.image_set import ImageSet
+from maple.detectors.base import create_detector, restore_detector
+from maple.detectors.gradient import (
     EPSILONS,
     ImageDetector,
     OdinDetector,
@@ -26,7 +29,7 @@ from maple.baselines.gradient import (
     log_odds_gradient,
     move_images,
 )
-from maple.baselines.lee import (
+from maple.detectors.lee import (
     ATTACK,
     MAGNITUDES,
     TUNING_IMAGES,
@@ -38,9 +41,6 @@ from maple.baselines.lee import (
     find_layers,
     weigh_layers,
 )
-from maple.baselines.sampling import join_members
-from maple.data.image_set import ImageSet
-from maple.detector import create_detector, restore_detector
 from maple.errors import ConfigError, DataError, FitError, NotFittedError, UsageError
 from maple.networks._torchvision import import_torchvision
 from maple.networks.backbone import Backbone, create_backbone, embed, normalise, wrap_backbone
@@ -511,7 +511,7 @@ def test_all_images_count_where_the_attack_fools_few(backbone, train, validation
 
 
 def test_tuning_takes_so_many_images_and_no_more(backbone, train, monkeypatch):
-    monkeypatch.setattr("maple.baselines.lee.TUNING_IMAGES", 40)
+    monkeypatch.setattr("maple.detectors.lee.TUNING_IMAGES", 40)
     seen: list[tuple[int, int]] = []
     detector = LeeDetector(magnitude=0.0, layers=("1",))
     detector.fit_images(backbone, train, make_images(120, 5), progress=lambda *done: seen.append(done))

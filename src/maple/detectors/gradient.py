@@ -1,4 +1,4 @@
-r"""Detectors that need the gradient of the image: their interface, and ODIN (Lee et al.: :mod:`maple.baselines.lee`).
+r"""Detectors that need the gradient of the image: their interface, and ODIN (Lee et al.: :mod:`maple.detectors.lee`).
 
 Both move an image one small step in the direction in which it would look *more* in-distribution, and score what comes
 out: images of known classes gain more by the step than others do. Outputs cannot tell that direction. So these
@@ -14,7 +14,7 @@ level out of 255). Where a gradient is exactly 0 the pixel stays; the published 
 
 **Two halves of a gradient.** What is scored is a function of a few numbers per image: logits, or the averages of a
 layer. Its derivative with respect to them is written down, in float64, from the same arrays that score
-(:func:`log_odds_gradient`, :func:`~maple.baselines.lee.distance_gradient`); the network's half is a vector-Jacobian
+(:func:`log_odds_gradient`, :func:`~maple.detectors.lee.distance_gradient`); the network's half is a vector-Jacobian
 product by autograd. So no algebra is done twice, and the direction is right where a softmax has rounded to 1.
 
 Letters for shapes, besides those of ``types``: B images in a batch, F features of a layer, S sizes of a step.
@@ -33,9 +33,9 @@ import torch
 from scipy.special import softmax
 from torch import Tensor
 
-from maple.baselines.shared import LearnedNumbers
 from maple.data.image_set import ImageSet, Progress
-from maple.detector import ColumnDetector, probability_of_others, register_detector
+from maple.detectors._shared import LearnedNumbers
+from maple.detectors.base import ColumnDetector, probability_of_others, register_detector
 from maple.errors import DataError, FitError, NotFittedError, UsageError
 from maple.networks.backbone import Backbone, Images, count_images, evaluating, read_batches
 from maple.options import AboveZero, NonNegative, as_dict, build_options, option

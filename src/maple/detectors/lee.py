@@ -1,7 +1,7 @@
 r"""Mahalanobis distances of several layers (Lee et al. 2018, https://arxiv.org/abs/1807.03888), in two versions.
 
 ``lee-md`` is tuned on in-distribution images only, ``lee-md-ood`` on out-of-distribution ones. What both share is in
-:class:`LayerDistances`, the step on the image in :mod:`maple.baselines.gradient`.
+:class:`LayerDistances`, the step on the image in :mod:`maple.detectors.gradient`.
 
 Letters for shapes, besides those of ``types``: B images in a batch, F features of a layer, L layers, S sizes of a step.
 """
@@ -21,7 +21,11 @@ from pydantic import Field
 from sklearn.linear_model import LogisticRegression
 from torch import Tensor, nn
 
-from maple.baselines.gradient import (
+from maple.baselines.sampling import EnsembleBody
+from maple.data.image_set import ImageSet
+from maple.detectors._shared import LearnedNumbers
+from maple.detectors.base import State, register_detector
+from maple.detectors.gradient import (
     ImageDetector,
     ImageReader,
     as_leaf,
@@ -30,10 +34,6 @@ from maple.baselines.gradient import (
     move_images,
     to_numpy,
 )
-from maple.baselines.sampling import EnsembleBody
-from maple.baselines.shared import LearnedNumbers
-from maple.data.image_set import ImageSet
-from maple.detector import State, register_detector
 from maple.errors import FitError, UsageError, suggest
 from maple.networks.backbone import Backbone, listening, same_values
 from maple.options import NonNegative, option

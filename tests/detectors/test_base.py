@@ -12,7 +12,7 @@ import pytest
 from scipy.special import softmax
 from scipy.stats import chi2
 
-from maple.detector import (
+from maple.detectors.base import (
     Description,
     Detector,
     EnergyDetector,

@@ -24,9 +24,7 @@ from scipy.special import logsumexp
 
 from maple import notebook
 from maple.decisions.conformal import pool, raise_odds
-from maple.errors import FitError, NotFittedError, UsageError, same_class, suggest
-from maple.options import DetectorOptions, as_dict, build_options
-from maple.scores import (
+from maple.detectors.scores import (
     FUSED,
     NEEDS_PLAIN,
     SCORES,
@@ -36,6 +34,8 @@ from maple.scores import (
     fit_surprise,
     spread_score,
 )
+from maple.errors import FitError, NotFittedError, UsageError, same_class, suggest
+from maple.options import DetectorOptions, as_dict, build_options
 from maple.stats.gaussians import (
     Background,
     Gaussians,
@@ -349,7 +349,7 @@ class Description:
         alone = self.log_posterior(temperature)
         return raise_odds(pool(alone, self.log_softmax, network_weight) if network_weight else alone, odds_exponent)
 
-    # -- scores: see maple.scores
+    # -- scores: see maple.detectors.scores
 
     @cached_property
     def score(self) -> np.ndarray:

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from scipy.special import expit, logsumexp
 
-from maple.baselines.heads import (
+from maple.detectors.base import EnergyDetector, create_detector, restore_detector
+from maple.detectors.heads import (
     AshDetector,
     ReactDetector,
     VimDetector,
@@ -16,7 +17,6 @@ from maple.baselines.heads import (
     quantile_of_counts,
     shape_activations,
 )
-from maple.detector import EnergyDetector, create_detector, restore_detector
 from maple.errors import ConfigError, DataError, FitError, UsageError
 from maple.types import LinearHead, Outputs
 
