@@ -27,13 +27,13 @@ from maple.benchmark import Method
 from maple.data.batches import to_input, training_batches
 from maple.data.sources import open_images
 from maple.detectors.base import list_detectors
-from maple.loss import weighted_sum
 from maple.networks.backbone import create_backbone
 from maple.options import recipe_section
 from maple.predictor import Predictor, load_predictor
-from maple.recipe import Step, create_recipe, describe_recipe
 from maple.suites import PROFILES, find_suite
-from maple.train import fit_head
+from maple.training.loop import fit_head
+from maple.training.loss import weighted_sum
+from maple.training.recipe import Step, create_recipe, describe_recipe
 from maple.trainings import Job, ensure_evaluated, list_jobs
 
 DETERMINISTIC = "cross-entropy"

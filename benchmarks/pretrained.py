@@ -50,7 +50,7 @@ from maple.options import PRESETS, resolve_config
 from maple.plots import BLUE, ORANGE, Line, plot_reliability, plot_scores, standalone_svg
 from maple.progress import say
 from maple.suites import PROTOCOLS, Protocol
-from maple.train import CHECKPOINT
+from maple.training.loop import CHECKPOINT
 from maple.workflow import CLASSES, GALLERY_SAMPLE, TrainRequest, train_run
 
 MODEL = "python:benchmarks.efficientnet_lite:efficientnet_lite0"

@@ -52,12 +52,12 @@ from maple.files import load_json, save_json
 from maple.networks.backbone import Backbone, create_backbone, embed
 from maple.options import DataOptions
 from maple.predictor import channel_statistics
-from maple.recipe import MapleRecipe, Recipe, create_recipe
-from maple.relabel import class_probabilities, split_clusters
 from maple.stats.clustering import ClusterMethod, ClusterSpace
 from maple.stats.gaussians import Moments, class_maximum, fit_gaussians, log_posterior
 from maple.stats.metrics import accuracy, auroc, format_spread, negative_log_likelihood
-from maple.train import Run, train_backbone
+from maple.training.loop import Run, train_backbone
+from maple.training.recipe import MapleRecipe, Recipe, create_recipe
+from maple.training.relabel import class_probabilities, split_clusters
 from maple.types import Outputs, Relabelling
 from resnet20 import public_resnet20
 

@@ -40,10 +40,10 @@ from maple.files import save_json
 from maple.networks.backbone import Backbone, embed
 from maple.options import TrainOptions, build_options
 from maple.plots import LIGHT
-from maple.recipe import create_recipe
-from maple.relabel import class_probabilities
 from maple.stats.metrics import accuracy, auroc
-from maple.train import Run, train_backbone
+from maple.training.loop import Run, train_backbone
+from maple.training.recipe import create_recipe
+from maple.training.relabel import class_probabilities
 from maple.types import Outputs
 
 REACH = 3.5  # pictures show [-REACH, REACH] in both directions

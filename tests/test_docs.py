@@ -211,7 +211,7 @@ class Parsed(Exception):
 
 
 def check_config(request: Any, *_: Any, **__: Any) -> None:
-    from maple.recipe import find_recipe
+    from maple.training.recipe import find_recipe
 
     config = resolve_config(request.flags, getattr(request, "file", {}), getattr(request, "preset", None))
     find_recipe(config.model.recipe)

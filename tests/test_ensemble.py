@@ -13,8 +13,8 @@ from maple.ensemble import MEMBERS, member_seeds, train_ensemble
 from maple.errors import RunError, UsageError
 from maple.networks.backbone import create_backbone, embed
 from maple.options import MAX_MEMBERS, PRESETS, TrainOptions, build_options, resolve_config
-from maple.recipe import create_recipe
-from maple.train import train_backbone
+from maple.training.loop import train_backbone
+from maple.training.recipe import create_recipe
 
 OPTIONS = TrainOptions(epochs=1, batch_size=32, seed=3, precision="32-true")
 

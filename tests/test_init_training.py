@@ -29,9 +29,9 @@ from maple.networks._torchvision import import_torchvision
 from maple.networks.backbone import Backbone, create_backbone, embed, wrap_backbone
 from maple.options import TrainOptions, read_toml, resolve_config
 from maple.predictor import Predictor, load_predictor, save_backbone
-from maple.recipe import MapleRecipe
 from maple.start import START, Start, follow_network, leave_out_unused, open_start, try_recipe, why_new_head
-from maple.train import train_backbone
+from maple.training.loop import train_backbone
+from maple.training.recipe import MapleRecipe
 
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning", "ignore:torchvision was built")
 N_CLASSES = 5
@@ -264,7 +264,7 @@ def test_resumed_without_the_original_equals_uninterrupted(here, tmp_path, monke
         raise Killed
 
     with monkeypatch.context() as patch:
-        patch.setattr("maple.train.TrainDisplay.begin_epoch", lambda self, epoch, steps: epoch == 2 and kill())
+        patch.setattr("maple.training.loop.TrainDisplay.begin_epoch", lambda self, epoch, steps: epoch == 2 and kill())
         with pytest.raises(Killed):
             train(*options, "--out", tmp_path / "killed", data="three.npz")
     assert (tmp_path / "killed" / START).is_file() and (tmp_path / "killed" / "resume.safetensors").is_file()
@@ -553,7 +553,7 @@ def test_a_run_that_is_not_finished_is_no_start(here, tmp_path, capsys):
 def test_heads_of_methods_are_left_behind(tmp_path, digits, monkeypatch):
     """A run of DUQ has a head that only its recipe knows: the network goes on without."""
     from maple.predictor import fit_predictor
-    from maple.recipe import create_recipe
+    from maple.training.recipe import create_recipe
 
     parts = digits.subset(np.arange(200)), digits.subset(np.arange(200, 360))
     options = TrainOptions(epochs=1, batch_size=32, learning_rate=0.01)

@@ -12,7 +12,7 @@ from maple.detectors.base import list_detectors
 from maple.errors import UsageError
 from maple.options import RECIPE_SECTIONS, read_toml
 from maple.predictor import load_predictor
-from maple.recipe import find_recipe, list_recipes
+from maple.training.recipe import find_recipe, list_recipes
 from maple.types import About
 from maple.workflow import evaluate_run, list_methods
 

@@ -20,13 +20,13 @@ from maple.callback import _make_callback
 from maple.data.batches import training_batches
 from maple.data.splits import load_splits
 from maple.errors import DataError, TrainError, UsageError
-from maple.growth import grow_head, named_state, replace_head
 from maple.networks.backbone import create_backbone, wrap_backbone
 from maple.options import DataOptions, TrainOptions
 from maple.own_loop import Indexed, Relabeller, resize_head
 from maple.predictor import fit_predictor
-from maple.recipe import MapleRecipe, create_recipe
-from maple.train import learning_rate_at, train_backbone
+from maple.training.head import grow_head, named_state, replace_head
+from maple.training.loop import learning_rate_at, train_backbone
+from maple.training.recipe import MapleRecipe, create_recipe
 from maple.types import Relabelling
 
 EPOCHS, BATCH, SEED = 3, 64, 5

@@ -25,7 +25,6 @@ from maple.benchmark import Classification, Detection, Histogram, Method, Reliab
 from maple.detectors.base import list_detectors
 from maple.errors import UsageError
 from maple.options import read_names
-from maple.recipe import create_recipe, list_recipes
 from maple.run_suites import BenchmarkRequest, list_suites, plan_suites, run_suites
 from maple.suites import (
     PROFILES,
@@ -39,6 +38,7 @@ from maple.suites import (
     read_figure,
 )
 from maple.tables import SuiteResults, TableRow, table_cells, to_csv, to_markdown
+from maple.training.recipe import create_recipe, list_recipes
 from maple.trainings import Job, digest_source, list_jobs, locked, time_step, train_all
 from maple.workflow import recipe_options
 

@@ -15,7 +15,7 @@ from scipy.spatial.distance import cdist
 
 from maple.detectors.base import create_detector
 from maple.files import load_json
-from maple.recipe import create_recipe
+from maple.training.recipe import create_recipe
 from maple.types import Outputs
 
 ROOT = Path(__file__).parents[1]

@@ -35,9 +35,9 @@ from maple.networks.backbone import create_backbone, embed
 from maple.options import DataOptions, read_toml, resolve_config
 from maple.plots import Plot
 from maple.predictor import fit_predictor
-from maple.recipe import MapleRecipe
 from maple.search_space import Choices, Span, Trial
-from maple.train import train_backbone
+from maple.training.loop import train_backbone
+from maple.training.recipe import MapleRecipe
 from maple.trial_plots import plot_trials
 from maple.tune import TuneRequest, make_plan, tune_recipe
 

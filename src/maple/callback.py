@@ -20,12 +20,12 @@ import torch
 
 from maple.data.image_set import ImageSet
 from maple.errors import UsageError
-from maple.growth import knows_head
 from maple.networks._torchvision import import_torchvision
 from maple.networks.backbone import Backbone
 from maple.own_loop import EpochEnd, Relabeller, assert_head, check_head, resize_head
 from maple.predictor import Predictor
-from maple.recipe import Recipe
+from maple.training.head import knows_head
+from maple.training.recipe import Recipe
 
 PACKAGES = {"pytorch_lightning": "pytorch_lightning", "lightning": "lightning.pytorch"}  # and where Callback is
 

@@ -17,7 +17,7 @@ from maple.networks.backbone import embed
 from maple.options import RunConfig, as_dict
 from maple.predictor import fit_predictor
 from maple.stats.metrics import gaussian_test, negative_log_likelihood
-from maple.train import Run
+from maple.training.loop import Run
 
 CRITERIA = {
     "nll": "negative log-likelihood of the class probabilities",

@@ -18,7 +18,7 @@ from maple.files import write_atomic
 from maple.networks.backbone import Backbone
 from maple.options import MAX_MEMBERS, N_SEEDS, TrainOptions
 from maple.progress import say
-from maple.train import CHECKPOINT, Run, describe_maker, history_csv, train_backbone
+from maple.training.loop import CHECKPOINT, Run, describe_maker, history_csv, train_backbone
 
 MEMBERS = "members"  # folder of the members' checkpoints inside a run
 

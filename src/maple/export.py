@@ -43,8 +43,8 @@ from maple.onnx_predictor import INPUT, MAX_FILE_BYTES, METADATA, OnnxPredictor,
 from maple.options import resolve_config
 from maple.predict_files import open_like
 from maple.predictor import Predictor, load_predictor
-from maple.relabel import class_probabilities
 from maple.stats.metrics import auroc, expected_calibration_error
+from maple.training.relabel import class_probabilities
 from maple.types import Prediction
 from maple.workflow import GALLERY, LEFT_OUT, left_out_images, own_splits, read_run_config
 

@@ -18,7 +18,7 @@ from maple.predictor import Predictor, fit_predictor
 from maple.progress import counting, say, warn
 from maple.start import check_weights, describe_network, follow_network, try_image
 from maple.text import percent
-from maple.train import count_outputs, snapshot_rows
+from maple.training.loop import count_outputs, snapshot_rows
 from maple.types import Outputs, Relabelling
 from maple.workflow import (
     LEFT_OUT,

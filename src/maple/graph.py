@@ -32,8 +32,8 @@ from maple.detectors.scores import FUSED, Part, Score, Surprise
 from maple.errors import UsageError
 from maple.networks.backbone import channel_responses, listening
 from maple.predictor import Predictor
-from maple.relabel import ClassRule
 from maple.stats.gaussians import Background, Gaussians, float32_suffices
+from maple.training.relabel import ClassRule
 
 OUTPUTS = (
     "class_id",
@@ -469,7 +469,7 @@ class ClassProbabilities(nn.Module):
 
 
 class NetworkClass(nn.Module):
-    """The class that the network alone would say (N,), from its logits: see :mod:`maple.relabel`."""
+    """The class that the network alone would say (N,), from its logits: see :mod:`maple.training.relabel`."""
 
     cluster_to_class: Tensor
 

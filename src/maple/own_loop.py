@@ -1,6 +1,6 @@
 """Relabelling, head growth and fit for a training loop of your own.
 
-:func:`~maple.train.train_backbone` owns its loop. Whoever has one already, with its own data, augmentation, optimiser
+:func:`~maple.training.loop.train_backbone` owns its loop. Whoever has one already, with its own data, augmentation, optimiser
 and schedule, adds a :class:`Relabeller`::
 
     session = Relabeller(MapleRecipe(), labels, n_classes=10, epochs=30)
@@ -29,12 +29,12 @@ from torch.utils.data import Dataset, TensorDataset
 from maple.data.batches import to_input
 from maple.data.image_set import ImageSet
 from maple.errors import DataError, TrainError, UsageError
-from maple.growth import check_knows_head, grow_head, named_state, probability_shift, replace_head
-from maple.loss import weighted_sum
 from maple.networks.backbone import Backbone, Images, as_image_batch, embed
 from maple.predictor import Predictor, fit_predictor
-from maple.recipe import MapleRecipe, Recipe, Step
-from maple.relabel import changed_classes
+from maple.training.head import check_knows_head, grow_head, named_state, probability_shift, replace_head
+from maple.training.loss import weighted_sum
+from maple.training.recipe import MapleRecipe, Recipe, Step
+from maple.training.relabel import changed_classes
 from maple.types import Outputs, Relabelling
 
 OVERSHOOT = 0.25  # by how much augmented images may leave [0, 1], as by noise or a change of contrast

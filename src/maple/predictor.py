@@ -30,9 +30,9 @@ from maple.files import load_arrays, save_arrays, write_atomic
 from maple.networks.backbone import Backbone, create_backbone, embed, embed_batches
 from maple.networks.hub import rebuild_model
 from maple.options import DecisionOptions, as_dict, build_options
-from maple.processes import together
-from maple.recipe import create_recipe
-from maple.relabel import ClassRule, class_probabilities
+from maple.training.distributed import together
+from maple.training.recipe import create_recipe
+from maple.training.relabel import ClassRule, class_probabilities
 from maple.types import Outputs, Prediction, Relabelling
 
 WEIGHTS = "weights.safetensors"

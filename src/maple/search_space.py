@@ -12,7 +12,7 @@ from maple.criteria import CRITERIA
 from maple.errors import UsageError, suggest
 from maple.options import GROUPS, RunConfig, as_dict, build_options
 from maple.progress import warn
-from maple.recipe import unused_options
+from maple.training.recipe import unused_options
 
 Search = Literal["grid", "bayes"]
 SEARCHES = get_args(Search)

@@ -25,8 +25,8 @@ from maple.networks.backbone import Backbone, embed, evaluating
 from maple.networks.hub import GRAPHS, find_kind, needs_weights, open_model
 from maple.options import RunConfig
 from maple.predictor import DETECTOR, load_predictor
-from maple.recipe import Recipe, find_recipe
-from maple.train import check_recipe, count_outputs
+from maple.training.loop import check_recipe, count_outputs
+from maple.training.recipe import Recipe, find_recipe
 
 START = "start.safetensors"
 MOST_CHANGE = 0.05  # of an embedding, relative to its length, by a recipe that prepares a trained network

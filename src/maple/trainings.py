@@ -31,15 +31,15 @@ from maple.data.sources import clean_source, find_source, is_built_in, split_fil
 from maple.data.splits import fold_shares
 from maple.errors import RunError, UsageError
 from maple.files import FORMAT_VERSION, take_lock, write_atomic
-from maple.loss import weighted_sum
 from maple.networks.backbone import create_backbone
 from maple.options import RunConfig, resolve_config
 from maple.predictor import load_backbone
-from maple.processes import make_fabric
 from maple.progress import is_first_process, say
-from maple.recipe import Step, create_recipe, unused_options
 from maple.suites import STANDARD_DETECTORS, Profile, Protocol, Suite, Training
-from maple.train import CHECKPOINT, FREE_OPTIONS, fit_head
+from maple.training.distributed import make_fabric
+from maple.training.loop import CHECKPOINT, FREE_OPTIONS, fit_head
+from maple.training.loss import weighted_sum
+from maple.training.recipe import Step, create_recipe, unused_options
 from maple.workflow import LEFT_OUT, TrainRequest, evaluate_run, recipe_options, train_run
 
 TRAININGS = "trainings"

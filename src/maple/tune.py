@@ -48,9 +48,7 @@ from maple.options import (
 )
 from maple.plots import standalone_svg
 from maple.predictor import channel_statistics
-from maple.processes import count_processes
 from maple.progress import counting, say, warn
-from maple.recipe import create_recipe, find_recipe, unused_options
 from maple.search_space import (
     PARAMETERS,
     SEARCHES,
@@ -65,7 +63,9 @@ from maple.search_space import (
     with_settings,
 )
 from maple.text import number
-from maple.train import CHECKPOINT, FREE_OPTIONS, Run, train_backbone
+from maple.training.distributed import count_processes
+from maple.training.loop import CHECKPOINT, FREE_OPTIONS, Run, train_backbone
+from maple.training.recipe import create_recipe, find_recipe, unused_options
 from maple.trial_plots import plot_trials
 from maple.workflow import check_flags, check_options, digest_images, recipe_options
 

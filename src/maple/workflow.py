@@ -56,9 +56,7 @@ from maple.options import (
 )
 from maple.predict_files import describe_skipped, open_like, ready_predictor, warn_if_nothing_is_flagged
 from maple.predictor import NETWORK, Predictor, channel_statistics, fit_predictor, load_backbone, save_backbone
-from maple.processes import make_fabric, together
 from maple.progress import counting, is_first_process, say, track, warn
-from maple.recipe import create_recipe, describe_recipe, find_recipe, list_recipes, unused_options
 from maple.report import write_report
 from maple.start import (
     START,
@@ -71,7 +69,9 @@ from maple.start import (
     try_recipe,
     why_new_head,
 )
-from maple.train import CHECKPOINT, FREE_OPTIONS, check_recipe, snapshot_rows, train_backbone
+from maple.training.distributed import make_fabric, together
+from maple.training.loop import CHECKPOINT, FREE_OPTIONS, check_recipe, snapshot_rows, train_backbone
+from maple.training.recipe import create_recipe, describe_recipe, find_recipe, list_recipes, unused_options
 from maple.types import About, Outputs, Relabelling, Skipped
 
 CONFIG = "config.toml"

@@ -21,8 +21,8 @@ from maple.data.splits import load_splits
 from maple.errors import ConfigError, DataError, TrainError, UsageError
 from maple.networks.backbone import Backbone, create_backbone
 from maple.options import DataOptions
-from maple.recipe import Step, create_recipe
-from maple.train import train_backbone
+from maple.training.loop import train_backbone
+from maple.training.recipe import Step, create_recipe
 
 
 def blobs(n=60, seed=0):

@@ -15,11 +15,11 @@ from torch.nn import functional as F
 from maple.baselines.duq import DuqHead, DuqRecipe, gradient_penalty, log_complement, one_against_rest
 from maple.data.splits import load_splits
 from maple.detectors.base import create_detector
-from maple.loss import weighted_sum
 from maple.networks.backbone import Backbone, create_backbone, normalise
 from maple.options import DataOptions
-from maple.recipe import Step, create_recipe
-from maple.train import train_backbone
+from maple.training.loop import train_backbone
+from maple.training.loss import weighted_sum
+from maple.training.recipe import Step, create_recipe
 from maple.types import Outputs
 
 MEAN, STD = (0.4, 0.5, 0.6), (0.2, 0.25, 0.3)

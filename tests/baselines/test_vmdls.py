@@ -14,11 +14,11 @@ from torch.distributions import kl_divergence as reference_divergence
 
 from maple.baselines.vmdls import VmdlsHead, VmdlsRecipe, kl_divergence, sample_gaussian
 from maple.data.splits import load_splits
-from maple.loss import weighted_sum
 from maple.networks.backbone import Backbone, create_backbone
 from maple.options import DataOptions
-from maple.recipe import Step, create_recipe
-from maple.train import train_backbone
+from maple.training.loop import train_backbone
+from maple.training.loss import weighted_sum
+from maple.training.recipe import Step, create_recipe
 
 
 def make_head(n_classes=3, latent_size=6, prior_scale=0.4, seed=0):

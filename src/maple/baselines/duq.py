@@ -25,9 +25,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from maple.loss import LossTerm
 from maple.options import DuqOptions
-from maple.recipe import Recipe, Step, register_recipe
+from maple.training.loss import LossTerm
+from maple.training.recipe import Recipe, Step, register_recipe
 from maple.types import About
 
 FIRST_SPREAD = 0.05  # standard deviation of the first centroids, as in the published code

@@ -19,10 +19,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from maple.errors import UsageError
-from maple.loss import LossTerm
 from maple.networks.backbone import Backbone, listening
 from maple.options import DropoutOptions, EnsembleOptions
-from maple.recipe import Recipe, Step, register_recipe
+from maple.training.loss import LossTerm
+from maple.training.recipe import Recipe, Step, register_recipe
 from maple.types import About
 
 

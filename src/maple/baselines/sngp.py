@@ -50,7 +50,7 @@ from maple.baselines.spectral import bound_layers, fold
 from maple.errors import TrainError
 from maple.networks.backbone import Backbone
 from maple.options import SngpOptions
-from maple.recipe import Step, register_recipe
+from maple.training.recipe import Step, register_recipe
 from maple.types import About
 
 

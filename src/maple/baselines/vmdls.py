@@ -32,9 +32,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from maple.loss import LossTerm
 from maple.options import VmdlsOptions
-from maple.recipe import Recipe, Step, register_recipe
+from maple.training.loss import LossTerm
+from maple.training.recipe import Recipe, Step, register_recipe
 from maple.types import About
 
 FIRST_NARROWING = -2.0  # softplus of it is 0.13: posteriors start at 0.94 of the width of the prior

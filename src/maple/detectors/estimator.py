@@ -15,7 +15,6 @@ from sklearn.utils.validation import check_consistent_length, check_is_fitted, c
 from maple.decisions.conformal import conformal_p_values
 from maple.errors import FitError, UsageError
 from maple.options import DetectorOptions, build_options
-from maple.relabel import split_clusters
 from maple.stats.clustering import ClusterMethod, ClusterSpace
 from maple.stats.gaussians import (
     Gaussians,
@@ -26,6 +25,7 @@ from maple.stats.gaussians import (
     log_posterior,
     with_full_covariances,
 )
+from maple.training.relabel import split_clusters
 from maple.types import Relabelling
 
 

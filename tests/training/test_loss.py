@@ -6,7 +6,14 @@ import numpy as np
 import pytest
 import torch
 
-from maple.loss import LossTerm, contrastive_loss, pairwise_distances, relative_spread, triplet_loss, weighted_sum
+from maple.training.loss import (
+    LossTerm,
+    contrastive_loss,
+    pairwise_distances,
+    relative_spread,
+    triplet_loss,
+    weighted_sum,
+)
 
 
 def triplet_by_loops(embeddings: np.ndarray, targets: np.ndarray, margin: float) -> float:

@@ -17,12 +17,10 @@ from maple.data.batches import count_batches
 from maple.data.splits import load_splits
 from maple.errors import DataError, RunError, TrainError, UsageError
 from maple.files import load_arrays
-from maple.growth import inherit_rows, named_state
-from maple.loss import LossTerm
 from maple.networks.backbone import Backbone, create_backbone
 from maple.options import DataOptions, TrainOptions
-from maple.recipe import MapleRecipe, Recipe, create_recipe
-from maple.train import (
+from maple.training.head import inherit_rows, named_state
+from maple.training.loop import (
     HISTORY_COLUMNS,
     data_digest,
     history_csv,
@@ -30,6 +28,8 @@ from maple.train import (
     make_optimizer,
     train_backbone,
 )
+from maple.training.loss import LossTerm
+from maple.training.recipe import MapleRecipe, Recipe, create_recipe
 
 
 @pytest.fixture(scope="module")

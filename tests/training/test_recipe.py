@@ -10,11 +10,11 @@ import torch
 from torch import nn
 
 from maple.errors import ConfigError, UsageError
-from maple.loss import contrastive_loss
 from maple.networks.backbone import Backbone
 from maple.options import PRESETS, RecipeOptions
-from maple.recipe import RECIPES, MapleRecipe, Step, create_recipe, grow_linear, unused_options
-from maple.relabel import class_probabilities
+from maple.training.loss import contrastive_loss
+from maple.training.recipe import RECIPES, MapleRecipe, Step, create_recipe, grow_linear, unused_options
+from maple.training.relabel import class_probabilities
 from maple.types import Outputs, Relabelling
 
 SPLIT = Relabelling(

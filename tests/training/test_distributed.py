@@ -17,7 +17,7 @@ from maple.errors import UsageError
 from maple.networks.backbone import embed
 from maple.options import DataOptions, TrainOptions
 from maple.predictor import fit_predictor, load_predictor
-from maple.processes import count_processes, make_fabric
+from maple.training.distributed import count_processes, make_fabric
 from maple.types import Relabelling
 
 TIMEOUT = 120
@@ -36,10 +36,10 @@ from maple.networks.backbone import create_backbone
 from maple.options import DataOptions, TrainOptions
 from maple.errors import DataError
 from maple.predictor import fit_predictor
-from maple.processes import make_fabric, together
-from maple.recipe import MapleRecipe
+from maple.training.distributed import make_fabric, together
+from maple.training.recipe import MapleRecipe
 from maple.data.splits import load_splits
-from maple.train import train_backbone
+from maple.training.loop import train_backbone
 
 folder = Path(sys.argv[1])
 splits = load_splits("digits", DataOptions())
@@ -113,7 +113,7 @@ FAILING = """
 import os, sys
 
 import maple.predictor
-import maple.train
+import maple.training.loop
 from maple.cli import main
 from maple.errors import DataError, RunError
 
@@ -128,11 +128,11 @@ def full(*_, **__):
 
 
 if os.environ["FAILURE"] == "image" and os.environ.get("LOCAL_RANK") == "1":
-    maple.train.training_batches = unreadable
+    maple.training.loop.training_batches = unreadable
 if os.environ["FAILURE"] == "fit" and os.environ.get("LOCAL_RANK") == "1":
     maple.predictor.embed_batches = unreadable
 if os.environ["FAILURE"] == "disk":
-    maple.train.save_arrays = full  # which only the first process calls
+    maple.training.loop.save_arrays = full  # which only the first process calls
 main()
 """
 

@@ -27,14 +27,14 @@ from maple.data.batches import count_batches, training_batches
 from maple.data.image_set import ImageSet
 from maple.errors import DataError, RunError, TrainError, UsageError
 from maple.files import load_arrays, save_arrays, write_atomic
-from maple.growth import NamedState, grow_head, named_state, probability_shift, set_named_state
-from maple.loss import relative_spread, weighted_sum
 from maple.networks.backbone import Backbone, embed
 from maple.options import TrainOptions, as_dict, build_options
-from maple.processes import agree_on_buffers, gather_rows, make_fabric, mean_over_ranks, together
 from maple.progress import TrainDisplay
-from maple.recipe import MapleRecipe, Recipe, Step
-from maple.relabel import changed_classes
+from maple.training.distributed import agree_on_buffers, gather_rows, make_fabric, mean_over_ranks, together
+from maple.training.head import NamedState, grow_head, named_state, probability_shift, set_named_state
+from maple.training.loss import relative_spread, weighted_sum
+from maple.training.recipe import MapleRecipe, Recipe, Step
+from maple.training.relabel import changed_classes
 from maple.types import Outputs, Relabelling
 
 HISTORY_COLUMNS = (

@@ -1,6 +1,6 @@
 """How a head and its optimiser grow when classes are split while a network is trained.
 
-The optimiser belongs to whoever owns the loop: :func:`~maple.train.train_backbone` makes a new one from the state that
+The optimiser belongs to whoever owns the loop: :func:`~maple.training.loop.train_backbone` makes a new one from the state that
 :func:`grow_head` returns, and a loop of someone's own keeps its optimiser, in which :func:`replace_head` exchanges the
 parameters.
 """
@@ -15,7 +15,7 @@ from torch import nn
 
 from maple.errors import UsageError
 from maple.networks.backbone import Backbone
-from maple.recipe import Recipe
+from maple.training.recipe import Recipe
 from maple.types import Outputs, Relabelling
 
 HEAD = "head."  # how the names of the head's parameters begin
@@ -52,7 +52,7 @@ def grow_head(backbone: Backbone, recipe: Recipe, after: Relabelling, state: Nam
     The optimiser keeps what it knows, of the head where its rows live on.
 
     >>> from maple.networks.backbone import create_backbone
-    >>> from maple.recipe import MapleRecipe
+    >>> from maple.training.recipe import MapleRecipe
     >>> split = Relabelling(np.array([0, 1, 2]), np.array([0, 0, 1]), np.array([0, 0, 1]), np.array([0.5, 0.5, 1.0]))
     >>> backbone = create_backbone("resnet9", n_classes=2)
     >>> momentum = {"momentum_buffer": torch.tensor([1.0, 2.0])}
