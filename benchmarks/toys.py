@@ -31,11 +31,11 @@ from sklearn.datasets import make_moons
 from torch import Tensor, nn
 
 import maple.baselines  # noqa: F401  (registers recipes and detectors)
+from maple.baselines.ensemble import train_ensemble
 from maple.baselines.sampling import EnsembleRecipe
 from maple.data.image_set import ImageSet
 from maple.decisions.conformal import conformal_p_values
 from maple.detectors.base import Detector, MapleDetector, create_detector
-from maple.ensemble import train_ensemble
 from maple.files import save_json
 from maple.networks.backbone import Backbone, embed
 from maple.options import TrainOptions, build_options

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
+from maple.baselines.ensemble import MEMBERS, remove_checkpoints, train_ensemble
 from maple.baselines.sampling import EnsembleRecipe
 from maple.benchmark import Own, Results, Scored, evaluate, measure_latency
 from maple.data.batches import parse_augment, to_input
@@ -35,7 +36,6 @@ from maple.data.sources import (
 from maple.data.splits import Splits, load_splits, split_indices
 from maple.detectors.base import Detector, MapleDetector, create_detector, list_detectors, nearest_of_class
 from maple.detectors.gradient import ImageDetector
-from maple.ensemble import MEMBERS, remove_checkpoints, train_ensemble
 from maple.errors import DataError, MapleError, RunError, UsageError
 from maple.explain import component_coordinates
 from maple.files import FORMAT_VERSION, check_format, load_json, save_json, write_atomic

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
+from maple.baselines.ensemble import MEMBERS, member_seeds, train_ensemble
 from maple.data.sources import open_images
-from maple.ensemble import MEMBERS, member_seeds, train_ensemble
 from maple.errors import RunError, UsageError
 from maple.networks.backbone import create_backbone, embed
 from maple.options import MAX_MEMBERS, PRESETS, TrainOptions, build_options, resolve_config
