@@ -29,7 +29,7 @@ from maple.data.sources import open_images
 from maple.detectors.base import list_detectors
 from maple.networks.backbone import create_backbone
 from maple.options import recipe_section
-from maple.predictor import Predictor, load_predictor
+from maple.prediction.predictor import Predictor, load_predictor
 from maple.suites import PROFILES, find_suite
 from maple.training.loop import fit_head
 from maple.training.loss import weighted_sum

@@ -28,7 +28,7 @@ from sklearn.preprocessing import StandardScaler
 
 from maple.detectors.base import Description
 from maple.networks.backbone import embed
-from maple.predictor import load_predictor
+from maple.prediction.predictor import load_predictor
 from maple.stats.metrics import auroc
 from maple.trainings import ensure_trained
 from recipes import RECIPES, make_job

@@ -39,8 +39,8 @@ from maple.detectors.base import MapleDetector
 from maple.export import drop_idle_abs
 from maple.graph import OUTPUTS, PredictorGraph
 from maple.networks.backbone import Backbone, create_backbone, embed, evaluating
-from maple.onnx_predictor import start_session
-from maple.predictor import Predictor
+from maple.prediction.onnx import start_session
+from maple.prediction.predictor import Predictor
 from maple.types import Outputs
 
 SIZE, N_CLASSES, N_CALIBRATION = 32, 10, 5000

@@ -37,7 +37,7 @@ from maple.networks.architectures import use_fast_allocator
 from maple.networks.backbone import embed
 from maple.options import resolve_config
 from maple.plots import BLUE, GREEN, MUTED, ORANGE, Line, as_plot, percent, plot_coverage, shorten, standalone_svg
-from maple.predictor import Predictor, load_predictor
+from maple.prediction.predictor import Predictor, load_predictor
 from maple.stats import metrics
 from maple.suites import PROFILES, find_suite
 from maple.trainings import Job, ensure_trained, list_jobs

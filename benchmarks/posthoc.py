@@ -35,7 +35,7 @@ from maple.detectors.gradient import ImageDetector, ImageReader
 from maple.detectors.lee import LeeDetector
 from maple.networks.architectures import use_fast_allocator
 from maple.networks.backbone import Backbone, embed, linear_head
-from maple.predictor import load_predictor
+from maple.prediction.predictor import load_predictor
 from maple.stats.metrics import auroc, negative_log_likelihood
 from maple.trainings import ensure_trained
 from maple.types import Outputs

@@ -31,7 +31,7 @@ from maple.data.simulate import simulated_diatoms
 from maple.detectors.base import MapleDetector
 from maple.networks.backbone import create_backbone, embed
 from maple.predict_files import predict_images
-from maple.predictor import Predictor
+from maple.prediction.predictor import Predictor
 
 DISTINCT = 200  # images
 SIZE = 64  # pixels

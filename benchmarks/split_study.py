@@ -51,7 +51,7 @@ from maple.detectors.scores import energy_score, spread_score
 from maple.files import load_json, save_json
 from maple.networks.backbone import Backbone, create_backbone, embed
 from maple.options import DataOptions
-from maple.predictor import channel_statistics
+from maple.prediction.predictor import channel_statistics
 from maple.stats.clustering import ClusterMethod, ClusterSpace
 from maple.stats.gaussians import Moments, class_maximum, fit_gaussians, log_posterior
 from maple.stats.metrics import accuracy, auroc, format_spread, negative_log_likelihood

@@ -34,7 +34,7 @@ from maple.detectors.base import MapleDetector, nearest_of_class
 from maple.networks.architectures import use_fast_allocator
 from maple.networks.backbone import embed
 from maple.options import as_dict, resolve_config
-from maple.predictor import Predictor, load_predictor
+from maple.prediction.predictor import Predictor, load_predictor
 from maple.stats.metrics import auroc, expected_calibration_error, negative_log_likelihood
 from maple.suites import PROFILES, Training
 from maple.trainings import Job, ensure_trained

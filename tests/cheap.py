@@ -18,11 +18,11 @@ import numpy as np
 from PIL import Image
 
 from maple import predict_files, row_files
-from maple.base_predictor import BasePredictor
 from maple.data.image_set import ImageSet
 from maple.data.stream import IMAGE_SECONDS, decode_stream
 from maple.decisions.conformal import Calibration
 from maple.predict_files import predict_images
+from maple.prediction.base import BasePredictor
 from maple.types import Prediction
 
 FAILED = 99  # exit code
@@ -68,7 +68,7 @@ class Cheap(BasePredictor):
 
 def use(predictor: BasePredictor, save_seconds: float = 0.0) -> None:
     """Let every model be this predictor, and the journal be written after every chunk."""
-    sys.modules["maple.onnx_predictor"] = types.SimpleNamespace(  # type: ignore[assignment]
+    sys.modules["maple.prediction.onnx"] = types.SimpleNamespace(  # type: ignore[assignment]
         OnnxPredictor=types.SimpleNamespace(open=lambda path: predictor)
     )
     row_files.SAVE_SECONDS = save_seconds

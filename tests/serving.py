@@ -19,8 +19,8 @@ import numpy as np
 from PIL import Image
 
 from image_files import encode
-from maple.base_predictor import BasePredictor
 from maple.decisions.conformal import Calibration
+from maple.prediction.base import BasePredictor
 from maple.serve import create_app, listen_at, run_app
 from maple.serve_options import ServeOptions
 from maple.types import Prediction

@@ -21,7 +21,7 @@ from maple.benchmark import ClassFlagged, Results, evaluate, format_table, measu
 from maple.detectors.base import MapleDetector, create_detector
 from maple.errors import DataError, NotFittedError, RunError, UsageError
 from maple.options import DecisionOptions
-from maple.predictor import Predictor
+from maple.prediction.predictor import Predictor
 from maple.stats import metrics
 from maple.types import Outputs
 

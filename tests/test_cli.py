@@ -21,7 +21,7 @@ from commands import flat, run
 from maple.data.sources import open_images
 from maple.files import load_json
 from maple.options import PRESETS, read_toml
-from maple.predictor import load_predictor
+from maple.prediction.predictor import load_predictor
 from maple.types import PREDICTION_COLUMNS
 
 

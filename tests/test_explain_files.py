@@ -21,7 +21,6 @@ from maple.data.image_set import ImageSet
 from maple.data.sources import open_images
 from maple.data.splits import load_splits
 from maple.errors import UsageError
-from maple.explain import component_coordinates
 from maple.explain_files import (
     MAX_IMAGES,
     explain_images,
@@ -33,7 +32,8 @@ from maple.explain_files import (
 from maple.files import load_json, save_json
 from maple.gallery import read_gallery, write_gallery
 from maple.networks.backbone import create_backbone, embed
-from maple.predictor import fit_predictor, load_predictor
+from maple.prediction.explain import component_coordinates
+from maple.prediction.predictor import fit_predictor, load_predictor
 from maple.types import Relabelling
 
 HOSTILE = "<script>alert('x')</script>\x00"

@@ -25,7 +25,7 @@ from maple.errors import RunError, UsageError
 from maple.gallery import write_cluster_gallery
 from maple.graph import OUTPUTS, DescriptionGraph, PredictorGraph, PValues, Surprises
 from maple.networks.backbone import Backbone, create_backbone, embed
-from maple.predictor import Predictor, fit_predictor
+from maple.prediction.predictor import Predictor, fit_predictor
 from maple.types import Outputs, Relabelling
 
 CLUSTERS = np.array([0, 0, 1, 2, 3, 3, 3])  # the class of each
@@ -269,7 +269,7 @@ def test_the_file(predictor, preprocess, tmp_path, onnx):
 
 def test_classes_with_their_own_thresholds_and_a_new_class(tmp_path, onnx):
     from maple.export import export_onnx
-    from maple.onnx_predictor import OnnxPredictor
+    from maple.prediction.onnx import OnnxPredictor
 
     torch.manual_seed(1)
     predictor = fit_pictures(create_backbone("resnet9", 4), class_rule="max")
@@ -388,7 +388,7 @@ def test_the_check_sees_a_batch_that_mixes_images(predictor):
 
 def test_quantised(predictor, tmp_path, onnx):
     from maple.export import export_onnx
-    from maple.onnx_predictor import OnnxPredictor
+    from maple.prediction.onnx import OnnxPredictor
 
     test = pictures(60, seed=3)
     unknown = ImageSet.from_arrays(np.random.default_rng(0).integers(0, 256, (30, 8, 8, 3)).astype(np.uint8))
@@ -483,7 +483,7 @@ def test_a_run_whose_images_are_gone_is_not_exported_unchecked(run_folder, tmp_p
 
 def test_a_run(run_folder, predictor, tmp_path, onnx):
     from maple.export import export_run
-    from maple.onnx_predictor import OnnxPredictor
+    from maple.prediction.onnx import OnnxPredictor
 
     report = export_run(run_folder, tmp_path / "model.onnx", preprocess=True)
     assert report.n_exemplars == 16 and report.n_images == 48 + 16  # 12 of each class, and noise

@@ -25,7 +25,7 @@ from maple.fit_run import FitRequest, check_head, fit_run
 from maple.networks.backbone import create_backbone, load_weights, wrap_backbone
 from maple.networks.hub import open_model
 from maple.options import read_toml, resolve_config
-from maple.predictor import fit_predictor, load_predictor
+from maple.prediction.predictor import fit_predictor, load_predictor
 from maple.workflow import load_run_splits, own_splits, read_run_config
 
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")

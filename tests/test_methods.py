@@ -11,7 +11,7 @@ from commands import flat, run
 from maple.detectors.base import list_detectors
 from maple.errors import UsageError
 from maple.options import RECIPE_SECTIONS, read_toml
-from maple.predictor import load_predictor
+from maple.prediction.predictor import load_predictor
 from maple.training.recipe import find_recipe, list_recipes
 from maple.types import About
 from maple.workflow import evaluate_run, list_methods

@@ -196,7 +196,7 @@ def test_a_call_that_fails_is_not_counted(folder, tmp_path, monkeypatch, capsys)
         run("monitor", folder / "run", folder / "same.parquet", "--state", state, "--out", tmp_path / "a-file/p.svg")
         == 1
     )
-    monkeypatch.setattr("maple.predictor.Predictor.predict_batches", _interrupt)
+    monkeypatch.setattr("maple.prediction.predictor.Predictor.predict_batches", _interrupt)
     assert run("monitor", folder / "run", folder / "same.parquet", "--state", state) == 130
     assert state.read_bytes() == before
 

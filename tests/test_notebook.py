@@ -13,7 +13,7 @@ from maple.benchmark import Results, evaluate
 from maple.detectors.base import MapleDetector, create_detector
 from maple.detectors.estimator import MahalanobisClassifier
 from maple.networks.backbone import create_backbone
-from maple.predictor import Predictor
+from maple.prediction.predictor import Predictor
 from maple.types import Outputs, Prediction, Relabelling
 
 HOSTILE = "<script>alert(1)</script>"

@@ -41,7 +41,7 @@ FORMATS = ("csv", "jsonl", "parquet")
 @pytest.fixture
 def cheap(monkeypatch, tmp_path):
     """The cheap predictor, and the file that stands for it."""
-    monkeypatch.setitem(sys.modules, "maple.onnx_predictor", types.ModuleType("maple.onnx_predictor"))
+    monkeypatch.setitem(sys.modules, "maple.prediction.onnx", types.ModuleType("maple.prediction.onnx"))
     monkeypatch.setattr(row_files, "SAVE_SECONDS", 0.0)
     predictor = Cheap()
     use(predictor)

@@ -30,7 +30,7 @@ from maple.errors import UsageError
 from maple.networks.backbone import embed
 from maple.networks.hub import open_model
 from maple.options import resolve_config
-from maple.predictor import load_predictor
+from maple.prediction.predictor import load_predictor
 from maple.suites import Protocol
 
 ROOT = Path(__file__).parents[1]

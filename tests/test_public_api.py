@@ -40,7 +40,7 @@ def test_names_do_not_shadow_modules():
             ["torch", "matplotlib"],
         ),
         ("import maple.report", ["torch"]),
-        ("import maple.callback, maple.own_loop", ["pytorch_lightning", "lightning"]),
+        ("import maple.prediction.callback, maple.prediction.own_loop", ["pytorch_lightning", "lightning"]),
     ],
 )
 def test_import_weight(statement, heavy):

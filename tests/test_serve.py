@@ -538,7 +538,7 @@ def run_folder(tmp_path_factory):
     from maple.data.splits import load_splits
     from maple.gallery import write_gallery
     from maple.networks.backbone import create_backbone, embed
-    from maple.predictor import fit_predictor
+    from maple.prediction.predictor import fit_predictor
 
     splits = load_splits("digits")
     torch.manual_seed(0)

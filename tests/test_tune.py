@@ -34,7 +34,7 @@ from maple.errors import DataError, RunError, TrainError, UsageError
 from maple.networks.backbone import create_backbone, embed
 from maple.options import DataOptions, read_toml, resolve_config
 from maple.plots import Plot
-from maple.predictor import fit_predictor
+from maple.prediction.predictor import fit_predictor
 from maple.search_space import Choices, Span, Trial
 from maple.training.loop import train_backbone
 from maple.training.recipe import MapleRecipe

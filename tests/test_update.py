@@ -26,7 +26,7 @@ from maple.errors import DataError, FitError, RunError, UsageError
 from maple.files import load_json
 from maple.gallery import read_gallery
 from maple.options import as_dict
-from maple.predictor import Predictor, load_predictor
+from maple.prediction.predictor import Predictor, load_predictor
 from maple.types import Outputs
 from maple.update import (
     UpdateRequest,

@@ -9,7 +9,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
 from maple import __version__
-from maple.base_predictor import BasePredictor
+from maple.prediction.base import BasePredictor
 from maple.types import Prediction
 from maple.uploads import Limits
 

@@ -33,7 +33,7 @@ from maple.stats.gaussians import class_logsumexp
 from maple.types import Outputs, Prediction
 
 if TYPE_CHECKING:
-    from maple.predictor import Predictor
+    from maple.prediction.predictor import Predictor
 
 CONFIDENCE_LEVELS = (0.5, 0.8, 0.9)
 MAX_CURVE_POINTS = 200

@@ -15,7 +15,7 @@ from maple.decisions.conformal import conformal_threshold
 from maple.detectors.base import MapleDetector
 from maple.networks.backbone import embed
 from maple.options import RunConfig, as_dict
-from maple.predictor import fit_predictor
+from maple.prediction.predictor import fit_predictor
 from maple.stats.metrics import gaussian_test, negative_log_likelihood
 from maple.training.loop import Run
 

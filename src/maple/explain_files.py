@@ -16,14 +16,14 @@ from maple import __version__
 from maple.benchmark import Results
 from maple.data.image_set import ImageSet
 from maple.errors import UsageError
-from maple.explain import PART_MEANINGS, USUAL_SHARE, Components, Explanation, Match, explain_outputs
 from maple.files import write_atomic
 from maple.gallery import ClusterExemplars, ComponentEnd, ComponentExemplars, read_gallery, thumbnail
 from maple.networks.backbone import embed_batches
 from maple.page import render_page
 from maple.plots import plot_contributions
 from maple.predict_files import describe_skipped, open_like, ready_predictor
-from maple.predictor import Predictor
+from maple.prediction.explain import PART_MEANINGS, USUAL_SHARE, Components, Explanation, Match, explain_outputs
+from maple.prediction.predictor import Predictor
 from maple.progress import counting, warn
 from maple.report import CRISP, data_uri, listed, plural
 from maple.text import number, percent, shorten

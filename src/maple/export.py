@@ -39,10 +39,10 @@ from maple.gallery import Gallery, read_gallery
 from maple.graph import OUTPUTS, PredictorGraph
 from maple.networks.backbone import as_image_batch, embed, evaluating
 from maple.networks.hub import OnnxBackbone
-from maple.onnx_predictor import INPUT, MAX_FILE_BYTES, METADATA, OnnxPredictor, write_metadata
 from maple.options import resolve_config
 from maple.predict_files import open_like
-from maple.predictor import Predictor, load_predictor
+from maple.prediction.onnx import INPUT, MAX_FILE_BYTES, METADATA, OnnxPredictor, write_metadata
+from maple.prediction.predictor import Predictor, load_predictor
 from maple.stats.metrics import auroc, expected_calibration_error
 from maple.training.relabel import class_probabilities
 from maple.types import Prediction

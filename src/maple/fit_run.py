@@ -14,7 +14,7 @@ from maple.networks.architectures import use_fast_allocator
 from maple.networks.backbone import Backbone, embed
 from maple.networks.hub import open_model
 from maple.options import RunConfig, as_dict, resolve_config
-from maple.predictor import Predictor, fit_predictor
+from maple.prediction.predictor import Predictor, fit_predictor
 from maple.progress import counting, say, warn
 from maple.start import check_weights, describe_network, follow_network, try_image
 from maple.text import percent

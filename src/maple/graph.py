@@ -1,6 +1,6 @@
 r"""A predictor as one graph of tensor operations: images in, all that a prediction says out.
 
-:class:`PredictorGraph` does what :meth:`maple.predictor.Predictor.predict_described` does, in torch operations that
+:class:`PredictorGraph` does what :meth:`maple.prediction.predictor.Predictor.predict_described` does, in torch operations that
 ONNX has too. Nothing is learned here: all constants come from a fitted predictor, and NumPy has the last word, with
 which :mod:`maple.export` compares. Letters for shapes are those of :mod:`maple.types`.
 
@@ -31,7 +31,7 @@ from maple.detectors.base import MapleDetector
 from maple.detectors.scores import FUSED, Part, Score, Surprise
 from maple.errors import UsageError
 from maple.networks.backbone import channel_responses, listening
-from maple.predictor import Predictor
+from maple.prediction.predictor import Predictor
 from maple.stats.gaussians import Background, Gaussians, float32_suffices
 from maple.training.relabel import ClassRule
 

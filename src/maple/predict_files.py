@@ -22,20 +22,20 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from maple import __version__
-from maple.base_predictor import BasePredictor
 from maple.data.image_set import ImageSet, no_labels
 from maple.data.sources import open_images
 from maple.data.stream import Decoded, Source, decode_stream, open_source
 from maple.decisions.conformal import benjamini_hochberg, can_flag, min_calibration_images, min_labelled_images
 from maple.errors import DataError, UsageError
 from maple.options import DecisionOptions, as_dict, build_options, flag_name
+from maple.prediction.base import BasePredictor
 from maple.progress import counting, warn
 from maple.row_files import PARQUET_SUFFIX, SUFFIXES, ResumableFile, Row, State, skipped_path, to_csv
 from maple.text import percent
 from maple.types import PREDICTION_COLUMNS, Prediction, Skipped
 
 if TYPE_CHECKING:
-    from maple.predictor import Predictor
+    from maple.prediction.predictor import Predictor
 
 MORE_CALIBRATION = (  # where there are none, or too few
     "calibrate with maple update RUN --calibrate IMAGES, or train with more of them (--calibration, or the third share "
@@ -309,10 +309,10 @@ def _describe_file(work: _Work, fdr: float | None, n_images: int) -> dict[str, A
 def open_predictor(source: Path, trust: bool = False) -> BasePredictor:
     """The predictor of a run folder, or of a graph that ``maple export`` wrote, which needs no torch."""
     if is_graph(source):
-        from maple.onnx_predictor import OnnxPredictor
+        from maple.prediction.onnx import OnnxPredictor
 
         return OnnxPredictor.open(source)
-    from maple.predictor import load_predictor
+    from maple.prediction.predictor import load_predictor
 
     return load_predictor(source, trust=trust)
 
@@ -344,7 +344,7 @@ def ready_predictor(folder: Path, decision: dict[str, Any] | None = None) -> Pre
     decision = _check_flags(decision)
     if is_graph(folder):
         raise UsageError(f"'{folder}' is an exported graph, and this needs the run it was made of: give its folder")
-    from maple.predictor import load_predictor
+    from maple.prediction.predictor import load_predictor
 
     return _decide(load_predictor(folder), decision)
 

@@ -24,8 +24,8 @@ from maple.answers import (
     describe_model,
     name_model,
 )
-from maple.base_predictor import BasePredictor
 from maple.batcher import Batcher, Busy
+from maple.prediction.base import BasePredictor
 from maple.serve_metrics import ServeMetrics
 from maple.serve_options import ServeOptions
 from maple.uploads import Limits, NoDecoder, Upload, UploadDecoder, read_uploads

@@ -24,7 +24,7 @@ from maple.errors import MapleError, UsageError
 from maple.networks.backbone import Backbone, embed, evaluating
 from maple.networks.hub import GRAPHS, find_kind, needs_weights, open_model
 from maple.options import RunConfig
-from maple.predictor import DETECTOR, load_predictor
+from maple.prediction.predictor import DETECTOR, load_predictor
 from maple.training.loop import check_recipe, count_outputs
 from maple.training.recipe import Recipe, find_recipe
 

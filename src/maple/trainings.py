@@ -33,7 +33,7 @@ from maple.errors import RunError, UsageError
 from maple.files import FORMAT_VERSION, take_lock, write_atomic
 from maple.networks.backbone import create_backbone
 from maple.options import RunConfig, resolve_config
-from maple.predictor import load_backbone
+from maple.prediction.predictor import load_backbone
 from maple.progress import is_first_process, say
 from maple.suites import STANDARD_DETECTORS, Profile, Protocol, Suite, Training
 from maple.training.distributed import make_fabric

@@ -47,7 +47,7 @@ from maple.options import (
     to_toml,
 )
 from maple.plots import standalone_svg
-from maple.predictor import channel_statistics
+from maple.prediction.predictor import channel_statistics
 from maple.progress import counting, say, warn
 from maple.search_space import (
     PARAMETERS,

@@ -51,7 +51,7 @@ from maple.gallery import (
 from maple.networks.architectures import use_fast_allocator
 from maple.networks.backbone import embed, embed_batches
 from maple.predict_files import describe_skipped, warn_if_nothing_is_flagged
-from maple.predictor import Predictor, load_predictor
+from maple.prediction.predictor import Predictor, load_predictor
 from maple.progress import counting, say, warn
 from maple.report import listed, plural, write_report
 from maple.types import Outputs, Skipped

@@ -37,7 +37,6 @@ from maple.data.splits import Splits, load_splits, split_indices
 from maple.detectors.base import Detector, MapleDetector, create_detector, list_detectors, nearest_of_class
 from maple.detectors.gradient import ImageDetector
 from maple.errors import DataError, MapleError, RunError, UsageError
-from maple.explain import component_coordinates
 from maple.files import FORMAT_VERSION, check_format, load_json, save_json, write_atomic
 from maple.gallery import write_gallery
 from maple.networks.backbone import Backbone, create_backbone, embed, linear_head
@@ -55,7 +54,15 @@ from maple.options import (
     to_toml,
 )
 from maple.predict_files import describe_skipped, open_like, ready_predictor, warn_if_nothing_is_flagged
-from maple.predictor import NETWORK, Predictor, channel_statistics, fit_predictor, load_backbone, save_backbone
+from maple.prediction.explain import component_coordinates
+from maple.prediction.predictor import (
+    NETWORK,
+    Predictor,
+    channel_statistics,
+    fit_predictor,
+    load_backbone,
+    save_backbone,
+)
 from maple.progress import counting, is_first_process, say, track, warn
 from maple.report import write_report
 from maple.start import (

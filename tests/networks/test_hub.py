@@ -26,7 +26,7 @@ from maple.errors import RunError, UsageError
 from maple.networks._torchvision import import_torchvision
 from maple.networks.backbone import Backbone, create_backbone, embed, linear_head, wrap_backbone
 from maple.networks.hub import find_kind, needs_weights, open_model
-from maple.predictor import Predictor, fit_predictor, load_backbone, load_predictor, save_backbone
+from maple.prediction.predictor import Predictor, fit_predictor, load_backbone, load_predictor, save_backbone
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:torchvision was built for another torch"),

@@ -16,7 +16,7 @@ from maple.data.splits import load_splits
 from maple.errors import UsageError
 from maple.networks.backbone import embed
 from maple.options import DataOptions, TrainOptions
-from maple.predictor import fit_predictor, load_predictor
+from maple.prediction.predictor import fit_predictor, load_predictor
 from maple.training.distributed import count_processes, make_fabric
 from maple.types import Relabelling
 
@@ -35,7 +35,7 @@ import torch
 from maple.networks.backbone import create_backbone
 from maple.options import DataOptions, TrainOptions
 from maple.errors import DataError
-from maple.predictor import fit_predictor
+from maple.prediction.predictor import fit_predictor
 from maple.training.distributed import make_fabric, together
 from maple.training.recipe import MapleRecipe
 from maple.data.splits import load_splits
@@ -112,7 +112,7 @@ os._exit(0)  # without taking gloo's threads apart, which now and then aborts th
 FAILING = """
 import os, sys
 
-import maple.predictor
+import maple.prediction.predictor
 import maple.training.loop
 from maple.cli import main
 from maple.errors import DataError, RunError
@@ -130,7 +130,7 @@ def full(*_, **__):
 if os.environ["FAILURE"] == "image" and os.environ.get("LOCAL_RANK") == "1":
     maple.training.loop.training_batches = unreadable
 if os.environ["FAILURE"] == "fit" and os.environ.get("LOCAL_RANK") == "1":
-    maple.predictor.embed_batches = unreadable
+    maple.prediction.predictor.embed_batches = unreadable
 if os.environ["FAILURE"] == "disk":
     maple.training.loop.save_arrays = full  # which only the first process calls
 main()

@@ -14,7 +14,7 @@ from scipy.stats import chi2
 
 from maple.detectors.base import MapleDetector
 from maple.errors import DataError, UsageError
-from maple.explain import (
+from maple.prediction.explain import (
     Explanation,
     Match,
     component_coordinates,
@@ -467,6 +467,6 @@ def test_values_hold_what_was_found(plain: Explanation) -> None:
 
 
 def test_torch_is_not_needed() -> None:
-    code = "import sys, maple.explain; print(*[m for m in ('torch', 'matplotlib') if m in sys.modules])"
+    code = "import sys, maple.prediction.explain; print(*[m for m in ('torch', 'matplotlib') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == ""

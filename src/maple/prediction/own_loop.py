@@ -30,7 +30,7 @@ from maple.data.batches import to_input
 from maple.data.image_set import ImageSet
 from maple.errors import DataError, TrainError, UsageError
 from maple.networks.backbone import Backbone, Images, as_image_batch, embed
-from maple.predictor import Predictor, fit_predictor
+from maple.prediction.predictor import Predictor, fit_predictor
 from maple.training.head import check_knows_head, grow_head, named_state, probability_shift, replace_head
 from maple.training.loss import weighted_sum
 from maple.training.recipe import MapleRecipe, Recipe, Step
@@ -208,7 +208,7 @@ class Relabeller:
         workers: int = 0,
         **options: Any,
     ) -> Predictor:
-        """The predictor of the trained network; further options are those of :func:`~maple.predictor.fit_predictor`.
+        """The predictor of the trained network; further options are those of :func:`~maple.prediction.predictor.fit_predictor`.
 
         Images as for :meth:`end_epoch`; calibration images must have chosen nothing before.
         """

@@ -19,8 +19,8 @@ from maple.data.sources import open_images
 from maple.data.splits import load_splits
 from maple.errors import DataError, RunError, UsageError
 from maple.networks.backbone import create_backbone
-from maple.onnx_predictor import MAX_EXEMPLARS, NEEDED, OnnxPredictor, read_metadata, write_metadata
-from maple.predictor import Predictor, fit_predictor
+from maple.prediction.onnx import MAX_EXEMPLARS, NEEDED, OnnxPredictor, read_metadata, write_metadata
+from maple.prediction.predictor import Predictor, fit_predictor
 
 onnx = pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
@@ -146,7 +146,7 @@ import sys
 for name in ("torch", "lightning_fabric", "onnx", "onnxscript"):
     sys.modules[name] = None
 import numpy as np
-from maple.onnx_predictor import OnnxPredictor
+from maple.prediction.onnx import OnnxPredictor
 predictor = OnnxPredictor.open({str(file)!r}, threads=1)
 said = predictor(np.load({str(tmp_path / "pixels.npy")!r}))
 assert len(predictor.exemplars) == 2 and predictor.decide(false_alarm=0.2).false_alarm == 0.2
@@ -251,7 +251,7 @@ def test_metadata_that_are_no_metadata(text):
 
 
 def test_metadata_that_are_too_large(monkeypatch):
-    monkeypatch.setattr("maple.onnx_predictor.MAX_METADATA", 1000)
+    monkeypatch.setattr("maple.prediction.onnx.MAX_METADATA", 1000)
     with pytest.raises(RunError, match="are larger than"):
         read_metadata(" " * 1001, "it")
 

@@ -1,4 +1,4 @@
-"""A callback for Lightning: a :class:`~maple.own_loop.Relabeller` that the Trainer calls.
+"""A callback for Lightning: a :class:`~maple.prediction.own_loop.Relabeller` that the Trainer calls.
 
 ``MapleCallback`` is made when it is first asked for, of :class:`MapleHooks` and the ``Callback`` of whichever of the
 packages ``pytorch_lightning`` and ``lightning`` there is, so that this module can be imported without them.
@@ -22,8 +22,8 @@ from maple.data.image_set import ImageSet
 from maple.errors import UsageError
 from maple.networks._torchvision import import_torchvision
 from maple.networks.backbone import Backbone
-from maple.own_loop import EpochEnd, Relabeller, assert_head, check_head, resize_head
-from maple.predictor import Predictor
+from maple.prediction.own_loop import EpochEnd, Relabeller, assert_head, check_head, resize_head
+from maple.prediction.predictor import Predictor
 from maple.training.head import knows_head
 from maple.training.recipe import Recipe
 
@@ -34,7 +34,7 @@ class MapleHooks:
     """What ``maple.MapleCallback`` does in a training by Lightning: pseudo-labels, splits between epochs, and the fit.
 
     The ``LightningModule`` has a :class:`~maple.networks.backbone.Backbone` in its attribute ``backbone`` (or as named), and its
-    batches are (x, label, index), as :class:`~maple.own_loop.Indexed` makes them. Whatever its ``training_step`` does
+    batches are (x, label, index), as :class:`~maple.prediction.own_loop.Indexed` makes them. Whatever its ``training_step`` does
     with labels, it now does with pseudo-labels: it gets a batch in which they are in their place, and the batch of the
     loader stays as it is. ``callback.session.loss(backbone, x, label)`` is the recipe's loss.
 

@@ -16,14 +16,14 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 import maple
-from maple.callback import _make_callback
 from maple.data.batches import training_batches
 from maple.data.splits import load_splits
 from maple.errors import DataError, TrainError, UsageError
 from maple.networks.backbone import create_backbone, wrap_backbone
 from maple.options import DataOptions, TrainOptions
-from maple.own_loop import Indexed, Relabeller, resize_head
-from maple.predictor import fit_predictor
+from maple.prediction.callback import _make_callback
+from maple.prediction.own_loop import Indexed, Relabeller, resize_head
+from maple.prediction.predictor import fit_predictor
 from maple.training.head import grow_head, named_state, replace_head
 from maple.training.loop import learning_rate_at, train_backbone
 from maple.training.recipe import MapleRecipe, create_recipe
@@ -548,7 +548,7 @@ def test_lightning_refusals(lightning, splits, arrays):
 
 
 def test_without_lightning_a_sentence_says_so(monkeypatch):
-    monkeypatch.setattr("maple.callback.PACKAGES", {"no_such_lightning": "no_such_lightning"})
+    monkeypatch.setattr("maple.prediction.callback.PACKAGES", {"no_such_lightning": "no_such_lightning"})
     with pytest.raises(UsageError, match=r"pip install 'maple-uncertainty\[lightning\]'"):
         _make_callback.__wrapped__()
 

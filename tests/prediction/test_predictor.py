@@ -18,7 +18,14 @@ from maple.errors import DataError, RunError, UsageError
 from maple.files import load_arrays, save_arrays
 from maple.networks.backbone import create_backbone, embed, wrap_backbone
 from maple.options import DecisionOptions
-from maple.predictor import Predictor, channel_statistics, fit_predictor, load_backbone, load_predictor, save_backbone
+from maple.prediction.predictor import (
+    Predictor,
+    channel_statistics,
+    fit_predictor,
+    load_backbone,
+    load_predictor,
+    save_backbone,
+)
 from maple.types import Relabelling
 
 

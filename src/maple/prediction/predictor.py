@@ -14,7 +14,6 @@ from torch import nn
 
 import maple.baselines  # noqa: F401  # so that their names are known
 from maple import notebook
-from maple.base_predictor import BasePredictor
 from maple.data.decode import Fit
 from maple.data.image_set import ImageSet, Progress
 from maple.data.sources import open_images
@@ -30,6 +29,7 @@ from maple.files import load_arrays, save_arrays, write_atomic
 from maple.networks.backbone import Backbone, create_backbone, embed, embed_batches
 from maple.networks.hub import rebuild_model
 from maple.options import DecisionOptions, as_dict, build_options
+from maple.prediction.base import BasePredictor
 from maple.training.distributed import together
 from maple.training.recipe import create_recipe
 from maple.training.relabel import ClassRule, class_probabilities

@@ -26,13 +26,13 @@ from PIL import Image
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from maple import __version__
-from maple.base_predictor import BasePredictor
 from maple.data.decode import MAX_SIZE, Fit
 from maple.data.image_set import ImageSet, Progress
 from maple.data.sources import open_images
 from maple.decisions.conformal import Calibration
 from maple.errors import MapleError, RunError, UsageError, naming_extras
 from maple.options import DecisionOptions, as_dict
+from maple.prediction.base import BasePredictor
 from maple.types import Prediction
 
 if TYPE_CHECKING:
