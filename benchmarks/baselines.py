@@ -23,14 +23,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from maple.benchmark import Method
 from maple.data.batches import to_input, training_batches
 from maple.data.sources import open_images
 from maple.detectors.base import list_detectors
+from maple.evaluation.evaluate import Method
+from maple.evaluation.paper.suites import PROFILES, find_suite
 from maple.networks.backbone import create_backbone
 from maple.options import recipe_section
 from maple.prediction.predictor import Predictor, load_predictor
-from maple.suites import PROFILES, find_suite
 from maple.training.loop import fit_head
 from maple.training.loss import weighted_sum
 from maple.training.recipe import Step, create_recipe, describe_recipe

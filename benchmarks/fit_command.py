@@ -21,9 +21,9 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 
-from maple.benchmark import Results
 from maple.data.sources import open_images
 from maple.data.splits import split_indices
+from maple.evaluation.evaluate import Results
 from maple.networks.architectures import use_fast_allocator
 from maple.networks.backbone import IMAGENET_MEAN, IMAGENET_STD, embed
 from maple.prediction.predictor import fit_predictor

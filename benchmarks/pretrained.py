@@ -39,8 +39,9 @@ import pyarrow.parquet as pq
 import torch
 
 from baselines import markdown_row
-from maple.benchmark import Results
 from maple.data.splits import fold_shares, share_out
+from maple.evaluation.evaluate import Results
+from maple.evaluation.paper.suites import PROTOCOLS, Protocol
 from maple.files import load_json
 from maple.fit_run import FitRequest, fit_run
 from maple.networks.architectures import use_fast_allocator
@@ -49,7 +50,6 @@ from maple.networks.hub import open_model
 from maple.options import PRESETS, resolve_config
 from maple.plots import BLUE, ORANGE, Line, plot_reliability, plot_scores, standalone_svg
 from maple.progress import say
-from maple.suites import PROTOCOLS, Protocol
 from maple.training.loop import CHECKPOINT
 from maple.workflow import CLASSES, GALLERY_SAMPLE, TrainRequest, train_run
 

@@ -31,12 +31,12 @@ import numpy as np
 from maple.data.sources import open_images
 from maple.data.splits import fold_shares, split_indices
 from maple.detectors.base import MapleDetector, nearest_of_class
+from maple.evaluation.paper.suites import PROFILES, Training
 from maple.networks.architectures import use_fast_allocator
 from maple.networks.backbone import embed
 from maple.options import as_dict, resolve_config
 from maple.prediction.predictor import Predictor, load_predictor
 from maple.stats.metrics import auroc, expected_calibration_error, negative_log_likelihood
-from maple.suites import PROFILES, Training
 from maple.trainings import Job, ensure_trained
 from maple.types import Outputs
 from maple.update import update_from_outputs

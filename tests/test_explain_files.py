@@ -16,11 +16,11 @@ import torch
 from PIL import Image
 
 from commands import run as run_command
-from maple.benchmark import evaluate
 from maple.data.image_set import ImageSet
 from maple.data.sources import open_images
 from maple.data.splits import load_splits
 from maple.errors import UsageError
+from maple.evaluation.evaluate import evaluate
 from maple.explain_files import (
     MAX_IMAGES,
     explain_images,

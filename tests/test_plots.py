@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import maple.plots
-from maple.benchmark import Reliability
+from maple.evaluation.evaluate import Reliability
 from maple.plots import (
     BLUE,
     CLASS_COLOURS,

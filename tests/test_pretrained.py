@@ -23,15 +23,15 @@ import pytest
 import torch
 from PIL import Image
 
-from maple.benchmark import Results
 from maple.data.decode import decode_bytes
 from maple.data.splits import load_splits
 from maple.errors import UsageError
+from maple.evaluation.evaluate import Results
+from maple.evaluation.paper.suites import Protocol
 from maple.networks.backbone import embed
 from maple.networks.hub import open_model
 from maple.options import resolve_config
 from maple.prediction.predictor import load_predictor
-from maple.suites import Protocol
 
 ROOT = Path(__file__).parents[1]
 if not (ROOT / "benchmarks").exists():

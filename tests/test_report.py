@@ -24,9 +24,9 @@ from scipy.special import log_softmax
 from sklearn.datasets import load_digits
 
 import maple.report
-from maple.benchmark import ClassFlagged, Classification, Detection, Histogram, Method, Reliability, Results
 from maple.data.image_set import ImageSet
 from maple.errors import DataError, RunError
+from maple.evaluation.evaluate import ClassFlagged, Classification, Detection, Histogram, Method, Reliability, Results
 from maple.files import save_json
 from maple.gallery import write_gallery
 from maple.options import to_toml

@@ -20,13 +20,11 @@ import pytest
 from filelock import FileLock
 
 from commands import flat, run
-from maple import paper
-from maple.benchmark import Classification, Detection, Histogram, Method, Reliability, Results
 from maple.detectors.base import list_detectors
 from maple.errors import UsageError
-from maple.options import read_names
-from maple.run_suites import BenchmarkRequest, list_suites, plan_suites, run_suites
-from maple.suites import (
+from maple.evaluation.evaluate import Classification, Detection, Histogram, Method, Reliability, Results
+from maple.evaluation.paper import figures as paper
+from maple.evaluation.paper.suites import (
     PROFILES,
     PROTOCOLS,
     STANDARD_DETECTORS,
@@ -37,6 +35,8 @@ from maple.suites import (
     find_suite,
     read_figure,
 )
+from maple.options import read_names
+from maple.run_suites import BenchmarkRequest, list_suites, plan_suites, run_suites
 from maple.tables import SuiteResults, TableRow, table_cells, to_csv, to_markdown
 from maple.training.recipe import create_recipe, list_recipes
 from maple.trainings import Job, digest_source, list_jobs, locked, time_step, train_all

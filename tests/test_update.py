@@ -15,7 +15,6 @@ from scipy.special import logsumexp, softmax
 
 from commands import flat
 from commands import run as command
-from maple.benchmark import evaluate
 from maple.data.image_set import ImageSet
 from maple.data.sources import open_images
 from maple.data.splits import load_splits
@@ -23,6 +22,7 @@ from maple.decisions.conformal import conformal_p_values, fit_pool
 from maple.detectors.base import MapleDetector, nearest_of_class, restore_detector
 from maple.detectors.scores import energy_score
 from maple.errors import DataError, FitError, RunError, UsageError
+from maple.evaluation.evaluate import evaluate
 from maple.files import load_json
 from maple.gallery import read_gallery
 from maple.options import as_dict

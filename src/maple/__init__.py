@@ -16,7 +16,7 @@ _EXPORTS = {
     "embed": "maple.networks.backbone",
     "list_backbones": "maple.networks.backbone",
     "wrap_backbone": "maple.networks.backbone",
-    "evaluate": "maple.benchmark",
+    "evaluate": "maple.evaluation.evaluate",
     "Calibration": "maple.decisions.conformal",
     "benjamini_hochberg": "maple.decisions.conformal",
     "MapleCallback": "maple.prediction.callback",

@@ -13,9 +13,9 @@ import numpy as np
 from scipy.special import chdtri
 
 from maple import __version__
-from maple.benchmark import Results
 from maple.data.image_set import ImageSet
 from maple.errors import UsageError
+from maple.evaluation.evaluate import Results
 from maple.files import write_atomic
 from maple.gallery import ClusterExemplars, ComponentEnd, ComponentExemplars, read_gallery, thumbnail
 from maple.networks.backbone import embed_batches

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from maple.benchmark import Results
 from maple.data.splits import Splits
 from maple.detectors.base import MapleDetector
 from maple.errors import UsageError
+from maple.evaluation.evaluate import Results
 from maple.networks.architectures import use_fast_allocator
 from maple.networks.backbone import Backbone, embed
 from maple.networks.hub import open_model

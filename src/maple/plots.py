@@ -25,7 +25,7 @@ from matplotlib.patches import PathPatch
 from matplotlib.path import Path as Outline
 from matplotlib.ticker import MaxNLocator
 
-from maple.benchmark import Reliability
+from maple.evaluation.evaluate import Reliability
 from maple.stats.metrics import spaced_rows
 from maple.text import percent, shorten
 

@@ -26,9 +26,9 @@ import pyarrow.parquet as pq
 from PIL import Image, features
 
 from maple import __version__
-from maple.benchmark import Method, Results
 from maple.data.decode import decode_image
 from maple.errors import DataError, MapleError, RunError, some
+from maple.evaluation.evaluate import Method, Results
 from maple.files import load_json, write_atomic
 from maple.gallery import ClusterExemplars, Example, Examples, Gallery, read_gallery
 from maple.options import read_toml

@@ -1,4 +1,4 @@
-"""``maple benchmark``: from the names of suites to tables; see :mod:`maple.suites` for what they are."""
+"""``maple benchmark``: from the names of suites to tables; see :mod:`maple.evaluation.paper.suites` for what they are."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from maple.errors import UsageError
+from maple.evaluation.paper.suites import PROFILES, SUITES, Profile, Suite, find_profile, find_suite
 from maple.progress import is_first_process, say, warn
-from maple.suites import PROFILES, SUITES, Profile, Suite, find_profile, find_suite
 from maple.tables import SuiteResults, collect, write_suite
 from maple.trainings import Job, list_jobs, plan_jobs, train_all
 from maple.workflow import LEFT_OUT

@@ -25,17 +25,17 @@ import numpy as np
 import pyarrow.parquet as pq
 import torch
 
-from maple.benchmark import Results
 from maple.data.catalogue import CATALOGUE
 from maple.data.sources import clean_source, find_source, is_built_in, split_files
 from maple.data.splits import fold_shares
 from maple.errors import RunError, UsageError
+from maple.evaluation.evaluate import Results
+from maple.evaluation.paper.suites import STANDARD_DETECTORS, Profile, Protocol, Suite, Training
 from maple.files import FORMAT_VERSION, take_lock, write_atomic
 from maple.networks.backbone import create_backbone
 from maple.options import RunConfig, resolve_config
 from maple.prediction.predictor import load_backbone
 from maple.progress import is_first_process, say
-from maple.suites import STANDARD_DETECTORS, Profile, Protocol, Suite, Training
 from maple.training.distributed import make_fabric
 from maple.training.loop import CHECKPOINT, FREE_OPTIONS, fit_head
 from maple.training.loss import weighted_sum

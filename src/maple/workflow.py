@@ -19,7 +19,6 @@ import torch
 
 from maple.baselines.ensemble import MEMBERS, remove_checkpoints, train_ensemble
 from maple.baselines.sampling import EnsembleRecipe
-from maple.benchmark import Own, Results, Scored, evaluate, measure_latency
 from maple.data.batches import parse_augment, to_input
 from maple.data.catalogue import CATALOGUE, describe_data_set, find_data_set, locate
 from maple.data.image_set import ImageSet, Progress
@@ -37,6 +36,7 @@ from maple.data.splits import Splits, load_splits, split_indices
 from maple.detectors.base import Detector, MapleDetector, create_detector, list_detectors, nearest_of_class
 from maple.detectors.gradient import ImageDetector
 from maple.errors import DataError, MapleError, RunError, UsageError
+from maple.evaluation.evaluate import Own, Results, Scored, evaluate, measure_latency
 from maple.files import FORMAT_VERSION, check_format, load_json, save_json, write_atomic
 from maple.gallery import write_gallery
 from maple.networks.backbone import Backbone, create_backbone, embed, linear_head

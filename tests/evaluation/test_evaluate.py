@@ -17,9 +17,9 @@ from scipy import stats
 from scipy.special import softmax
 from sklearn.metrics import roc_auc_score
 
-from maple.benchmark import ClassFlagged, Results, evaluate, format_table, measure_latency
 from maple.detectors.base import MapleDetector, create_detector
 from maple.errors import DataError, NotFittedError, RunError, UsageError
+from maple.evaluation.evaluate import ClassFlagged, Results, evaluate, format_table, measure_latency
 from maple.options import DecisionOptions
 from maple.prediction.predictor import Predictor
 from maple.stats import metrics

@@ -15,11 +15,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from maple import paper
-from maple.benchmark import Results
 from maple.errors import UsageError, suggest
+from maple.evaluation.evaluate import Results
+from maple.evaluation.paper import figures as paper
+from maple.evaluation.paper.figures import Table
 from maple.options import read_names
-from maple.paper import Table
 
 # --- data ------------------------------------------------------------------------------------------------------------
 
