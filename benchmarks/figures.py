@@ -23,7 +23,7 @@ from scipy.stats import chi2
 
 from maple.decisions.conformal import conformal_threshold
 from maple.detectors.scores import TAIL, fit_surprise
-from maple.plots import LIGHT
+from maple.reporting.plots import LIGHT
 from maple.stats.gaussians import Gaussians, Moments, fit_gaussians, log_chi_square_tail
 
 CLASS_COLOURS = (LIGHT["c0"], LIGHT["c4"])

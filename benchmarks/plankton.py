@@ -33,12 +33,23 @@ from PIL import Image, ImageDraw
 
 from maple.data.splits import Splits
 from maple.evaluation.paper.suites import PROFILES, find_suite
-from maple.gallery import ClusterExemplars, read_gallery
 from maple.networks.architectures import use_fast_allocator
 from maple.networks.backbone import embed
 from maple.options import resolve_config
-from maple.plots import BLUE, GREEN, MUTED, ORANGE, Line, as_plot, percent, plot_coverage, shorten, standalone_svg
 from maple.prediction.predictor import Predictor, load_predictor
+from maple.reporting.gallery import ClusterExemplars, read_gallery
+from maple.reporting.plots import (
+    BLUE,
+    GREEN,
+    MUTED,
+    ORANGE,
+    Line,
+    as_plot,
+    percent,
+    plot_coverage,
+    shorten,
+    standalone_svg,
+)
 from maple.stats import metrics
 from maple.trainings import Job, ensure_trained, list_jobs
 from maple.types import Prediction

@@ -48,8 +48,8 @@ from maple.networks.architectures import use_fast_allocator
 from maple.networks.backbone import Backbone, embed
 from maple.networks.hub import open_model
 from maple.options import PRESETS, resolve_config
-from maple.plots import BLUE, ORANGE, Line, plot_reliability, plot_scores, standalone_svg
 from maple.progress import say
+from maple.reporting.plots import BLUE, ORANGE, Line, plot_reliability, plot_scores, standalone_svg
 from maple.training.loop import CHECKPOINT
 from maple.workflow import CLASSES, GALLERY_SAMPLE, TrainRequest, train_run
 

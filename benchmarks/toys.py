@@ -39,7 +39,7 @@ from maple.detectors.base import Detector, MapleDetector, create_detector
 from maple.files import save_json
 from maple.networks.backbone import Backbone, embed
 from maple.options import TrainOptions, build_options
-from maple.plots import LIGHT
+from maple.reporting.plots import LIGHT
 from maple.stats.metrics import accuracy, auroc
 from maple.training.loop import Run, train_backbone
 from maple.training.recipe import create_recipe

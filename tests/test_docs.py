@@ -270,7 +270,7 @@ WORK: dict[str, Callable[..., None]] = {
     "maple.predict_files.predict_images": check_decision,
     "maple.explain_files.explain_images": check_decision,
     "maple.monitor_images.monitor_images": nothing,
-    "maple.report.write_report": nothing,
+    "maple.reporting.report.write_report": nothing,
     "maple.run_suites.list_suites": nothing,
     "maple.run_suites.plan_suites": check_suites,
     "maple.run_suites.run_suites": check_suites,

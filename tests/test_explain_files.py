@@ -30,10 +30,10 @@ from maple.explain_files import (
     to_text,
 )
 from maple.files import load_json, save_json
-from maple.gallery import read_gallery, write_gallery
 from maple.networks.backbone import create_backbone, embed
 from maple.prediction.explain import component_coordinates
 from maple.prediction.predictor import fit_predictor, load_predictor
+from maple.reporting.gallery import read_gallery, write_gallery
 from maple.types import Relabelling
 
 HOSTILE = "<script>alert('x')</script>\x00"

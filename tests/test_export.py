@@ -22,10 +22,10 @@ from maple.decisions.conformal import Calibration, conformal_p_values
 from maple.detectors.base import MapleDetector
 from maple.detectors.scores import FUSED, SCORES, Surprise, fit_surprise
 from maple.errors import RunError, UsageError
-from maple.gallery import write_cluster_gallery
 from maple.graph import OUTPUTS, DescriptionGraph, PredictorGraph, PValues, Surprises
 from maple.networks.backbone import Backbone, create_backbone, embed
 from maple.prediction.predictor import Predictor, fit_predictor
+from maple.reporting.gallery import write_cluster_gallery
 from maple.types import Outputs, Relabelling
 
 CLUSTERS = np.array([0, 0, 1, 2, 3, 3, 3])  # the class of each

@@ -39,7 +39,7 @@ def test_names_do_not_shadow_modules():
             "import maple.stats.gaussians, maple.stats.clustering, maple.stats.metrics, maple.decisions.conformal, maple.detectors.base",
             ["torch", "matplotlib"],
         ),
-        ("import maple.report", ["torch"]),
+        ("import maple.reporting.report", ["torch"]),
         ("import maple.prediction.callback, maple.prediction.own_loop", ["pytorch_lightning", "lightning"]),
     ],
 )

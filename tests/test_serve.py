@@ -536,9 +536,9 @@ def run_folder(tmp_path_factory):
     import torch
 
     from maple.data.splits import load_splits
-    from maple.gallery import write_gallery
     from maple.networks.backbone import create_backbone, embed
     from maple.prediction.predictor import fit_predictor
+    from maple.reporting.gallery import write_gallery
 
     splits = load_splits("digits")
     torch.manual_seed(0)

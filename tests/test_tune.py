@@ -33,12 +33,12 @@ from maple.data.splits import load_splits
 from maple.errors import DataError, RunError, TrainError, UsageError
 from maple.networks.backbone import create_backbone, embed
 from maple.options import DataOptions, read_toml, resolve_config
-from maple.plots import Plot
 from maple.prediction.predictor import fit_predictor
+from maple.reporting.plots import Plot
+from maple.reporting.trial_plots import plot_trials
 from maple.search_space import Choices, Span, Trial
 from maple.training.loop import train_backbone
 from maple.training.recipe import MapleRecipe
-from maple.trial_plots import plot_trials
 from maple.tune import TuneRequest, make_plan, tune_recipe
 
 SPLITS = (0.15, 0.1, 0.05, 0.7)

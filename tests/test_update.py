@@ -24,9 +24,9 @@ from maple.detectors.scores import energy_score
 from maple.errors import DataError, FitError, RunError, UsageError
 from maple.evaluation.evaluate import evaluate
 from maple.files import load_json
-from maple.gallery import read_gallery
 from maple.options import as_dict
 from maple.prediction.predictor import Predictor, load_predictor
+from maple.reporting.gallery import read_gallery
 from maple.types import Outputs
 from maple.update import (
     UpdateRequest,

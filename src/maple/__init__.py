@@ -43,7 +43,7 @@ _EXPORTS = {
     "fit_predictor": "maple.prediction.predictor",
     "load_predictor": "maple.prediction.predictor",
     "MapleRecipe": "maple.training.recipe",
-    "write_report": "maple.report",
+    "write_report": "maple.reporting.report",
     "load_splits": "maple.data.splits",
     "train_backbone": "maple.training.loop",
     "TuneRequest": "maple.tune",

@@ -721,7 +721,7 @@ def report(
     out: Annotated[Path | None, typer.Option(help="HTML file to write; default: report.html in the run")] = None,
 ) -> None:
     """Write one self-contained HTML file about a run."""
-    from maple.report import write_report
+    from maple.reporting.report import write_report
 
     output.print(f"report: {write_report(run, out=out, predictions=predictions)}", highlight=False, soft_wrap=True)
 

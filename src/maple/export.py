@@ -35,7 +35,6 @@ from maple.data.splits import Splits
 from maple.decisions.conformal import raise_odds
 from maple.errors import MapleError, RunError, UsageError, naming_extras
 from maple.files import write_atomic
-from maple.gallery import Gallery, read_gallery
 from maple.graph import OUTPUTS, PredictorGraph
 from maple.networks.backbone import as_image_batch, embed, evaluating
 from maple.networks.hub import OnnxBackbone
@@ -43,6 +42,7 @@ from maple.options import resolve_config
 from maple.predict_files import open_like
 from maple.prediction.onnx import INPUT, MAX_FILE_BYTES, METADATA, OnnxPredictor, write_metadata
 from maple.prediction.predictor import Predictor, load_predictor
+from maple.reporting.gallery import Gallery, read_gallery
 from maple.stats.metrics import auroc, expected_calibration_error
 from maple.training.relabel import class_probabilities
 from maple.types import Prediction

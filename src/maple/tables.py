@@ -19,9 +19,9 @@ import maple
 from maple.evaluation.evaluate import Results
 from maple.evaluation.paper.suites import CORRUPTED_COLUMN, Profile, Row, Suite, columns_of, figure_kind, read_figure
 from maple.files import save_json, write_atomic
-from maple.page import render_page
-from maple.plots import BLUE, Line, Panel, Plot, plot_quantiles, plot_reliability, plot_rows, standalone_svg
-from maple.report import draw_projections, read_run
+from maple.reporting.page import render_page
+from maple.reporting.plots import BLUE, Line, Panel, Plot, plot_quantiles, plot_reliability, plot_rows, standalone_svg
+from maple.reporting.report import draw_projections, read_run
 from maple.stats.metrics import format_spread
 from maple.trainings import FACTS, Job, ensure_evaluated, training_facts
 

@@ -46,9 +46,10 @@ from maple.options import (
     resolve_config,
     to_toml,
 )
-from maple.plots import standalone_svg
 from maple.prediction.predictor import channel_statistics
 from maple.progress import counting, say, warn
+from maple.reporting.plots import standalone_svg
+from maple.reporting.trial_plots import plot_trials
 from maple.search_space import (
     PARAMETERS,
     SEARCHES,
@@ -66,7 +67,6 @@ from maple.text import number
 from maple.training.distributed import count_processes
 from maple.training.loop import CHECKPOINT, FREE_OPTIONS, Run, train_backbone
 from maple.training.recipe import create_recipe, find_recipe, unused_options
-from maple.trial_plots import plot_trials
 from maple.workflow import check_flags, check_options, digest_images, recipe_options
 
 Progress = Callable[[int, int], None]

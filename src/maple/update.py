@@ -39,7 +39,12 @@ from maple.decisions.conformal import Calibration, fit_pool, fit_softmax_tempera
 from maple.detectors.base import Source
 from maple.errors import DataError, RunError, UsageError, suggest
 from maple.files import load_json, save_json
-from maple.gallery import (
+from maple.networks.architectures import use_fast_allocator
+from maple.networks.backbone import embed, embed_batches
+from maple.predict_files import describe_skipped, warn_if_nothing_is_flagged
+from maple.prediction.predictor import Predictor, load_predictor
+from maple.progress import counting, say, warn
+from maple.reporting.gallery import (
     CLUSTER_THUMBNAIL,
     EXEMPLARS_PER_CLUSTER,
     ClusterExemplars,
@@ -48,12 +53,7 @@ from maple.gallery import (
     thumbnail,
     write_cluster_gallery,
 )
-from maple.networks.architectures import use_fast_allocator
-from maple.networks.backbone import embed, embed_batches
-from maple.predict_files import describe_skipped, warn_if_nothing_is_flagged
-from maple.prediction.predictor import Predictor, load_predictor
-from maple.progress import counting, say, warn
-from maple.report import listed, plural, write_report
+from maple.reporting.report import listed, plural, write_report
 from maple.types import Outputs, Skipped
 from maple.workflow import (
     CLASSES,

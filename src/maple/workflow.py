@@ -38,7 +38,6 @@ from maple.detectors.gradient import ImageDetector
 from maple.errors import DataError, MapleError, RunError, UsageError
 from maple.evaluation.evaluate import Own, Results, Scored, evaluate, measure_latency
 from maple.files import FORMAT_VERSION, check_format, load_json, save_json, write_atomic
-from maple.gallery import write_gallery
 from maple.networks.backbone import Backbone, create_backbone, embed, linear_head
 from maple.options import (
     GROUPS,
@@ -64,7 +63,8 @@ from maple.prediction.predictor import (
     save_backbone,
 )
 from maple.progress import counting, is_first_process, say, track, warn
-from maple.report import write_report
+from maple.reporting.gallery import write_gallery
+from maple.reporting.report import write_report
 from maple.start import (
     START,
     Start,

@@ -7,7 +7,7 @@ import xml.etree.ElementTree as ElementTree
 import pytest
 from jinja2 import UndefinedError
 
-from maple.page import render_page
+from maple.reporting.page import render_page
 
 EMPTY = {
     "version": "1",

@@ -23,15 +23,15 @@ from PIL import Image
 from scipy.special import log_softmax
 from sklearn.datasets import load_digits
 
-import maple.report
+import maple.reporting.report
 from maple.data.image_set import ImageSet
 from maple.errors import DataError, RunError
 from maple.evaluation.evaluate import ClassFlagged, Classification, Detection, Histogram, Method, Reliability, Results
 from maple.files import save_json
-from maple.gallery import write_gallery
 from maple.options import to_toml
-from maple.plots import Plot
-from maple.report import caught_at, compare, read_predictions, read_run, summary_sentences, write_report
+from maple.reporting.gallery import write_gallery
+from maple.reporting.plots import Plot
+from maple.reporting.report import caught_at, compare, read_predictions, read_run, summary_sentences, write_report
 from maple.row_files import to_csv, to_json_lines
 from maple.stats import metrics
 from maple.types import PREDICTION_COLUMNS, Outputs, Prediction
@@ -246,9 +246,9 @@ def copied(run: Path, tmp_path: Path) -> Path:
 def no_plots(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where a test is about words and tables, an empty drawing stands for each plot: Matplotlib takes its time."""
     blank = Plot(Markup('<svg role="img" aria-label="blank"></svg>'), "blank")
-    for name in dir(maple.report):
+    for name in dir(maple.reporting.report):
         if name.startswith("plot_"):
-            monkeypatch.setattr(maple.report, name, lambda *args: blank)
+            monkeypatch.setattr(maple.reporting.report, name, lambda *args: blank)
 
 
 class Page(HTMLParser):
@@ -440,7 +440,7 @@ def test_both_conventions_of_fpr95_are_named(run: Path, tmp_path: Path) -> None:
 def test_projections_tell_their_epoch(copied: Path) -> None:
     def titles() -> list[str]:
         record = read_run(copied)
-        return [maple.report._projection_title(record, name) for name in ("before", "after")]
+        return [maple.reporting.report._projection_title(record, name) for name in ("before", "after")]
 
     assert titles() == ["Before the first relabelling", "After training"]
     classes = json.loads((copied / "classes.json").read_text())

@@ -11,7 +11,7 @@ from PIL import Image
 from sklearn.decomposition import PCA
 
 from maple.errors import DataError, RunError, UsageError
-from maple.gallery import (
+from maple.reporting.gallery import (
     MAX_EXEMPLARS,
     from_sheet,
     main_axes,

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
 from maple.criteria import CRITERIA
-from maple.plots import BLUE, GREEN, MUTED, ORANGE, as_plot
+from maple.reporting.plots import BLUE, GREEN, MUTED, ORANGE, as_plot
 from maple.search_space import Choices, Space, Span, Trial, short
 
 COLUMNS = 3  # of the picture

@@ -30,10 +30,10 @@ from maple.data.decode import decode_image
 from maple.errors import DataError, MapleError, RunError, some
 from maple.evaluation.evaluate import Method, Results
 from maple.files import load_json, write_atomic
-from maple.gallery import ClusterExemplars, Example, Examples, Gallery, read_gallery
 from maple.options import read_toml
-from maple.page import render_page
-from maple.plots import (
+from maple.reporting.gallery import ClusterExemplars, Example, Examples, Gallery, read_gallery
+from maple.reporting.page import render_page
+from maple.reporting.plots import (
     BLUE,
     CLASS_COLOURS,
     GREEN,

@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import maple.plots
+import maple.reporting.plots
 from maple.evaluation.evaluate import Reliability
-from maple.plots import (
+from maple.reporting.plots import (
     BLUE,
     CLASS_COLOURS,
     LIGHT,
@@ -225,7 +225,7 @@ def test_a_drawing_may_stand_alone() -> None:
 
 
 def test_colours_are_those_of_the_pages() -> None:
-    folder = Path(maple.plots.__file__).parent / "templates"
+    folder = Path(maple.reporting.plots.__file__).parent / "templates"
     pages = [text for path in folder.iterdir() if "--blue: #" in (text := path.read_text(encoding="utf-8"))]
     assert pages
     for page in pages:
