@@ -31,10 +31,10 @@ from maple.evaluation.paper.suites import PROFILES, find_suite
 from maple.networks.backbone import create_backbone
 from maple.options import recipe_section
 from maple.prediction.predictor import Predictor, load_predictor
+from maple.runs.benchmark.trainings import Job, ensure_evaluated, list_jobs
 from maple.training.loop import fit_head
 from maple.training.loss import weighted_sum
 from maple.training.recipe import Step, create_recipe, describe_recipe
-from maple.trainings import Job, ensure_evaluated, list_jobs
 
 DETERMINISTIC = "cross-entropy"
 PROFILE = PROFILES["cpu"]

@@ -29,8 +29,8 @@ from sklearn.preprocessing import StandardScaler
 from maple.detectors.base import Description
 from maple.networks.backbone import embed
 from maple.prediction.predictor import load_predictor
+from maple.runs.benchmark.trainings import ensure_trained
 from maple.stats.metrics import auroc
-from maple.trainings import ensure_trained
 from recipes import RECIPES, make_job
 from split_study import Study, load_cifar10
 

@@ -50,10 +50,10 @@ from maple.reporting.plots import (
     shorten,
     standalone_svg,
 )
+from maple.runs.benchmark.trainings import Job, ensure_trained, list_jobs
+from maple.runs.train import GALLERY, own_splits, read_run_config
 from maple.stats import metrics
-from maple.trainings import Job, ensure_trained, list_jobs
 from maple.types import Prediction
-from maple.workflow import GALLERY, own_splits, read_run_config
 
 RATES = (0.01, 0.05, 0.1)
 ERRORS = (0.05, 0.1, 0.15, 0.2)

@@ -36,8 +36,8 @@ from maple.detectors.lee import LeeDetector
 from maple.networks.architectures import use_fast_allocator
 from maple.networks.backbone import Backbone, embed, linear_head
 from maple.prediction.predictor import load_predictor
+from maple.runs.benchmark.trainings import ensure_trained
 from maple.stats.metrics import auroc, negative_log_likelihood
-from maple.trainings import ensure_trained
 from maple.types import Outputs
 from resnet20 import public_resnet20
 from split_study import Study, load_cifar10

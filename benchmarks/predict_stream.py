@@ -30,8 +30,8 @@ from maple.data.image_set import ImageSet
 from maple.data.simulate import simulated_diatoms
 from maple.detectors.base import MapleDetector
 from maple.networks.backbone import create_backbone, embed
-from maple.predict_files import predict_images
 from maple.prediction.predictor import Predictor
+from maple.runs.predict import predict_images
 
 DISTINCT = 200  # images
 SIZE = 64  # pixels

@@ -43,15 +43,15 @@ from maple.data.splits import fold_shares, share_out
 from maple.evaluation.evaluate import Results
 from maple.evaluation.paper.suites import PROTOCOLS, Protocol
 from maple.files import load_json
-from maple.fit_run import FitRequest, fit_run
 from maple.networks.architectures import use_fast_allocator
 from maple.networks.backbone import Backbone, embed
 from maple.networks.hub import open_model
 from maple.options import PRESETS, resolve_config
 from maple.progress import say
 from maple.reporting.plots import BLUE, ORANGE, Line, plot_reliability, plot_scores, standalone_svg
+from maple.runs.fit import FitRequest, fit_run
+from maple.runs.train import CLASSES, GALLERY_SAMPLE, TrainRequest, train_run
 from maple.training.loop import CHECKPOINT
-from maple.workflow import CLASSES, GALLERY_SAMPLE, TrainRequest, train_run
 
 MODEL = "python:benchmarks.efficientnet_lite:efficientnet_lite0"
 PRESET = "finetune"

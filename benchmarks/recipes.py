@@ -23,7 +23,7 @@ import numpy as np
 
 from maple.evaluation.evaluate import Results
 from maple.evaluation.paper.suites import PROFILES, Profile, Training
-from maple.trainings import Job, ensure_evaluated
+from maple.runs.benchmark.trainings import Job, ensure_evaluated
 
 CPU = PROFILES["cpu"]
 PAPER = replace(CPU, as_paper=True, flags={**CPU.flags, "batch_size": 128, "precision": "32-true"})

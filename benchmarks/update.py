@@ -36,11 +36,11 @@ from maple.networks.architectures import use_fast_allocator
 from maple.networks.backbone import embed
 from maple.options import as_dict, resolve_config
 from maple.prediction.predictor import Predictor, load_predictor
+from maple.runs.benchmark.trainings import Job, ensure_trained
+from maple.runs.train import own_splits, read_run_config
+from maple.runs.update import update_from_outputs
 from maple.stats.metrics import auroc, expected_calibration_error, negative_log_likelihood
-from maple.trainings import Job, ensure_trained
 from maple.types import Outputs
-from maple.update import update_from_outputs
-from maple.workflow import own_splits, read_run_config
 from resnet20 import OOD
 
 NUMBERS = (10, 30, 100, 300, 1000)

@@ -17,12 +17,13 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from maple import predict_files, row_files
 from maple.data.image_set import ImageSet
 from maple.data.stream import IMAGE_SECONDS, decode_stream
 from maple.decisions.conformal import Calibration
-from maple.predict_files import predict_images
 from maple.prediction.base import BasePredictor
+from maple.runs import predict as predict_files
+from maple.runs import writer as row_files
+from maple.runs.predict import predict_images
 from maple.types import Prediction
 
 FAILED = 99  # exit code

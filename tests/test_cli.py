@@ -61,7 +61,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 def interrupted(image_folder, tmp_path, monkeypatch):
     """A run that was interrupted after its training, before its detector was fitted."""
     with monkeypatch.context() as patch:
-        patch.setattr("maple.workflow.fit_predictor", _interrupt)
+        patch.setattr("maple.runs.train.fit_predictor", _interrupt)
         assert (
             tiny(image_folder, "--out", tmp_path / "interrupted", "--preset", "paper", "--backbone", "resnet9") == 130
         )
@@ -209,7 +209,7 @@ def test_demo_replaces_only_demos(finished, tmp_path, monkeypatch, capsys):
         requests.append(request)
         _interrupt()
 
-    monkeypatch.setattr("maple.workflow.train_run", record)
+    monkeypatch.setattr("maple.runs.train.train_run", record)
     (tmp_path / "config.toml").write_text('[origin]\nformat = 2\ncommand = "maple demo"\n')
     for folder in (tmp_path, tmp_path / "new"):
         run("demo", "--out", folder)
@@ -254,7 +254,7 @@ def test_resume_needs_a_run(image_folder, tmp_path, monkeypatch, capsys):
     assert "no run in" in capsys.readouterr().err
     assert not (tmp_path / "mistyped").exists()
     with monkeypatch.context() as patch:
-        patch.setattr("maple.workflow.train_backbone", _interrupt)
+        patch.setattr("maple.runs.train.train_backbone", _interrupt)
         assert tiny(image_folder, "--out", tmp_path / "early") == 130
     assert load_json(tmp_path / "early" / "classes.json")["classes"] == ["bright", "dark"]
     assert run("train", image_folder, "--out", tmp_path / "early", "--resume") == 0
@@ -561,7 +561,7 @@ def test_only_the_first_process_speaks(tmp_path, capsys, monkeypatch):
 
 
 def test_output_names_are_checked_before_images_are_read(finished, tmp_path, monkeypatch):
-    monkeypatch.setattr("maple.predict_files.open_images", _interrupt)
+    monkeypatch.setattr("maple.runs.predict.open_images", _interrupt)
     assert run("predict", finished, "digits", "--out", tmp_path / "p.xls") == 2
 
 
@@ -601,7 +601,7 @@ def test_full_disk_keeps_the_old_predictions(finished, tmp_path, capsys, monkeyp
     out = tmp_path / "p.csv"
     out.write_text("old")
     monkeypatch.setattr(
-        "maple.row_files.TextRows.append",
+        "maple.runs.writer.TextRows.append",
         lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")),
     )
     assert run("predict", finished, "digits", "--out", out) == 1

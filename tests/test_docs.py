@@ -218,7 +218,7 @@ def check_config(request: Any, *_: Any, **__: Any) -> None:
 
 
 def check_tuning(request: Any) -> None:
-    from maple.tune import make_plan
+    from maple.runs.tune.search import make_plan
 
     make_plan(request)
 
@@ -229,7 +229,7 @@ def check_decision(*arguments: Any, decision: dict[str, Any] | None = None, **_:
 
 
 def check_detectors(*arguments: Any) -> None:
-    from maple.workflow import list_methods
+    from maple.runs.train import list_methods
 
     known = {row["name"] for row in list_methods() if row["kind"] == "detector"}
     build_options(DecisionOptions, arguments[3], where=None)
@@ -254,26 +254,26 @@ def nothing(*_: Any, **__: Any) -> None:
 
 # Where the work of a command is done, by what imports it when it is called, and what is checked of the request.
 WORK: dict[str, Callable[..., None]] = {
-    "maple.workflow.run_demo": nothing,
-    "maple.workflow.train_run": check_config,
-    "maple.workflow.evaluate_run": check_detectors,
-    "maple.workflow.list_methods": nothing,
-    "maple.workflow.list_sources": nothing,
-    "maple.workflow.describe_source": check_source,
+    "maple.runs.train.run_demo": nothing,
+    "maple.runs.train.train_run": check_config,
+    "maple.runs.train.evaluate_run": check_detectors,
+    "maple.runs.train.list_methods": nothing,
+    "maple.runs.train.list_sources": nothing,
+    "maple.runs.train.describe_source": check_source,
     "maple.data.catalogue.get_data_set": check_source,
-    "maple.fit_run.fit_run": check_config,
-    "maple.tune.tune_recipe": check_tuning,
-    "maple.tune.make_plan": check_tuning,
-    "maple.update.update_run": nothing,
+    "maple.runs.fit.fit_run": check_config,
+    "maple.runs.tune.search.tune_recipe": check_tuning,
+    "maple.runs.tune.search.make_plan": check_tuning,
+    "maple.runs.update.update_run": nothing,
     "maple.serve.serve_model": nothing,
     "maple.export.export_run": nothing,
-    "maple.predict_files.predict_images": check_decision,
-    "maple.explain_files.explain_images": check_decision,
-    "maple.monitor_images.monitor_images": nothing,
+    "maple.runs.predict.predict_images": check_decision,
+    "maple.runs.explain.explain_images": check_decision,
+    "maple.runs.monitor.monitor_images": nothing,
     "maple.reporting.report.write_report": nothing,
-    "maple.run_suites.list_suites": nothing,
-    "maple.run_suites.plan_suites": check_suites,
-    "maple.run_suites.run_suites": check_suites,
+    "maple.runs.benchmark.suites.list_suites": nothing,
+    "maple.runs.benchmark.suites.plan_suites": check_suites,
+    "maple.runs.benchmark.suites.run_suites": check_suites,
 }
 
 

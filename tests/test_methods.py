@@ -12,9 +12,9 @@ from maple.detectors.base import list_detectors
 from maple.errors import UsageError
 from maple.options import RECIPE_SECTIONS, read_toml
 from maple.prediction.predictor import load_predictor
+from maple.runs.train import evaluate_run, list_methods
 from maple.training.recipe import find_recipe, list_recipes
 from maple.types import About
-from maple.workflow import evaluate_run, list_methods
 
 BASELINES = ["due", "duq", "ensemble", "mc-dropout", "sngp", "vmdls"]
 FEWER = {"ensemble": ["--members", 2], "mc-dropout": ["--dropout-samples", 3], "sngp": ["--sngp-features", 64]}

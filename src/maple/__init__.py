@@ -46,12 +46,12 @@ _EXPORTS = {
     "write_report": "maple.reporting.report",
     "load_splits": "maple.data.splits",
     "train_backbone": "maple.training.loop",
-    "TuneRequest": "maple.tune",
-    "tune_recipe": "maple.tune",
+    "TuneRequest": "maple.runs.tune.search",
+    "tune_recipe": "maple.runs.tune.search",
     "Outputs": "maple.types",
     "Prediction": "maple.types",
     "Relabelling": "maple.types",
-    "update_predictor": "maple.update",
+    "update_predictor": "maple.runs.update",
 }
 
 __all__ = sorted(_EXPORTS)

@@ -169,7 +169,7 @@ def demo(
     as_json: AsJson = False,
 ) -> None:
     """Train, fit, evaluate and report on simulated diatoms, with unknown taxa: about two minutes."""
-    from maple.workflow import run_demo
+    from maple.runs.train import run_demo
 
     _finish(run_demo(out, seed), as_json)
 
@@ -224,7 +224,7 @@ def train(
     head if it has one output per class. That wants a lower learning rate than a new network, with a warm-up: where no
     --preset is given it is finetune; for transformers add --optimizer adam --learning-rate 0.0001 --weight-decay 0.
     """
-    from maple.workflow import TrainRequest, default_out, train_run
+    from maple.runs.train import TrainRequest, default_out, train_run
 
     request = TrainRequest(
         source=data,
@@ -312,8 +312,8 @@ def fit(
     as_json: AsJson = False,
 ) -> None:
     """Make a run of a network that someone else trained, without training; the run folder holds everything."""
-    from maple.fit_run import FitRequest, fit_run
-    from maple.workflow import default_out
+    from maple.runs.fit import FitRequest, fit_run
+    from maple.runs.train import default_out
 
     request = FitRequest(
         model=model,
@@ -394,8 +394,8 @@ def tune(
     as_json: AsJson = False,
 ) -> None:
     """Search for better settings of a recipe on in-distribution images alone; the same command goes on with a study."""
-    from maple.tune import TuneRequest, make_plan, tune_recipe
-    from maple.workflow import default_out
+    from maple.runs.train import default_out
+    from maple.runs.tune.search import TuneRequest, make_plan, tune_recipe
 
     default = default_out(data)
     request = TuneRequest(
@@ -471,7 +471,7 @@ def predict(
     Memory does not grow with the number of images. A command that was interrupted, or killed, goes on when it is given
     again.
     """
-    from maple.predict_files import predict_images
+    from maple.runs.predict import predict_images
 
     predict_images(
         run,
@@ -504,7 +504,7 @@ def explain(
     as_json: Annotated[bool, typer.Option("--json", help="print JSON instead of sentences")] = False,
 ) -> None:
     """Why each image was called what it was: nearest cluster, runner-up, and what sets the image apart."""
-    from maple.explain_files import explain_images, to_json, to_text
+    from maple.runs.explain import explain_images, to_json, to_text
 
     cases = explain_images(run, images, out, decision=flags, limit=limit, data_root=data_root, workers=workers)
     if as_json or out is None:
@@ -536,7 +536,7 @@ def evaluate(
     as_json: AsJson = False,
 ) -> None:
     """Measure accuracy, calibration and detection of unknown images, and update the report."""
-    from maple.workflow import evaluate_run
+    from maple.runs.train import evaluate_run
 
     results = evaluate_run(
         run,
@@ -576,7 +576,7 @@ def update(
 
     Thresholds are void then: nothing is flagged until --calibrate, in the same command or a later one.
     """
-    from maple.update import UpdateRequest, update_run
+    from maple.runs.update import UpdateRequest, update_run
 
     request = UpdateRequest(
         run,
@@ -609,8 +609,8 @@ def benchmark(
 ) -> None:
     """A table or figure of the paper, next to the paper's figures; what was done before is not done again."""
     from maple.progress import say
-    from maple.run_suites import BenchmarkRequest, list_suites, plan_suites, run_suites
-    from maple.tables import to_dict, to_rows
+    from maple.runs.benchmark.suites import BenchmarkRequest, list_suites, plan_suites, run_suites
+    from maple.runs.benchmark.tables import to_dict, to_rows
 
     if show_list or not names:
         _print_rows(list_suites(), as_json)
@@ -692,7 +692,7 @@ def _longest_word(rows: list[dict[str, str]], name: str) -> int:
 @app.command()
 def methods(as_json: AsJson = False) -> None:
     """All recipes (how a network learns) and detectors (what ranks images), with their papers and what they cost."""
-    from maple.workflow import list_methods
+    from maple.runs.train import list_methods
 
     rows = list_methods()
     if as_json:
@@ -756,7 +756,7 @@ def monitor(
     With --state they are the next of a stream, in the order in which they came; its alarm is valid however often one
     asks, and stays.
     """
-    from maple.monitor_images import monitor_images
+    from maple.runs.monitor import monitor_images
 
     found = monitor_images(
         run,
@@ -845,7 +845,7 @@ def data(
     as_json: AsJson = False,
 ) -> None:
     """What data sets there are, where they are looked for, what is in one of them, and how to get it."""
-    from maple.workflow import describe_source, list_sources
+    from maple.runs.train import describe_source, list_sources
 
     if get:
         from maple.data.catalogue import get_data_set

@@ -39,14 +39,14 @@ from maple.graph import OUTPUTS, PredictorGraph
 from maple.networks.backbone import as_image_batch, embed, evaluating
 from maple.networks.hub import OnnxBackbone
 from maple.options import resolve_config
-from maple.predict_files import open_like
 from maple.prediction.onnx import INPUT, MAX_FILE_BYTES, METADATA, OnnxPredictor, write_metadata
 from maple.prediction.predictor import Predictor, load_predictor
 from maple.reporting.gallery import Gallery, read_gallery
+from maple.runs.predict import open_like
+from maple.runs.train import GALLERY, LEFT_OUT, left_out_images, own_splits, read_run_config
 from maple.stats.metrics import auroc, expected_calibration_error
 from maple.training.relabel import class_probabilities
 from maple.types import Prediction
-from maple.workflow import GALLERY, LEFT_OUT, left_out_images, own_splits, read_run_config
 
 OPSET = 18  # read by ONNX Runtime 1.14 and later
 SUFFIXES = (".onnx", ".pt2")

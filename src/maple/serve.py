@@ -38,10 +38,10 @@ from maple import __version__
 from maple.answers import ErrorAnswer, ModelAnswer, PredictAnswer, StatusAnswer
 from maple.batcher import Busy
 from maple.errors import RunError
-from maple.predict_files import ready_model
 from maple.prediction.base import BasePredictor
 from maple.progress import say, warn
 from maple.reporting.gallery import read_gallery
+from maple.runs.predict import ready_model
 from maple.serve_metrics import ServeMetrics
 from maple.serve_options import ServeOptions, check_options
 from maple.service import UPLOAD_SECONDS, Service

@@ -32,7 +32,7 @@ from maple.options import to_toml
 from maple.reporting.gallery import write_gallery
 from maple.reporting.plots import Plot
 from maple.reporting.report import caught_at, compare, read_predictions, read_run, summary_sentences, write_report
-from maple.row_files import to_csv, to_json_lines
+from maple.runs.writer import to_csv, to_json_lines
 from maple.stats import metrics
 from maple.types import PREDICTION_COLUMNS, Outputs, Prediction
 

@@ -52,7 +52,7 @@ from maple.reporting.plots import (
     plot_roc,
     plot_scores,
 )
-from maple.row_files import MAX_CELL, SET_SEPARATOR
+from maple.runs.writer import MAX_CELL, SET_SEPARATOR
 from maple.stats.metrics import coverage_at
 from maple.text import number, percent, shorten
 from maple.types import PREDICTION_COLUMNS

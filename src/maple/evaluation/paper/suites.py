@@ -2,8 +2,8 @@
 
 A suite is a table: its rows name a training and the method that reads its network, its columns name figures. A
 *profile* says how networks are trained (``paper``: as in the paper; ``cpu``: what two cores can do; ``tiny``: what a
-test can do), so that a suite is the same experiment in all of them. Nothing runs here: :mod:`maple.trainings` trains
-and evaluates, :mod:`maple.tables` writes.
+test can do), so that a suite is the same experiment in all of them. Nothing runs here: :mod:`maple.runs.benchmark.trainings` trains
+and evaluates, :mod:`maple.runs.benchmark.tables` writes.
 """
 
 from __future__ import annotations
@@ -186,7 +186,7 @@ class Suite:
     rows: Callable[[Profile], list[Row]]
     paper: Table = field(default_factory=dict)
     detectors: tuple[str, ...] = ()  # beyond those that every evaluation has
-    figure: str = ""  # drawn by this function of maple.tables
+    figure: str = ""  # drawn by this function of maple.runs.benchmark.tables
 
     def trainings(self, profile: Profile) -> list[Training]:
         """The networks of the table, each once, in order."""

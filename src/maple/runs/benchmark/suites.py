@@ -10,9 +10,9 @@ from typing import Any
 from maple.errors import UsageError
 from maple.evaluation.paper.suites import PROFILES, SUITES, Profile, Suite, find_profile, find_suite
 from maple.progress import is_first_process, say, warn
-from maple.tables import SuiteResults, collect, write_suite
-from maple.trainings import Job, list_jobs, plan_jobs, train_all
-from maple.workflow import LEFT_OUT
+from maple.runs.benchmark.tables import SuiteResults, collect, write_suite
+from maple.runs.benchmark.trainings import Job, list_jobs, plan_jobs, train_all
+from maple.runs.train import LEFT_OUT
 
 ALL = "all"
 TABLES = "tables"

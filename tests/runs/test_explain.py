@@ -21,7 +21,12 @@ from maple.data.sources import open_images
 from maple.data.splits import load_splits
 from maple.errors import UsageError
 from maple.evaluation.evaluate import evaluate
-from maple.explain_files import (
+from maple.files import load_json, save_json
+from maple.networks.backbone import create_backbone, embed
+from maple.prediction.explain import component_coordinates
+from maple.prediction.predictor import fit_predictor, load_predictor
+from maple.reporting.gallery import read_gallery, write_gallery
+from maple.runs.explain import (
     MAX_IMAGES,
     explain_images,
     read_usual_distance,
@@ -29,11 +34,6 @@ from maple.explain_files import (
     to_json,
     to_text,
 )
-from maple.files import load_json, save_json
-from maple.networks.backbone import create_backbone, embed
-from maple.prediction.explain import component_coordinates
-from maple.prediction.predictor import fit_predictor, load_predictor
-from maple.reporting.gallery import read_gallery, write_gallery
 from maple.types import Relabelling
 
 HOSTILE = "<script>alert('x')</script>\x00"

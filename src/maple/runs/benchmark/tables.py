@@ -22,8 +22,8 @@ from maple.files import save_json, write_atomic
 from maple.reporting.page import render_page
 from maple.reporting.plots import BLUE, Line, Panel, Plot, plot_quantiles, plot_reliability, plot_rows, standalone_svg
 from maple.reporting.report import draw_projections, read_run
+from maple.runs.benchmark.trainings import FACTS, Job, ensure_evaluated, training_facts
 from maple.stats.metrics import format_spread
-from maple.trainings import FACTS, Job, ensure_evaluated, training_facts
 
 PLOTTED = ("accuracy", "ece", "auroc", "gaussian_error")  # kinds of figures worth a panel
 MAX_PANELS = 5

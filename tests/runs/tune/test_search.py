@@ -24,9 +24,9 @@ from markupsafe import Markup
 from PIL import Image
 from scipy.stats import chi2
 
-import maple.criteria as criteria
-import maple.search_space as search_space
-import maple.tune as tune
+import maple.runs.tune.criteria as criteria
+import maple.runs.tune.search as tune
+import maple.runs.tune.space as search_space
 from commands import flat, run
 from maple.data.image_set import ImageSet
 from maple.data.splits import load_splits
@@ -36,10 +36,10 @@ from maple.options import DataOptions, read_toml, resolve_config
 from maple.prediction.predictor import fit_predictor
 from maple.reporting.plots import Plot
 from maple.reporting.trial_plots import plot_trials
-from maple.search_space import Choices, Span, Trial
+from maple.runs.tune.search import TuneRequest, make_plan, tune_recipe
+from maple.runs.tune.space import Choices, Span, Trial
 from maple.training.loop import train_backbone
 from maple.training.recipe import MapleRecipe
-from maple.tune import TuneRequest, make_plan, tune_recipe
 
 SPLITS = (0.15, 0.1, 0.05, 0.7)
 FLAGS = {"epochs": 2, "batch_size": 64, "splits": SPLITS, "learning_rate": 0.01}

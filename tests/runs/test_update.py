@@ -27,8 +27,8 @@ from maple.files import load_json
 from maple.options import as_dict
 from maple.prediction.predictor import Predictor, load_predictor
 from maple.reporting.gallery import read_gallery
-from maple.types import Outputs
-from maple.update import (
+from maple.runs.train import TrainRequest, train_run
+from maple.runs.update import (
     UpdateRequest,
     cut_calibration,
     join_class_names,
@@ -36,7 +36,7 @@ from maple.update import (
     update_predictor,
     update_run,
 )
-from maple.workflow import TrainRequest, train_run
+from maple.types import Outputs
 
 N_CLASSES, DIM = 5, 12
 CLUSTER_TO_CLASS = np.array([0, 0, 1, 2, 3, 4])  # class 0 is split, class 4 comes later
@@ -470,7 +470,7 @@ def test_an_error_while_writing_leaves_the_run_as_it_was(run, digits, tmp_path, 
 
     for function, error in ((full_disk, RunError), (interrupt, KeyboardInterrupt)):
         with monkeypatch.context() as patch, pytest.raises(error):
-            patch.setattr("maple.update.write_cluster_gallery", function)
+            patch.setattr("maple.runs.update.write_cluster_gallery", function)
             update_run(UpdateRequest(run, new))
         assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == content
         assert sorted(path.name for path in run.parent.iterdir()) == ["new.npz", "run"]

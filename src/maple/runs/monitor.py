@@ -14,11 +14,11 @@ from maple.data.image_set import ImageSet
 from maple.decisions.drift import Comparison, StreamMonitor, compare_scores
 from maple.errors import RunError, UsageError
 from maple.files import load_arrays, save_arrays, write_atomic
-from maple.predict_files import MORE_CALIBRATION, describe_skipped, open_like, ready_model
 from maple.prediction.base import BasePredictor
 from maple.progress import counting, warn
 from maple.reporting.plots import plot_drift, standalone_svg
 from maple.reporting.report import plural
+from maple.runs.predict import MORE_CALIBRATION, describe_skipped, open_like, ready_model
 from maple.text import percent
 
 LEVEL = 0.01

@@ -16,7 +16,7 @@ from commands import flat, run
 from image_files import encode, write_parquet
 from maple.decisions.drift import StreamMonitor, compare_scores
 from maple.files import FORMAT_VERSION, load_arrays, save_arrays
-from maple.monitor_images import Monitoring
+from maple.runs.monitor import Monitoring
 
 
 def noise(n: int, seed: int, contrast: int = 30) -> list[Image.Image]:
@@ -255,7 +255,7 @@ def test_a_run_without_calibration_images(folder, tmp_path, capsys):
     [(["--out", "plot.png"], ".svg"), (["--level", "0"], "level 0"), (["--false-alarm", "2"], "false")],
 )
 def test_wrong_options_are_refused_before_images_are_read(folder, monkeypatch, capsys, options, message):
-    monkeypatch.setattr("maple.predict_files.open_images", _interrupt)
+    monkeypatch.setattr("maple.runs.predict.open_images", _interrupt)
     assert run("monitor", folder / "run", folder / "same.parquet", *options) == 2
     errors = capsys.readouterr().err
     assert message in errors and errors.count("\n") == 1

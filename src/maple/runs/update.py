@@ -41,7 +41,6 @@ from maple.errors import DataError, RunError, UsageError, suggest
 from maple.files import load_json, save_json
 from maple.networks.architectures import use_fast_allocator
 from maple.networks.backbone import embed, embed_batches
-from maple.predict_files import describe_skipped, warn_if_nothing_is_flagged
 from maple.prediction.predictor import Predictor, load_predictor
 from maple.progress import counting, say, warn
 from maple.reporting.gallery import (
@@ -54,8 +53,8 @@ from maple.reporting.gallery import (
     write_cluster_gallery,
 )
 from maple.reporting.report import listed, plural, write_report
-from maple.types import Outputs, Skipped
-from maple.workflow import (
+from maple.runs.predict import describe_skipped, warn_if_nothing_is_flagged
+from maple.runs.train import (
     CLASSES,
     GALLERY,
     GALLERY_SAMPLE,
@@ -64,6 +63,7 @@ from maple.workflow import (
     read_run_config,
     sample_rows,
 )
+from maple.types import Outputs, Skipped
 
 TEACHING_SHARE = 0.5  # of the images of --calibrate: they teach temperature and score, the others calibrate
 MEASURED = ("results.json", "report.html")  # what an earlier evaluation wrote, void after an update

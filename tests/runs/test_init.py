@@ -29,7 +29,7 @@ from maple.networks._torchvision import import_torchvision
 from maple.networks.backbone import Backbone, create_backbone, embed, wrap_backbone
 from maple.options import TrainOptions, read_toml, resolve_config
 from maple.prediction.predictor import Predictor, load_predictor, save_backbone
-from maple.start import START, Start, follow_network, leave_out_unused, open_start, try_recipe, why_new_head
+from maple.runs.init import START, Start, follow_network, leave_out_unused, open_start, try_recipe, why_new_head
 from maple.training.loop import train_backbone
 from maple.training.recipe import MapleRecipe
 
@@ -76,7 +76,7 @@ def make():
 def no_report():
     """Drawing would take most of the time."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("maple.workflow.write_report", lambda folder: "none")
+        patch.setattr("maple.runs.train.write_report", lambda folder: "none")
         yield
 
 
@@ -296,7 +296,7 @@ def test_resumed_before_the_first_epoch(here, own_run, tmp_path, monkeypatch, ca
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("maple.workflow.train_backbone", stop)
+        patch.setattr("maple.runs.train.train_backbone", stop)
         assert train(*options, data="three.npz") == 130
     assert train(*options, "--resume", data="three.npz") == 0
     assert train("--init", own_run, "--out", tmp_path / "whole", data="three.npz") == 0
@@ -309,7 +309,7 @@ def test_resume_is_that_of_the_same_network(here, own_run, tmp_path, monkeypatch
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("maple.workflow.train_backbone", stop)
+        patch.setattr("maple.runs.train.train_backbone", stop)
         assert train("--init", own_run, "--out", tmp_path / "run") == 130
     assert train("--init", "resnet20", "--out", tmp_path / "run", "--resume") == 2
     assert "--init" in flat(capsys.readouterr().err)
@@ -323,7 +323,7 @@ def test_resumed_by_the_same_words_when_the_original_is_gone(here, own_run, tmp_
 
     shutil.copytree(own_run, "moved")
     with monkeypatch.context() as patch:
-        patch.setattr("maple.workflow.train_backbone", stop)
+        patch.setattr("maple.runs.train.train_backbone", stop)
         assert train("--init", "moved", "--out", tmp_path / "run", "--recipe", "cross-entropy") == 130
     shutil.rmtree("moved")
     words = ("--out", tmp_path / "run", "--recipe", "cross-entropy", "--resume")
@@ -339,12 +339,12 @@ def test_there_is_no_run_without_its_network(here, own_run, tmp_path, monkeypatc
         raise Killed
 
     with monkeypatch.context() as patch:
-        patch.setattr("maple.workflow.save_backbone", kill)
+        patch.setattr("maple.runs.train.save_backbone", kill)
         with pytest.raises(Killed):
             train("--init", own_run, "--out", tmp_path / "run")
     assert not (tmp_path / "run" / "config.toml").exists()
     with monkeypatch.context() as patch:
-        patch.setattr("maple.workflow.to_toml", kill)
+        patch.setattr("maple.runs.train.to_toml", kill)
         with pytest.raises(Killed):
             train("--init", own_run, "--out", tmp_path / "run")
     assert [path.name for path in (tmp_path / "run").iterdir()] == [START]
@@ -376,7 +376,7 @@ def test_a_trained_network_learns_slowly(here, own_run, tmp_path, monkeypatch, c
     def stop(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("maple.workflow.train_backbone", stop)
+    monkeypatch.setattr("maple.runs.train.train_backbone", stop)
     assert train("--init", own_run, "--out", tmp_path / "run", *options) == 130
     config = read_toml(tmp_path / "run" / "config.toml")
     found = (config["train"]["learning_rate"], config["train"]["weight_decay"], config["recipe"]["relabel_every"])

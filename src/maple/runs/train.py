@@ -52,7 +52,6 @@ from maple.options import (
     resolve_config,
     to_toml,
 )
-from maple.predict_files import describe_skipped, open_like, ready_predictor, warn_if_nothing_is_flagged
 from maple.prediction.explain import component_coordinates
 from maple.prediction.predictor import (
     NETWORK,
@@ -65,7 +64,7 @@ from maple.prediction.predictor import (
 from maple.progress import counting, is_first_process, say, track, warn
 from maple.reporting.gallery import write_gallery
 from maple.reporting.report import write_report
-from maple.start import (
+from maple.runs.init import (
     START,
     Start,
     describe_network,
@@ -76,6 +75,7 @@ from maple.start import (
     try_recipe,
     why_new_head,
 )
+from maple.runs.predict import describe_skipped, open_like, ready_predictor, warn_if_nothing_is_flagged
 from maple.training.distributed import make_fabric, together
 from maple.training.loop import CHECKPOINT, FREE_OPTIONS, check_recipe, snapshot_rows, train_backbone
 from maple.training.recipe import create_recipe, describe_recipe, find_recipe, list_recipes, unused_options
@@ -133,7 +133,7 @@ AnyRequest = TypeVar("AnyRequest", bound=RunRequest)
 
 @dataclass(frozen=True, kw_only=True)
 class TrainRequest(RunRequest):
-    """What ``maple train`` was asked to do; ``init`` and what belongs to it as for :func:`~maple.start.open_start`."""
+    """What ``maple train`` was asked to do; ``init`` and what belongs to it as for :func:`~maple.runs.init.open_start`."""
 
     validation: str | None = None
     calibration: str | None = None

@@ -26,12 +26,12 @@ from scipy.stats import false_discovery_control
 
 from cheap import Cheap, files_in, use, write_images
 from image_files import encode, endless_jpeg, noise
-from maple import row_files
 from maple.data.stream import decode_stream
 from maple.decisions.conformal import benjamini_hochberg
 from maple.errors import DataError, RunError, UsageError
-from maple.predict_files import flag_together, is_graph, open_predictor, predict_images, ready_predictor
-from maple.row_files import ResumableFile
+from maple.runs import writer as row_files
+from maple.runs.predict import flag_together, is_graph, open_predictor, predict_images, ready_predictor
+from maple.runs.writer import ResumableFile
 from maple.types import PREDICTION_COLUMNS, Prediction
 
 TESTS = Path(__file__).parent
@@ -468,7 +468,7 @@ def test_a_kill_while_an_image_decodes_forever_changes_nothing(cheap, tmp_path, 
     finally:
         process.kill()
         process.wait()
-    monkeypatch.setattr("maple.predict_files.decode_stream", partial(decode_stream, seconds=1.5))
+    monkeypatch.setattr("maple.runs.predict.decode_stream", partial(decode_stream, seconds=1.5))
     for path in (out, tmp_path / "whole.csv"):  # the first goes on
         predict_images(model, [str(folder)], str(path), batch_size=4, workers=2)
     assert out.read_bytes() == (tmp_path / "whole.csv").read_bytes()

@@ -36,11 +36,11 @@ from maple.networks.backbone import create_backbone
 from maple.options import RunConfig, resolve_config
 from maple.prediction.predictor import load_backbone
 from maple.progress import is_first_process, say
+from maple.runs.train import LEFT_OUT, TrainRequest, evaluate_run, recipe_options, train_run
 from maple.training.distributed import make_fabric
 from maple.training.loop import CHECKPOINT, FREE_OPTIONS, fit_head
 from maple.training.loss import weighted_sum
 from maple.training.recipe import Step, create_recipe, unused_options
-from maple.workflow import LEFT_OUT, TrainRequest, evaluate_run, recipe_options, train_run
 
 TRAININGS = "trainings"
 EVALUATIONS = "evaluations"

@@ -34,7 +34,6 @@ import torch
 
 import maple.baselines  # noqa: F401  # so that their names are known
 from maple.baselines.sampling import EnsembleRecipe
-from maple.criteria import CRITERIA, halve, judge_run
 from maple.data.splits import Splits, load_splits
 from maple.decisions.conformal import min_calibration_images
 from maple.errors import DataError, FitError, MapleError, RunError, TrainError, UsageError, suggest
@@ -50,7 +49,9 @@ from maple.prediction.predictor import channel_statistics
 from maple.progress import counting, say, warn
 from maple.reporting.plots import standalone_svg
 from maple.reporting.trial_plots import plot_trials
-from maple.search_space import (
+from maple.runs.train import check_flags, check_options, digest_images, recipe_options
+from maple.runs.tune.criteria import CRITERIA, halve, judge_run
+from maple.runs.tune.space import (
     PARAMETERS,
     SEARCHES,
     Choices,
@@ -67,7 +68,6 @@ from maple.text import number
 from maple.training.distributed import count_processes
 from maple.training.loop import CHECKPOINT, FREE_OPTIONS, Run, train_backbone
 from maple.training.recipe import create_recipe, find_recipe, unused_options
-from maple.workflow import check_flags, check_options, digest_images, recipe_options
 
 Progress = Callable[[int, int], None]
 

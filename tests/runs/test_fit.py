@@ -21,12 +21,12 @@ from maple.data.sources import open_images
 from maple.data.splits import load_splits, split_indices
 from maple.errors import DataError, UsageError
 from maple.files import load_json
-from maple.fit_run import FitRequest, check_head, fit_run
 from maple.networks.backbone import create_backbone, load_weights, wrap_backbone
 from maple.networks.hub import open_model
 from maple.options import read_toml, resolve_config
 from maple.prediction.predictor import fit_predictor, load_predictor
-from maple.workflow import load_run_splits, own_splits, read_run_config
+from maple.runs.fit import FitRequest, check_head, fit_run
+from maple.runs.train import load_run_splits, own_splits, read_run_config
 
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
 N_CLASSES = 5

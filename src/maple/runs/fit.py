@@ -16,11 +16,8 @@ from maple.networks.hub import open_model
 from maple.options import RunConfig, as_dict, resolve_config
 from maple.prediction.predictor import Predictor, fit_predictor
 from maple.progress import counting, say, warn
-from maple.start import check_weights, describe_network, follow_network, try_image
-from maple.text import percent
-from maple.training.loop import count_outputs, snapshot_rows
-from maple.types import Outputs, Relabelling
-from maple.workflow import (
+from maple.runs.init import check_weights, describe_network, follow_network, try_image
+from maple.runs.train import (
     LEFT_OUT,
     RunRequest,
     absolute_source,
@@ -33,6 +30,9 @@ from maple.workflow import (
     order_like_head,
     prepare_folder,
 )
+from maple.text import percent
+from maple.training.loop import count_outputs, snapshot_rows
+from maple.types import Outputs, Relabelling
 
 SECTIONS = ("data", "detector", "decision")  # of the options, those that fitting reads
 

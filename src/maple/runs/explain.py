@@ -18,7 +18,6 @@ from maple.errors import UsageError
 from maple.evaluation.evaluate import Results
 from maple.files import write_atomic
 from maple.networks.backbone import embed_batches
-from maple.predict_files import describe_skipped, open_like, ready_predictor
 from maple.prediction.explain import PART_MEANINGS, USUAL_SHARE, Components, Explanation, Match, explain_outputs
 from maple.prediction.predictor import Predictor
 from maple.progress import counting, warn
@@ -26,6 +25,7 @@ from maple.reporting.gallery import ClusterExemplars, ComponentEnd, ComponentExe
 from maple.reporting.page import render_page
 from maple.reporting.plots import plot_contributions
 from maple.reporting.report import CRISP, data_uri, listed, plural
+from maple.runs.predict import describe_skipped, open_like, ready_predictor
 from maple.text import number, percent, shorten
 from maple.types import Outputs
 

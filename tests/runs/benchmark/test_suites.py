@@ -36,11 +36,11 @@ from maple.evaluation.paper.suites import (
     read_figure,
 )
 from maple.options import read_names
-from maple.run_suites import BenchmarkRequest, list_suites, plan_suites, run_suites
-from maple.tables import SuiteResults, TableRow, table_cells, to_csv, to_markdown
+from maple.runs.benchmark.suites import BenchmarkRequest, list_suites, plan_suites, run_suites
+from maple.runs.benchmark.tables import SuiteResults, TableRow, table_cells, to_csv, to_markdown
+from maple.runs.benchmark.trainings import Job, digest_source, list_jobs, locked, time_step, train_all
+from maple.runs.train import recipe_options
 from maple.training.recipe import create_recipe, list_recipes
-from maple.trainings import Job, digest_source, list_jobs, locked, time_step, train_all
-from maple.workflow import recipe_options
 
 TEX = Path(__file__).parents[2] / "shared" / "paper" / "maple_paper.tex"
 TIMES = ("minutes", "latency_ms")  # differ from run to run
@@ -365,7 +365,7 @@ def test_what_another_process_trains_is_left_to_it(tmp_path, monkeypatch):
         (job.folder / "results.json").touch()
         other.release()
 
-    monkeypatch.setattr("maple.trainings._train", train)
+    monkeypatch.setattr("maple.runs.benchmark.trainings._train", train)
     for folder in ("trainings", "locks"):
         (tmp_path / folder).mkdir()
     other = FileLock(jobs[0].lock)
@@ -387,7 +387,7 @@ def test_processes_of_one_training_see_the_same_networks(tmp_path, monkeypatch):
         with locked(job, wait=False) as mine:
             return not mine
 
-    monkeypatch.setattr("maple.trainings._train", train)
+    monkeypatch.setattr("maple.runs.benchmark.trainings._train", train)
     train_all(jobs)
     assert trained == jobs
     assert not any(is_taken(job) for job in jobs)
@@ -395,7 +395,7 @@ def test_processes_of_one_training_see_the_same_networks(tmp_path, monkeypatch):
 
 def test_only_the_first_process_reads_what_was_trained(everything, monkeypatch):
     out, _ = everything
-    monkeypatch.setattr("maple.run_suites.is_first_process", lambda: False)
+    monkeypatch.setattr("maple.runs.benchmark.suites.is_first_process", lambda: False)
     assert not list(run_suites(BenchmarkRequest(("md",), "tiny", out=out)))
 
 

@@ -1,7 +1,7 @@
 """``maple predict``: images in, one row per image out, whatever their number.
 
 Images are decoded, predicted and written chunk by chunk, in constant memory (:mod:`maple.data.stream`); what is written goes
-on where a kill left it (:mod:`maple.row_files`). Torch is loaded for the predictor of a run, not for an exported graph.
+on where a kill left it (:mod:`maple.runs.writer`). Torch is loaded for the predictor of a run, not for an exported graph.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from maple.errors import DataError, UsageError
 from maple.options import DecisionOptions, as_dict, build_options, flag_name
 from maple.prediction.base import BasePredictor
 from maple.progress import counting, warn
-from maple.row_files import PARQUET_SUFFIX, SUFFIXES, ResumableFile, Row, State, skipped_path, to_csv
+from maple.runs.writer import PARQUET_SUFFIX, SUFFIXES, ResumableFile, Row, State, skipped_path, to_csv
 from maple.text import percent
 from maple.types import PREDICTION_COLUMNS, Prediction, Skipped
 
