@@ -44,8 +44,8 @@ CLIENTS = 16  # who look for the saturating rate
 SERVE = """
 import sys
 from pathlib import Path
-from maple.serve import serve_model
-from maple.serve_options import ServeOptions
+from maple.deploy.serve.app import serve_model
+from maple.deploy.serve.options import ServeOptions
 serve_model(Path(sys.argv[1]), ServeOptions(port=0, deadline_ms=float(sys.argv[2])))
 """
 

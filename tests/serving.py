@@ -20,9 +20,9 @@ from PIL import Image
 
 from image_files import encode
 from maple.decisions.conformal import Calibration
+from maple.deploy.serve.app import create_app, listen_at, run_app
+from maple.deploy.serve.options import ServeOptions
 from maple.prediction.base import BasePredictor
-from maple.serve import create_app, listen_at, run_app
-from maple.serve_options import ServeOptions
 from maple.types import Prediction
 
 CENTROIDS = np.array([[200.0, 40, 40], [40, 200, 40], [40, 40, 200], [120, 120, 200]])  # (M, 3): mean colours

@@ -30,7 +30,7 @@ _EXPORTS = {
     "MapleError": "maple.errors",
     "MahalanobisClassifier": "maple.detectors.estimator",
     "explain_outputs": "maple.prediction.explain",
-    "export_onnx": "maple.export",
+    "export_onnx": "maple.deploy.export",
     "Moments": "maple.stats.gaussians",
     "ImageSet": "maple.data.image_set",
     "open_model": "maple.networks.hub",

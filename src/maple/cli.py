@@ -16,11 +16,11 @@ import typer
 from rich.console import Console
 
 from maple import __version__
+from maple.deploy.serve.options import ServeOptions
 from maple.errors import MapleError, UsageError, naming_extras
 from maple.options import GROUPS, PRESETS, RECIPE_SECTIONS, read_names, read_toml
 from maple.overview import Overview
 from maple.progress import is_first_process
-from maple.serve_options import ServeOptions
 
 app = typer.Typer(
     cls=Overview,
@@ -796,7 +796,7 @@ def export(
     as_json: AsJson = False,
 ) -> None:
     """Write network, Gaussians and decision as one graph, and check on images that it agrees with the run."""
-    from maple.export import export_run
+    from maple.deploy.export import export_run
 
     report = export_run(
         run,
@@ -829,8 +829,8 @@ def serve(
 
     What was accepted by then is answered. Without --host only this machine can ask.
     """
+    from maple.deploy.serve.app import serve_model
     from maple.options import DecisionOptions, build_options
-    from maple.serve import serve_model
 
     decision = {f.name: flags.pop(f.name) for f in fields(DecisionOptions) if f.name in flags}
     options = build_options(ServeOptions, {**flags, "api_key": api_key}, where=None)

@@ -42,7 +42,7 @@ def predictor(splits) -> Predictor:
 
 @pytest.fixture(scope="module")
 def file(predictor, splits, tmp_path_factory) -> Path:
-    from maple.export import export_onnx
+    from maple.deploy.export import export_onnx
 
     path = tmp_path_factory.mktemp("exported") / "model.onnx"
     exemplars = {3: splits.train.pixels[:4], 0: splits.train.pixels[4:5]}

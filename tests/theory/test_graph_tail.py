@@ -8,7 +8,7 @@ import torch
 from scipy.special import erfc
 from scipy.stats import chi2
 
-from maple.graph import SMALLEST, Tail, erfc_terms, tail_terms
+from maple.deploy.graph import SMALLEST, Tail, erfc_terms, tail_terms
 
 DISTANCES = np.concatenate([[SMALLEST], np.geomspace(1e-12, 1e6, 3000)])
 

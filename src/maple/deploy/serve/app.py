@@ -2,8 +2,8 @@
 
 ``POST /v1/predict`` takes images (a form or JSON with base64) and answers with the columns of the prediction files;
 ``GET /v1/model`` says what predicts and how it decides; ``/metrics`` is for Prometheus, ``/healthz`` and ``/readyz``
-for whoever restarts or routes; ``/`` is the page. Requests share batches (:mod:`maple.batcher`), uploads are limited
-before they are read (:mod:`maple.uploads`), and whatever is wrong is a status and one sentence, never a traceback.
+for whoever restarts or routes; ``/`` is the page. Requests share batches (:mod:`maple.deploy.serve.batching`), uploads are limited
+before they are read (:mod:`maple.deploy.serve.uploads`), and whatever is wrong is a status and one sentence, never a traceback.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from maple import __version__
-from maple.answers import ErrorAnswer, ModelAnswer, PredictAnswer, StatusAnswer
-from maple.batcher import Busy
+from maple.deploy.serve.answers import ErrorAnswer, ModelAnswer, PredictAnswer, StatusAnswer
+from maple.deploy.serve.batching import Busy
+from maple.deploy.serve.metrics import ServeMetrics
+from maple.deploy.serve.options import ServeOptions, check_options
+from maple.deploy.serve.service import UPLOAD_SECONDS, Service
+from maple.deploy.serve.uploads import FIELD, ImageRequest, Limits, UploadError
 from maple.errors import RunError
 from maple.prediction.base import BasePredictor
 from maple.progress import say, warn
 from maple.reporting.gallery import read_gallery
 from maple.runs.predict import ready_model
-from maple.serve_metrics import ServeMetrics
-from maple.serve_options import ServeOptions, check_options
-from maple.service import UPLOAD_SECONDS, Service
-from maple.uploads import FIELD, ImageRequest, Limits, UploadError
 
 STATIC = Path(__file__).parent / "static"
 KEY_HEADER = "X-API-Key"

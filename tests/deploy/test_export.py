@@ -19,10 +19,10 @@ from scipy.stats import chi2
 from maple.baselines.sampling import SampledBackbone
 from maple.data.image_set import ImageSet
 from maple.decisions.conformal import Calibration, conformal_p_values
+from maple.deploy.graph import OUTPUTS, DescriptionGraph, PredictorGraph, PValues, Surprises
 from maple.detectors.base import MapleDetector
 from maple.detectors.scores import FUSED, SCORES, Surprise, fit_surprise
 from maple.errors import RunError, UsageError
-from maple.graph import OUTPUTS, DescriptionGraph, PredictorGraph, PValues, Surprises
 from maple.networks.backbone import Backbone, create_backbone, embed
 from maple.prediction.predictor import Predictor, fit_predictor
 from maple.reporting.gallery import write_cluster_gallery
@@ -169,7 +169,7 @@ def test_decisions(per_class, confidence, rng):
 )
 def test_p_values_are_looked_up(groups, data):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("maple.graph.ONE_STEP", data.draw(st.sampled_from([0, 1024])))
+        patch.setattr("maple.deploy.graph.ONE_STEP", data.draw(st.sampled_from([0, 1024])))
         check_p_values([np.array(group) for group in groups], data)
 
 
@@ -238,7 +238,7 @@ def test_the_file(predictor, preprocess, tmp_path, onnx):
     """Read by onnxruntime alone, in batches of any size."""
     import onnxruntime
 
-    from maple.export import export_onnx
+    from maple.deploy.export import export_onnx
 
     images = pictures(20, seed=3).pixels
     path = tmp_path / "deep" / "model.onnx"
@@ -268,7 +268,7 @@ def test_the_file(predictor, preprocess, tmp_path, onnx):
 
 
 def test_classes_with_their_own_thresholds_and_a_new_class(tmp_path, onnx):
-    from maple.export import export_onnx
+    from maple.deploy.export import export_onnx
     from maple.prediction.onnx import OnnxPredictor
 
     torch.manual_seed(1)
@@ -294,7 +294,7 @@ def test_classes_with_their_own_thresholds_and_a_new_class(tmp_path, onnx):
 def test_absolute_values_of_what_is_never_negative_are_left_out(onnx):
     import onnxruntime
 
-    from maple.export import drop_idle_abs
+    from maple.deploy.export import drop_idle_abs
 
     text = """<ir_version: 8, opset_import: ["": 18]>
     example (float[N, 3] x) => (float[N, 3] of_relus, float[N, 3] of_any)
@@ -309,7 +309,7 @@ def test_absolute_values_of_what_is_never_negative_are_left_out(onnx):
 
 
 def test_a_network_of_timm(tmp_path, onnx):
-    from maple.export import export_onnx
+    from maple.deploy.export import export_onnx
     from maple.networks.hub import open_model
 
     if find_spec("timm") is None:
@@ -339,24 +339,24 @@ def trace(*arguments):
 
 
 def test_a_file_that_disagrees_is_not_left_behind(predictor, tmp_path, onnx, monkeypatch):
-    import maple.export
+    import maple.deploy.export
 
-    monkeypatch.setitem(globals(), "trace", maple.export._trace)
-    monkeypatch.setattr(maple.export, "_trace", spoilt)
+    monkeypatch.setitem(globals(), "trace", maple.deploy.export._trace)
+    monkeypatch.setattr(maple.deploy.export, "_trace", spoilt)
     path = tmp_path / "model.onnx"
     with pytest.raises(RunError, match=r"differ in 'squared_distance' by .*no file was written"):
-        maple.export.export_onnx(predictor, path, check=pictures(8).pixels)
+        maple.deploy.export.export_onnx(predictor, path, check=pictures(8).pixels)
     assert list(tmp_path.iterdir()) == []
     path.write_bytes(b"before")
     with pytest.raises(RunError):
-        maple.export.export_onnx(predictor, path)
+        maple.deploy.export.export_onnx(predictor, path)
     assert path.read_bytes() == b"before" and list(tmp_path.iterdir()) == [path]
 
 
 @pytest.mark.parametrize("name", [name for name in OUTPUTS if name != "probability"])
 def test_the_check_sees_every_output(predictor, name):
     """A graph that is wrong in one output, for one image of many."""
-    from maple.export import check_parity
+    from maple.deploy.export import check_parity
 
     graph, images = PredictorGraph(predictor, preprocess=True).eval(), pictures(24, seed=3).pixels
 
@@ -373,7 +373,7 @@ def test_the_check_sees_every_output(predictor, name):
 
 
 def test_the_check_sees_a_batch_that_mixes_images(predictor):
-    from maple.export import check_parity
+    from maple.deploy.export import check_parity
 
     graph = PredictorGraph(predictor, preprocess=True).eval()
 
@@ -387,7 +387,7 @@ def test_the_check_sees_a_batch_that_mixes_images(predictor):
 
 
 def test_quantised(predictor, tmp_path, onnx):
-    from maple.export import export_onnx
+    from maple.deploy.export import export_onnx
     from maple.prediction.onnx import OnnxPredictor
 
     test = pictures(60, seed=3)
@@ -415,7 +415,7 @@ def test_quantised(predictor, tmp_path, onnx):
 
 
 def test_what_quantisation_changes_is_said_or_said_to_be_unknown():
-    from maple.export import Change
+    from maple.deploy.export import Change
 
     both = (0.5, 0.6)
     nothing, some = Change(1.0), Change(1.0, accuracy=both, ece=both, flagged=both, auroc={})
@@ -425,7 +425,7 @@ def test_what_quantisation_changes_is_said_or_said_to_be_unknown():
 
 
 def test_networks_that_are_no_graph(predictor, tmp_path, onnx):
-    from maple.export import export_onnx
+    from maple.deploy.export import export_onnx
 
     sampled = SampledBackbone.from_backbone(create_backbone("resnet9", 5), n_samples=3).eval()
     with pytest.raises(UsageError, match="takes 4 passes"):
@@ -449,11 +449,11 @@ def test_networks_that_are_no_graph(predictor, tmp_path, onnx):
 
 
 def test_a_network_that_is_too_large(predictor, tmp_path, onnx, monkeypatch):
-    import maple.export
+    import maple.deploy.export
 
-    monkeypatch.setattr(maple.export, "MAX_FILE_BYTES", 10**6)
+    monkeypatch.setattr(maple.deploy.export, "MAX_FILE_BYTES", 10**6)
     with pytest.raises(UsageError, match=r"takes 0\.0 GB, and a file of ONNX at most 2"):
-        maple.export.export_onnx(predictor, tmp_path / "model.onnx")
+        maple.deploy.export.export_onnx(predictor, tmp_path / "model.onnx")
 
 
 # --- runs -------------------------------------------------------------------------------------------------------------
@@ -472,7 +472,7 @@ def run_folder(predictor, tmp_path_factory):
 
 
 def test_a_run_whose_images_are_gone_is_not_exported_unchecked(run_folder, tmp_path):
-    from maple.export import export_run
+    from maple.deploy.export import export_run
 
     bare = tmp_path / "bare"
     shutil.copytree(run_folder, bare, ignore=shutil.ignore_patterns("gallery"))
@@ -482,7 +482,7 @@ def test_a_run_whose_images_are_gone_is_not_exported_unchecked(run_folder, tmp_p
 
 
 def test_a_run(run_folder, predictor, tmp_path, onnx):
-    from maple.export import export_run
+    from maple.deploy.export import export_run
     from maple.prediction.onnx import OnnxPredictor
 
     report = export_run(run_folder, tmp_path / "model.onnx", preprocess=True)
@@ -504,7 +504,7 @@ def test_a_run(run_folder, predictor, tmp_path, onnx):
     ],
 )
 def test_requests_that_make_no_sense(run_folder, tmp_path, out, options, reason):
-    from maple.export import export_run
+    from maple.deploy.export import export_run
 
     with pytest.raises(UsageError, match=reason):
         export_run(run_folder, tmp_path / out, **options)
@@ -513,7 +513,7 @@ def test_requests_that_make_no_sense(run_folder, tmp_path, out, options, reason)
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::FutureWarning")  # of torch about itself
 def test_torch_export(predictor, tmp_path):
-    from maple.export import export_torch
+    from maple.deploy.export import export_torch
 
     images = pictures(20, seed=3)
     report = export_torch(predictor, tmp_path / "model.pt2", preprocess=True, check=images.pixels)
@@ -541,7 +541,7 @@ def test_torch_export(predictor, tmp_path):
 def test_a_thousand_images_of_cifar(network, shared_dir, tmp_path, onnx, monkeypatch):
     import pyarrow.parquet as pq
 
-    import maple.export
+    import maple.deploy.export
     from maple.data.sources import open_images
 
     table = pq.read_table(shared_dir / "data" / "cifar10" / "test.parquet").slice(0, 1600)
@@ -552,8 +552,8 @@ def test_a_thousand_images_of_cifar(network, shared_dir, tmp_path, onnx, monkeyp
     )
     torch.manual_seed(0)
     predictor = fit_predictor(create_backbone(network, 10).eval(), train, validation, calibration)
-    monkeypatch.setattr(maple.export, "CHECK_IMAGES", 1000)
-    report = maple.export.export_onnx(predictor, tmp_path / "model.onnx", check=test.pixels)
+    monkeypatch.setattr(maple.deploy.export, "CHECK_IMAGES", 1000)
+    report = maple.deploy.export.export_onnx(predictor, tmp_path / "model.onnx", check=test.pixels)
     assert report.n_images == 1016
     found = report.differences
     assert found["squared_distance"] <= 1e-4 and found["probabilities"] <= 1e-4 and found["typicality"] <= 1e-6

@@ -15,7 +15,7 @@ from PIL import Image
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.requests import ClientDisconnect
 
-from maple.answers import (
+from maple.deploy.serve.answers import (
     ImageAnswer,
     ModelAnswer,
     PredictAnswer,
@@ -24,11 +24,11 @@ from maple.answers import (
     describe_model,
     name_model,
 )
-from maple.batcher import Batcher, Busy
+from maple.deploy.serve.batching import Batcher, Busy
+from maple.deploy.serve.metrics import ServeMetrics
+from maple.deploy.serve.options import ServeOptions
+from maple.deploy.serve.uploads import Limits, NoDecoder, Upload, UploadDecoder, read_uploads
 from maple.prediction.base import BasePredictor
-from maple.serve_metrics import ServeMetrics
-from maple.serve_options import ServeOptions
-from maple.uploads import Limits, NoDecoder, Upload, UploadDecoder, read_uploads
 
 UPLOAD_SECONDS = 60  # in which the body of a request must arrive
 N_BODIES = 8  # of the largest size may be held at the same time

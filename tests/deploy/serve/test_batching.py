@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from maple.batcher import LONGEST_WAIT, PROMISE, Batcher, Busy, Pace
+from maple.deploy.serve.batching import LONGEST_WAIT, PROMISE, Batcher, Busy, Pace
 
 
 class Doubler:

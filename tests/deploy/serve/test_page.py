@@ -27,11 +27,11 @@ from browser import open_browser
 from image_files import encode
 from maple.data.splits import load_splits
 from maple.decisions.conformal import Calibration
+from maple.deploy.serve.app import create_app, listen_at, read_exemplars
+from maple.deploy.serve.options import ServeOptions
 from maple.networks.backbone import create_backbone, embed
 from maple.prediction.predictor import Predictor, fit_predictor, load_predictor
 from maple.reporting.gallery import write_cluster_gallery
-from maple.serve import create_app, listen_at, read_exemplars
-from maple.serve_options import ServeOptions
 from maple.types import PREDICTION_COLUMNS, Outputs, Relabelling
 
 STATIC = Path(__file__).parents[1] / "src/maple/static"

@@ -31,17 +31,17 @@ from starlette.testclient import TestClient
 
 import maple
 from image_files import encode, png_of_size
-from maple.answers import ModelAnswer, PredictAnswer
 from maple.data.sources import decode
 from maple.decisions.drift import StreamMonitor, kolmogorov_smirnov
+from maple.deploy.serve.answers import ModelAnswer, PredictAnswer
+from maple.deploy.serve.app import create_app, listen_at, read_exemplars
+from maple.deploy.serve.metrics import PENDING_IMAGES, STREAM_IMAGES, WINDOW_IMAGES, DriftWatch, score_buckets
+from maple.deploy.serve.options import MOST_PIXELS, ServeOptions
+from maple.deploy.serve.service import N_BODIES
+from maple.deploy.serve.uploads import Limits, UploadError, read_uploads
 from maple.errors import ConfigError, RunError, UsageError
 from maple.options import build_options
-from maple.serve import create_app, listen_at, read_exemplars
-from maple.serve_metrics import PENDING_IMAGES, STREAM_IMAGES, WINDOW_IMAGES, DriftWatch, score_buckets
-from maple.serve_options import MOST_PIXELS, ServeOptions
-from maple.service import N_BODIES
 from maple.types import PREDICTION_COLUMNS
-from maple.uploads import Limits, UploadError, read_uploads
 from serving import CENTROIDS, NAMES, Colours, as_form, as_json, colours, http_bytes, png, server, talk
 
 ROOT = Path(__file__).parents[1]
@@ -474,7 +474,7 @@ def test_routes_are_as_many_as_there_are():
 
 
 def test_the_watch_remembers_a_bounded_number_of_images(rng, monkeypatch):
-    monkeypatch.setattr("maple.serve_metrics.STREAM_IMAGES", 2000)
+    monkeypatch.setattr("maple.deploy.serve.metrics.STREAM_IMAGES", 2000)
     assert STREAM_IMAGES > PENDING_IMAGES > WINDOW_IMAGES
     watch = DriftWatch(rng.normal(size=200))
     for _ in range(50):
@@ -630,8 +630,8 @@ def test_a_port_that_is_taken_is_a_sentence():
 def test_the_whole_of_it_serves_a_run(run_folder):
     code = f"""
 from pathlib import Path
-from maple.serve import serve_model
-from maple.serve_options import ServeOptions
+from maple.deploy.serve.app import serve_model
+from maple.deploy.serve.options import ServeOptions
 serve_model(Path({str(run_folder)!r}), ServeOptions(port=0), {{"false_alarm": 0.2}})
 """
     process = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True, cwd=ROOT)
@@ -658,7 +658,7 @@ class Absent:
         if name.partition(".")[0] in ("torch", "lightning_fabric", "matplotlib"):
             raise ModuleNotFoundError(name)
 sys.meta_path.insert(0, Absent())
-import maple.serve
+import maple.deploy.serve.app
 print("loaded")
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)

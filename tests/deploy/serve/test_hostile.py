@@ -27,11 +27,11 @@ from pydantic import ValidationError
 from starlette.testclient import TestClient
 
 from image_files import encode, endless_jpeg, noise, png_of_size
-from maple.batcher import Busy
-from maple.serve import create_app
-from maple.serve_options import ServeOptions
-from maple.service import DECODERS, N_BODIES, Service
-from maple.uploads import Limits, PredictRequest, UploadDecoder, UploadError, parse_json
+from maple.deploy.serve.app import create_app
+from maple.deploy.serve.batching import Busy
+from maple.deploy.serve.options import ServeOptions
+from maple.deploy.serve.service import DECODERS, N_BODIES, Service
+from maple.deploy.serve.uploads import Limits, PredictRequest, UploadDecoder, UploadError, parse_json
 from serving import Colours, as_form, as_json, http_bytes, png, server, talk
 
 N_UPLOADS = 500
@@ -321,7 +321,7 @@ def test_hostile_uploads_are_answered_with_a_sentence(kind):
 
 @pytest.mark.skipif(sys.platform == "win32", reason="has no signal that ends a decoder")
 def test_images_that_decode_forever_are_refused_and_the_others_go_on(monkeypatch):
-    monkeypatch.setattr("maple.service.DECODE_SECONDS", 1.0)
+    monkeypatch.setattr("maple.deploy.serve.service.DECODE_SECONDS", 1.0)
     small = encode(Image.new("RGB", (8, 8)), "JPEG")
     endless = (
         endless_jpeg(),

@@ -23,8 +23,8 @@ from prometheus_client import (
     generate_latest,
 )
 
-from maple.batcher import BusyReason
 from maple.decisions.drift import StreamMonitor, kolmogorov_smirnov
+from maple.deploy.serve.batching import BusyReason
 from maple.types import Prediction
 
 WINDOW_IMAGES = 500

@@ -9,9 +9,9 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
 from maple import __version__
+from maple.deploy.serve.uploads import Limits
 from maple.prediction.base import BasePredictor
 from maple.types import Prediction
-from maple.uploads import Limits
 
 MOST_PROBABLE = 5  # classes listed for an image
 

@@ -2,7 +2,7 @@ r"""A predictor as one graph of tensor operations: images in, all that a predict
 
 :class:`PredictorGraph` does what :meth:`maple.prediction.predictor.Predictor.predict_described` does, in torch operations that
 ONNX has too. Nothing is learned here: all constants come from a fitted predictor, and NumPy has the last word, with
-which :mod:`maple.export` compares. Letters for shapes are those of :mod:`maple.types`.
+which :mod:`maple.deploy.export` compares. Letters for shapes are those of :mod:`maple.types`.
 
 The graph is small, since a node takes microseconds whatever it computes, and so do a hundred kilobytes of constants:
 convolutions have filled the cache with their weights.
