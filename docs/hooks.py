@@ -107,7 +107,7 @@ def commands() -> str:
     """All commands with their arguments and options, from the command line itself."""
     from typer.main import get_command
 
-    from maple.cli import app
+    from maple.cli.app import app
 
     parsed = get_command(app).commands  # type: ignore[attr-defined]
     functions = {info.name or info.callback.__name__: info.callback for info in app.registered_commands}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from maple.cli import main
+from maple.cli.app import main
 
 
 def run(*arguments: object) -> int:

@@ -34,7 +34,7 @@ def test_names_do_not_shadow_modules():
     ("statement", "heavy"),
     [
         ("import maple", ["torch", "scipy", "sklearn", "matplotlib", "pyarrow", "numpy"]),
-        ("import maple.cli", ["torch", "scipy", "sklearn", "matplotlib", "pyarrow"]),
+        ("import maple.cli.app", ["torch", "scipy", "sklearn", "matplotlib", "pyarrow"]),
         (
             "import maple.stats.gaussians, maple.stats.clustering, maple.stats.metrics, maple.decisions.conformal, maple.detectors.base",
             ["torch", "matplotlib"],

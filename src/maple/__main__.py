@@ -1,6 +1,6 @@
 """``python -m maple``."""
 
-from maple.cli import main
+from maple.cli.app import main
 
 if __name__ == "__main__":
     main()

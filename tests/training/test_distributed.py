@@ -114,7 +114,7 @@ import os, sys
 
 import maple.prediction.predictor
 import maple.training.loop
-from maple.cli import main
+from maple.cli.app import main
 from maple.errors import DataError, RunError
 
 
@@ -233,7 +233,7 @@ def test_command_in_two_processes(tmp_path):
 
 @pytest.mark.parametrize(("rank", "aborted"), [("0", True), ("1", False)])
 def test_a_process_that_has_done_its_share_ends_before_its_threads_can_abort_it(rank, aborted):
-    program = "import atexit, os; atexit.register(os.abort); import maple.cli; maple.cli.main()"
+    program = "import atexit, os; atexit.register(os.abort); import maple.cli.app; maple.cli.app.main()"
     result = python("-c", program, "--version", RANK=rank)
     assert (result.returncode != 0) == aborted
     assert result.stdout.startswith("maple ")

@@ -16,10 +16,10 @@ import typer
 from rich.console import Console
 
 from maple import __version__
+from maple.cli.overview import Overview
 from maple.deploy.serve.options import ServeOptions
 from maple.errors import MapleError, UsageError, naming_extras
 from maple.options import GROUPS, PRESETS, RECIPE_SECTIONS, read_names, read_toml
-from maple.overview import Overview
 from maple.progress import is_first_process
 
 app = typer.Typer(

@@ -35,7 +35,7 @@ sys.meta_path.insert(0, Absent())
 """
 RUN = """
 import contextlib, io
-from maple.cli import main
+from maple.cli.app import main
 
 def run(*arguments):
     sys.argv, out, errors = ["maple", *arguments], io.StringIO(), io.StringIO()
@@ -80,7 +80,7 @@ print(*[name for name in {HEAVY} if name in sys.modules])
 
 def test_the_help_lists_all_commands_with_a_sentence(capsys):
     from commands import flat, run
-    from maple.cli import app
+    from maple.cli.app import app
 
     assert run("--help") == 0
     said = flat(capsys.readouterr().out.replace("│", ""))
@@ -93,7 +93,7 @@ def test_the_help_lists_all_commands_with_a_sentence(capsys):
 
 def test_paragraphs_of_the_help_fill_the_lines_of_the_terminal(capsys, monkeypatch):
     from commands import flat, run
-    from maple.cli import app
+    from maple.cli.app import app
 
     monkeypatch.setenv("COLUMNS", "70")  # fewer than the lines of docstrings have
     (train,) = (info.callback for info in app.registered_commands if info.callback.__name__ == "train")

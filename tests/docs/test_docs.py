@@ -44,7 +44,7 @@ import typer
 
 import maple
 from commands import run
-from maple.cli import app
+from maple.cli.app import app
 from maple.options import DecisionOptions, build_options, resolve_config
 
 ROOT = Path(__file__).parents[1]
@@ -296,7 +296,7 @@ def no_work(monkeypatch):
     real = {place: resolve_name(place) for place in WORK}
     for place, check in WORK.items():
         monkeypatch.setattr(place, stop_before(check, real))
-    monkeypatch.setattr("maple.cli.read_toml", lambda path: {})
+    monkeypatch.setattr("maple.cli.app.read_toml", lambda path: {})
     monkeypatch.setattr("argparse.ArgumentParser.parse_args", parse_only)
 
 
