@@ -55,9 +55,10 @@ from maple.prediction.predictor import channel_statistics
 from maple.stats.clustering import ClusterMethod, ClusterSpace
 from maple.stats.gaussians import Moments, class_maximum, fit_gaussians, log_posterior
 from maple.stats.metrics import accuracy, auroc, format_spread, negative_log_likelihood
+from maple.stats.splitting import split_clusters
 from maple.training.loop import Run, train_backbone
 from maple.training.recipe import MapleRecipe, Recipe, create_recipe
-from maple.training.relabel import class_probabilities, split_clusters
+from maple.training.relabel import class_probabilities
 from maple.types import Outputs, Relabelling
 from resnet20 import public_resnet20
 

@@ -36,7 +36,8 @@ def test_names_do_not_shadow_modules():
         ("import maple", ["torch", "scipy", "sklearn", "matplotlib", "pyarrow", "numpy"]),
         ("import maple.cli.app", ["torch", "scipy", "sklearn", "matplotlib", "pyarrow"]),
         (
-            "import maple.stats.gaussians, maple.stats.clustering, maple.stats.metrics, maple.decisions.conformal, maple.detectors.base",
+            "import maple.stats.gaussians, maple.stats.clustering, maple.stats.metrics, maple.decisions.conformal, "
+            "maple.detectors.base",
             ["torch", "matplotlib"],
         ),
         ("import maple.reporting.report", ["torch"]),

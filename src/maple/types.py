@@ -14,6 +14,9 @@ import numpy as np
 
 from maple import notebook
 
+MAX_CELL = 2**31 - 1  # characters, in CSV: a prediction set may list thousands of classes
+SET_SEPARATOR = " | "  # between the classes of a prediction set, in CSV
+
 
 @dataclass(frozen=True, eq=False)
 class Outputs:

@@ -33,7 +33,7 @@ from maple.networks.hub import open_model
 from maple.options import resolve_config
 from maple.prediction.predictor import load_predictor
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 if not (ROOT / "benchmarks").exists():
     pytest.skip("the benchmarks are not part of a source distribution", allow_module_level=True)
 

@@ -18,7 +18,7 @@ from maple.files import load_json
 from maple.training.recipe import create_recipe
 from maple.types import Outputs
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 if not (ROOT / "benchmarks").exists():
     pytest.skip("the benchmarks are not part of a source distribution", allow_module_level=True)
 

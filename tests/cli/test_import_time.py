@@ -17,7 +17,7 @@ import pytest
 
 from maple.errors import UsageError, naming_extras
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 NEEDS_TORCH = ("torch", "lightning_fabric")
 HEAVY = (
     *NEEDS_TORCH, "numpy", "scipy", "sklearn", "matplotlib", "pyarrow", "pandas", "PIL", "jinja2", "safetensors",

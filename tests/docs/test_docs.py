@@ -47,7 +47,7 @@ from commands import run
 from maple.cli.app import app
 from maple.options import DecisionOptions, build_options, resolve_config
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 if not (DOCS / "index.md").exists():
     pytest.skip("the site is not part of a source distribution", allow_module_level=True)

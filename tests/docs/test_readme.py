@@ -7,7 +7,7 @@ from pathlib import Path
 
 from maple.cli.app import app
 
-README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
+README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
 
 
 def test_python_runs():

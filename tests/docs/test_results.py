@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 if not (ROOT / "benchmarks").exists():
     pytest.skip("the benchmarks are not part of a source distribution", allow_module_level=True)
 

@@ -16,7 +16,7 @@ from maple.files import load_arrays
 from maple.stats.metrics import accuracy, auroc, expected_calibration_error
 from maple.types import Outputs
 
-SAMPLE = Path(__file__).parents[1] / "data" / "resnet20_sample.safetensors"
+SAMPLE = Path(__file__).parents[1] / "samples" / "resnet20_sample.safetensors"
 
 
 @pytest.fixture(scope="module")

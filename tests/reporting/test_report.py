@@ -327,7 +327,7 @@ def test_report_goes_into_the_run_and_is_the_same_every_time(copied: Path) -> No
 
 
 def test_template_is_part_of_the_package() -> None:
-    assert (files("maple") / "templates" / "report.html.j2").is_file()
+    assert (files("maple.reporting") / "templates" / "report.html.j2").is_file()
 
 
 def test_hostile_names_are_text(tmp_path: Path) -> None:

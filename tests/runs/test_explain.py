@@ -299,4 +299,4 @@ def test_only_known_file_types_are_written(run: Path, images: Path) -> None:
 
 def test_templates_are_part_of_the_package() -> None:
     for name in ("explain.html.j2", "style.css"):
-        assert (files("maple") / "templates" / name).is_file()
+        assert (files("maple.reporting") / "templates" / name).is_file()

@@ -34,7 +34,7 @@ from maple.runs.predict import flag_together, is_graph, open_predictor, predict_
 from maple.runs.writer import ResumableFile
 from maple.types import PREDICTION_COLUMNS, Prediction
 
-TESTS = Path(__file__).parent
+TESTS = Path(__file__).parents[1]
 FORMATS = ("csv", "jsonl", "parquet")
 
 

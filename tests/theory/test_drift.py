@@ -51,7 +51,7 @@ def test_a_batch_is_rejected_at_the_nominal_rate(n, m, ties):
 
 def test_real_scores_are_rejected_at_the_nominal_rate():
     """Random halves of 800 CIFAR-10 test images, scored by the public ResNet-20."""
-    arrays, _ = load_arrays(Path(__file__).parents[1] / "data" / "resnet20_sample.safetensors")
+    arrays, _ = load_arrays(Path(__file__).parents[1] / "samples" / "resnet20_sample.safetensors")
     train, test = (Outputs(arrays[f"{name}.embeddings"], labels=arrays[f"{name}.labels"]) for name in ("train", "test"))
     scores = MapleDetector(norm_exponent=1.0, score_by="normalised").fit(train).score(test)
     rng = np.random.default_rng(5)

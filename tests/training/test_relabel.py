@@ -6,13 +6,8 @@ import numpy as np
 import pytest
 from sklearn.metrics import adjusted_rand_score, recall_score
 
-from maple.training.relabel import (
-    changed_classes,
-    class_probabilities,
-    false_negative_ratios,
-    hard_classes,
-    split_clusters,
-)
+from maple.stats.splitting import split_clusters
+from maple.training.relabel import changed_classes, class_probabilities, false_negative_ratios, hard_classes
 from maple.types import Relabelling
 
 
@@ -195,7 +190,7 @@ def test_a_class_has_one_space_and_its_clusters_share_it(rng, monkeypatch):
         seen.append((len(embeddings), space, n_components))
         return embeddings
 
-    monkeypatch.setattr("maple.training.relabel.map_class", record)
+    monkeypatch.setattr("maple.stats.splitting.map_class", record)
     current = Relabelling(
         np.repeat([0, 1, 2, 3], 30), np.array([0, 0, 1, 2]), np.array([0, 0, 1, 2]), np.array([0.5, 0.5, 1, 1])
     )

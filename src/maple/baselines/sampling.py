@@ -20,6 +20,7 @@ from torch.nn import functional as F
 
 from maple.errors import UsageError
 from maple.networks.backbone import Backbone, listening
+from maple.networks.ensemble import EnsembleBody
 from maple.options import DropoutOptions, EnsembleOptions
 from maple.training.loss import LossTerm
 from maple.training.recipe import Recipe, Step, register_recipe
@@ -155,23 +156,6 @@ class DropoutRecipe(DropoutOptions, CrossEntropy):
 
 
 # --- deep ensembles --------------------------------------------------------------------------------------------------
-
-
-class EnsembleBody(nn.Module):
-    """The embeddings of all members, side by side (N, S D); a member is a body and an embedding layer."""
-
-    def __init__(self, members: Sequence[nn.Sequential]) -> None:
-        super().__init__()
-        self.members = nn.ModuleList(members)
-        self.min_size = max(getattr(body, "min_size", 1) for body in self.member_bodies)
-
-    @property
-    def member_bodies(self) -> list[nn.Module]:
-        """The bodies of the members, without their embedding layers."""
-        return [next(member.children()) for member in self.members]
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.cat([member(x) for member in self.members], dim=1)
 
 
 class EnsembleHead(nn.Module):

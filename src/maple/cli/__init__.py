@@ -1,1 +1,5 @@
-"""."""
+"""The command line: one function per command."""
+
+from maple.cli.app import main
+
+__all__ = ["main"]

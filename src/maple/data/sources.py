@@ -2,7 +2,8 @@
 
 A *source* is an image folder with one subfolder per class, a ``.parquet`` or ``.npz`` file, a built-in set (``digits``,
 ``simulated-diatoms``), the name of a data set under the data root, or any of these corrupted (``corrupted:...``).
-:func:`open_images` turns it into an :class:`~maple.data.image_set.ImageSet`, in an order that does not depend on how a machine
+:func:`open_images` turns it into an :class:`~maple.data.image_set.ImageSet`, in an order that does not depend on how
+a machine
 lists a directory.
 """
 
@@ -75,11 +76,13 @@ def open_images(
     - ``digits``, or ``simulated-diatoms`` with ``/near`` and ``/far``; ``simulated-diatoms?n=5000&seed=3&size=64``,
     - a data set under the data root (``data_root`` or the environment variable MAPLE_DATA): ``cifar10/test`` is
       ``<root>/cifar10/test.parquet``; ``cifar10`` alone takes ``split``, else test, validation or train,
-    - ``corrupted:cifar10/test?family=fog&severity=3&seed=0``: another source, corrupted by :mod:`maple.data.corrupt` once it
+    - ``corrupted:cifar10/test?family=fog&severity=3&seed=0``: another source, corrupted by :mod:`maple.data.corrupt`
+    once it
       is decoded; ``family=all`` and ``severity=all`` (the defaults) draw one for each image,
     - with ``labelled=False`` also an image file, a folder of images, a glob, or a list of these; labels are then -1.
 
-    ``size`` is the side of the square that images are decoded to, see :func:`~maple.data.decode.auto_size`. Images stay in
+    ``size`` is the side of the square that images are decoded to, see :func:`~maple.data.decode.auto_size`. Images
+    stay in
     memory when they fit into ``memory_limit`` bytes, and are otherwise decoded again whenever they are read. Files that
     cannot be used are listed in ``skipped``; ``progress`` is called with the numbers of images done and in all.
 

@@ -55,7 +55,8 @@ def fit_temperature(
     """The temperature T of the class posterior with the least negative log-likelihood on validation images.
 
     ``squared_distances`` (N, M), ``labels`` (N,) class ids, ``log_weights`` and ``cluster_to_class`` (M,) as for
-    :func:`maple.stats.gaussians.log_posterior`. Images of unknown classes (-1, or without a cluster) are left out. Minimises
+    :func:`maple.stats.gaussians.log_posterior`. Images of unknown classes (-1, or without a cluster) are left out.
+    Minimises
 
         sum over images of -log p(label | e, T) + (log T)² / 2 s²,  s = log 10
 

@@ -1,6 +1,7 @@
 """``maple export``: a run as one file, for ONNX Runtime or ``torch.export``, checked against the run before it is kept.
 
-The graph is :class:`maple.deploy.graph.PredictorGraph`. A file appears under its name only after its graph, read back from the
+The graph is :class:`maple.deploy.graph.PredictorGraph`. A file appears under its name only after its graph, read
+back from the
 very bytes that will be written, has said the same as the run about real images (:func:`check_parity`).
 
 ONNX graphs are made by torch's exporter of traces: that of ``torch.export`` yields more nodes for our networks, and
@@ -153,7 +154,8 @@ def export_onnx(
     """Write network, Gaussians and decision as one ONNX graph, for any number of images.
 
     Its input ``images`` is (N, 3, S, S) float32 in [0, 1], or with ``preprocess`` (N, S, S, 3) uint8; its outputs are
-    those of :data:`maple.deploy.graph.OUTPUTS`. ``exemplars`` are images (n, s, s, 3) uint8 by cluster that travel with the
+    those of :data:`maple.deploy.graph.OUTPUTS`. ``exemplars`` are images (n, s, s, 3) uint8 by cluster that travel
+    with the
     file, ``check`` images (N, S, S, 3) uint8 on which graph and predictor must agree (random ones if there are none):
     where they do not, nothing is written.
 

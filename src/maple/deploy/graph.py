@@ -1,6 +1,7 @@
 r"""A predictor as one graph of tensor operations: images in, all that a prediction says out.
 
-:class:`PredictorGraph` does what :meth:`maple.prediction.predictor.Predictor.predict_described` does, in torch operations that
+:class:`PredictorGraph` does what :meth:`maple.prediction.predictor.Predictor.predict_described` does, in torch
+operations that
 ONNX has too. Nothing is learned here: all constants come from a fitted predictor, and NumPy has the last word, with
 which :mod:`maple.deploy.export` compares. Letters for shapes are those of :mod:`maple.types`.
 
@@ -407,7 +408,8 @@ class ByClass(nn.Module):
 class RaiseOdds(nn.Module):
     """Normalised log probabilities (N, C) and their first class (N,), from logs (N, C) that need not be normalised.
 
-    See :func:`maple.decisions.conformal.raise_odds`: with t the largest of the logs and r that of all others together, the odds
+    See :func:`maple.decisions.conformal.raise_odds`: with t the largest of the logs and r that of all others
+    together, the odds
     t - r become b (t - r) where b t + (1 - b) r takes the place of t.
     """
 
@@ -436,7 +438,8 @@ class RaiseOdds(nn.Module):
 class ClassProbabilities(nn.Module):
     """Log class probabilities (N, C) and the first class (N,).
 
-    See :meth:`maple.detectors.base.Description.log_probabilities`. Whatever is normalised in the end need not be normalised
+    See :meth:`maple.detectors.base.Description.log_probabilities`. Whatever is normalised in the end need not be
+    normalised
     before.
     """
 
@@ -486,7 +489,8 @@ class NetworkClass(nn.Module):
 
 
 class Energy(nn.Module):
-    """Negative log-sum-exp of the logits (N, 1); with classes that the head lacks, see :class:`maple.detectors.base`."""
+    """Negative log-sum-exp of the logits (N, 1); with classes that the head lacks, see
+    :class:`maple.detectors.base`."""
 
     log_weights: Tensor  # (M,)
     known: Tensor  # clusters of the classes that the head knows
@@ -520,7 +524,8 @@ class Seen(NamedTuple):
 
 
 class DescriptionGraph(nn.Module):
-    """All that detector and decision say about the outputs of a backbone: see :class:`maple.detectors.base.Description`."""
+    """All that detector and decision say about the outputs of a backbone: see
+    :class:`maple.detectors.base.Description`."""
 
     cluster_to_class: Tensor  # (M,)
     map: Tensor  # (K + 1, 2)

@@ -316,7 +316,8 @@ class Description:
 
     @cached_property
     def position(self) -> np.ndarray:
-        """Where each image lies on the map of the clusters (N, 2): see :attr:`maple.stats.gaussians.Gaussians.map_axes`."""
+        """Where each image lies on the map of the clusters (N, 2): see
+        :attr:`maple.stats.gaussians.Gaussians.map_axes`."""
         gaussians = self.detector.gaussians_
         return gaussians.on_map(gaussians.project(self.embeddings))
 

@@ -25,7 +25,7 @@ from maple.stats.gaussians import (
     log_posterior,
     with_full_covariances,
 )
-from maple.training.relabel import split_clusters
+from maple.stats.splitting import split_clusters
 from maple.types import Relabelling
 
 

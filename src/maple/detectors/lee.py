@@ -21,7 +21,6 @@ from pydantic import Field
 from sklearn.linear_model import LogisticRegression
 from torch import Tensor, nn
 
-from maple.baselines.sampling import EnsembleBody
 from maple.data.image_set import ImageSet
 from maple.detectors._shared import LearnedNumbers
 from maple.detectors.base import State, register_detector
@@ -36,6 +35,7 @@ from maple.detectors.gradient import (
 )
 from maple.errors import FitError, UsageError, suggest
 from maple.networks.backbone import Backbone, listening, same_values
+from maple.networks.ensemble import EnsembleBody
 from maple.options import NonNegative, option
 from maple.stats.gaussians import Gaussians, Moments, class_logsumexp, fit_gaussians, squared_distances
 from maple.stats.metrics import auroc

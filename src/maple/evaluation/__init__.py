@@ -1,1 +1,1 @@
-"""."""
+"""Evaluation: results of detectors on test and OOD sets, and the paper's suites."""

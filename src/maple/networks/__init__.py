@@ -1,1 +1,1 @@
-"""."""
+"""Networks: architectures, the backbone around them, and opening networks from other libraries."""

@@ -113,7 +113,8 @@ def open_model(
       logits,
     - ``python:package.module:function``, a function without arguments that returns a module or a ``Backbone``.
 
-    The head is found as in :func:`~maple.networks.backbone.wrap_backbone`, or named by ``head``; ``drop_head`` leaves it out
+    The head is found as in :func:`~maple.networks.backbone.wrap_backbone`, or named by ``head``; ``drop_head``
+    leaves it out
     where only the embedding is wanted, for classes that the network does not know. ``size``, ``mean`` and ``std``
     default to the network's own configuration where it has one; ``shallow`` is that of ``wrap_backbone``. ``trust``
     allows what runs code.

@@ -1,1 +1,1 @@
-"""."""
+"""Prediction: backbone and fitted detector together, in torch or ONNX Runtime."""

@@ -1,6 +1,7 @@
 """What every predictor has, whichever runtime computes: classes, calibration and decisions; images in, answers out.
 
-:class:`~maple.prediction.predictor.Predictor` computes with torch, :class:`~maple.prediction.onnx.OnnxPredictor` runs an exported
+:class:`~maple.prediction.predictor.Predictor` computes with torch, :class:`~maple.prediction.onnx.OnnxPredictor`
+runs an exported
 graph where torch is not installed. Whatever predicts, in files, over HTTP or in a stream, takes either.
 """
 

@@ -33,8 +33,10 @@ PACKAGES = {"pytorch_lightning": "pytorch_lightning", "lightning": "lightning.py
 class MapleHooks:
     """What ``maple.MapleCallback`` does in a training by Lightning: pseudo-labels, splits between epochs, and the fit.
 
-    The ``LightningModule`` has a :class:`~maple.networks.backbone.Backbone` in its attribute ``backbone`` (or as named), and its
-    batches are (x, label, index), as :class:`~maple.prediction.own_loop.Indexed` makes them. Whatever its ``training_step`` does
+    The ``LightningModule`` has a :class:`~maple.networks.backbone.Backbone` in its attribute ``backbone`` (or as
+    named), and its
+    batches are (x, label, index), as :class:`~maple.prediction.own_loop.Indexed` makes them. Whatever its
+    ``training_step`` does
     with labels, it now does with pseudo-labels: it gets a batch in which they are in their place, and the batch of the
     loader stays as it is. ``callback.session.loss(backbone, x, label)`` is the recipe's loss.
 

@@ -1,6 +1,7 @@
 """An exported graph as a predictor, without torch: the base install and onnxruntime suffice.
 
-A file of :mod:`maple.deploy.export` holds a graph, from images to all that a prediction says, and under the key ``maple`` of
+A file of :mod:`maple.deploy.export` holds a graph, from images to all that a prediction says, and under the key
+``maple`` of
 its metadata one JSON text (:class:`GraphMetadata`) with what people and decisions need: names of classes and clusters,
 calibration scores, so that another level can be chosen anywhere, the map of the clusters, and some of their images.
 

@@ -1,6 +1,7 @@
 """Relabelling, head growth and fit for a training loop of your own.
 
-:func:`~maple.training.loop.train_backbone` owns its loop. Whoever has one already, with its own data, augmentation, optimiser
+:func:`~maple.training.loop.train_backbone` owns its loop. Whoever has one already, with its own data, augmentation,
+optimiser
 and schedule, adds a :class:`Relabeller`::
 
     session = Relabeller(MapleRecipe(), labels, n_classes=10, epochs=30)
@@ -157,7 +158,8 @@ class Relabeller:
         """After ``epoch``, counted from 1: split hard classes where the recipe wants it, and grow the head, in place.
 
         ``train`` holds the training images in the order of the labels and without augmentation, whatever
-        :func:`~maple.networks.backbone.embed` takes but a loader; ``validation`` images with labels, or outputs. The optimiser
+        :func:`~maple.networks.backbone.embed` takes but a loader; ``validation`` images with labels, or outputs. The
+        optimiser
         goes on with the new head, of which the rows keep their parents' state. Modules that hold parameters of the
         backbone themselves (DistributedDataParallel, an average of weights) have to be made anew after a split.
         """
@@ -208,7 +210,8 @@ class Relabeller:
         workers: int = 0,
         **options: Any,
     ) -> Predictor:
-        """The predictor of the trained network; further options are those of :func:`~maple.prediction.predictor.fit_predictor`.
+        """The predictor of the trained network; further options are those of
+        :func:`~maple.prediction.predictor.fit_predictor`.
 
         Images as for :meth:`end_epoch`; calibration images must have chosen nothing before.
         """

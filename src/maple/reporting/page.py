@@ -15,6 +15,10 @@ _CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff\ufffe\uffff]
 def render_page(template: str, context: Mapping[str, Any]) -> str:
     """A template of the package, filled in."""
     environment = Environment(
-        loader=PackageLoader("maple"), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+        loader=PackageLoader("maple.reporting"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
     return _CONTROL.sub("\N{REPLACEMENT CHARACTER}", environment.get_template(template).render(context))

@@ -52,10 +52,9 @@ from maple.reporting.plots import (
     plot_roc,
     plot_scores,
 )
-from maple.runs.writer import MAX_CELL, SET_SEPARATOR
 from maple.stats.metrics import coverage_at
 from maple.text import number, percent, shorten
-from maple.types import PREDICTION_COLUMNS
+from maple.types import MAX_CELL, PREDICTION_COLUMNS, SET_SEPARATOR
 
 MAX_MATRIX = 20  # classes; with more, the confusion matrix is a picture without names
 MAX_ROWS = 200  # predictions listed

@@ -11,9 +11,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
+from maple.evaluation.criteria import CRITERIA
+from maple.evaluation.search_space import Choices, Space, Span, Trial, short
 from maple.reporting.plots import BLUE, GREEN, MUTED, ORANGE, as_plot
-from maple.runs.tune.criteria import CRITERIA
-from maple.runs.tune.space import Choices, Space, Span, Trial, short
 
 COLUMNS = 3  # of the picture
 

@@ -1,1 +1,1 @@
-"""."""
+"""Runs: one module per command, from a request to a finished run folder."""

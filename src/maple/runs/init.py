@@ -50,7 +50,8 @@ def open_start(
     size: int | None = None,
     trust: bool = False,
 ) -> Start:
-    """Open what ``--init`` names: a run folder, or what :func:`~maple.networks.hub.open_model` opens and can be trained.
+    """Open what ``--init`` names: a run folder, or what :func:`~maple.networks.hub.open_model` opens and can be
+    trained.
 
     ``size`` is that of the images, where it is not to be the network's own.
     """

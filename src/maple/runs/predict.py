@@ -1,7 +1,9 @@
 """``maple predict``: images in, one row per image out, whatever their number.
 
-Images are decoded, predicted and written chunk by chunk, in constant memory (:mod:`maple.data.stream`); what is written goes
-on where a kill left it (:mod:`maple.runs.writer`). Torch is loaded for the predictor of a run, not for an exported graph.
+Images are decoded, predicted and written chunk by chunk, in constant memory (:mod:`maple.data.stream`); what is
+written goes
+on where a kill left it (:mod:`maple.runs.writer`). Torch is loaded for the predictor of a run, not for an exported
+graph.
 """
 
 from __future__ import annotations

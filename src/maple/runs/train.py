@@ -133,7 +133,8 @@ AnyRequest = TypeVar("AnyRequest", bound=RunRequest)
 
 @dataclass(frozen=True, kw_only=True)
 class TrainRequest(RunRequest):
-    """What ``maple train`` was asked to do; ``init`` and what belongs to it as for :func:`~maple.runs.init.open_start`."""
+    """What ``maple train`` was asked to do; ``init`` and what belongs to it as for
+    :func:`~maple.runs.init.open_start`."""
 
     validation: str | None = None
     calibration: str | None = None

@@ -29,14 +29,12 @@ import pyarrow.parquet as pq
 
 from maple.errors import RunError, UsageError, some
 from maple.progress import say, warn
-from maple.types import Skipped
+from maple.types import MAX_CELL, SET_SEPARATOR, Skipped
 
 JSON_SUFFIXES = (".jsonl", ".ndjson")
 PARQUET_SUFFIX = ".parquet"
 SUFFIXES = (".csv", *JSON_SUFFIXES, PARQUET_SUFFIX)
 SAVE_SECONDS = 1.0  # between two entries of the journal, which wait for the disk: so much work a kill may cost
-MAX_CELL = 2**31 - 1  # characters, in CSV: a prediction set may list thousands of classes
-SET_SEPARATOR = " | "  # between the classes of a prediction set, in CSV
 CLASS_COLUMNS = ("class", "md_class", "softmax_class")
 READ_ROWS = 4096  # at a time, where rows are read again
 MAX_GROUP_ROWS = 2**16  # of a row group in Parquet,

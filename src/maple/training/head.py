@@ -1,6 +1,7 @@
 """How a head and its optimiser grow when classes are split while a network is trained.
 
-The optimiser belongs to whoever owns the loop: :func:`~maple.training.loop.train_backbone` makes a new one from the state that
+The optimiser belongs to whoever owns the loop: :func:`~maple.training.loop.train_backbone` makes a new one from the
+state that
 :func:`grow_head` returns, and a loop of someone's own keeps its optimiser, in which :func:`replace_head` exchanges the
 parameters.
 """

@@ -44,7 +44,7 @@ from maple.options import build_options
 from maple.types import PREDICTION_COLUMNS
 from serving import CENTROIDS, NAMES, Colours, as_form, as_json, colours, http_bytes, png, server, talk
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[3]
 THUMBNAILS = {0: np.arange(3 * 8 * 8 * 3, dtype=np.uint8).reshape(3, 8, 8, 3)}
 
 

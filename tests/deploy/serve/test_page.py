@@ -34,7 +34,7 @@ from maple.prediction.predictor import Predictor, fit_predictor, load_predictor
 from maple.reporting.gallery import write_cluster_gallery
 from maple.types import PREDICTION_COLUMNS, Outputs, Relabelling
 
-STATIC = Path(__file__).parents[1] / "src/maple/static"
+STATIC = Path(__file__).parents[3] / "src/maple/deploy/serve/static"
 HOSTILE = '<img src=x onerror=alert(1)>,"quoted".png'
 KEY = "a key with spaces"
 

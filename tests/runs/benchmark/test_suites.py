@@ -42,7 +42,7 @@ from maple.runs.benchmark.trainings import Job, digest_source, list_jobs, locked
 from maple.runs.train import recipe_options
 from maple.training.recipe import create_recipe, list_recipes
 
-TEX = Path(__file__).parents[2] / "shared" / "paper" / "maple_paper.tex"
+TEX = Path(__file__).parents[4] / "shared" / "paper" / "maple_paper.tex"
 TIMES = ("minutes", "latency_ms")  # differ from run to run
 
 

@@ -24,20 +24,20 @@ from markupsafe import Markup
 from PIL import Image
 from scipy.stats import chi2
 
-import maple.runs.tune.criteria as criteria
+import maple.evaluation.criteria as criteria
+import maple.evaluation.search_space as search_space
 import maple.runs.tune.search as tune
-import maple.runs.tune.space as search_space
 from commands import flat, run
 from maple.data.image_set import ImageSet
 from maple.data.splits import load_splits
 from maple.errors import DataError, RunError, TrainError, UsageError
+from maple.evaluation.search_space import Choices, Span, Trial
 from maple.networks.backbone import create_backbone, embed
 from maple.options import DataOptions, read_toml, resolve_config
 from maple.prediction.predictor import fit_predictor
 from maple.reporting.plots import Plot
 from maple.reporting.trial_plots import plot_trials
 from maple.runs.tune.search import TuneRequest, make_plan, tune_recipe
-from maple.runs.tune.space import Choices, Span, Trial
 from maple.training.loop import train_backbone
 from maple.training.recipe import MapleRecipe
 

@@ -1,1 +1,1 @@
-"""."""
+"""The HTTP service: application, batching, uploads, metrics and its page."""

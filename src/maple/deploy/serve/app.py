@@ -2,8 +2,10 @@
 
 ``POST /v1/predict`` takes images (a form or JSON with base64) and answers with the columns of the prediction files;
 ``GET /v1/model`` says what predicts and how it decides; ``/metrics`` is for Prometheus, ``/healthz`` and ``/readyz``
-for whoever restarts or routes; ``/`` is the page. Requests share batches (:mod:`maple.deploy.serve.batching`), uploads are limited
-before they are read (:mod:`maple.deploy.serve.uploads`), and whatever is wrong is a status and one sentence, never a traceback.
+for whoever restarts or routes; ``/`` is the page. Requests share batches (:mod:`maple.deploy.serve.batching`),
+uploads are limited
+before they are read (:mod:`maple.deploy.serve.uploads`), and whatever is wrong is a status and one sentence, never a
+traceback.
 """
 
 from __future__ import annotations

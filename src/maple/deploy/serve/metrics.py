@@ -1,6 +1,7 @@
 """What the service counts, for Prometheus: requests, batches, scores, images flagged, and whether images have drifted.
 
-Drift is watched as in :mod:`maple.decisions.drift`, in two ways. The betting martingale sees every image in its order and rings
+Drift is watched as in :mod:`maple.decisions.drift`, in two ways. The betting martingale sees every image in its
+order and rings
 once there is evidence; since it remembers every image, a new stream begins after ``STREAM_IMAGES``, and the chance of
 an alarm without drift is its level in each of them. The Kolmogorov-Smirnov distance of the last ``WINDOW_IMAGES`` says
 how far their scores are from those of calibration.

@@ -1,1 +1,1 @@
-"""."""
+"""The paper's figures as data, and its suites."""

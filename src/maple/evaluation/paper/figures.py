@@ -1,6 +1,7 @@
 """The figures of the paper (Venkataramanan et al., ICCV Workshops 2023), table by table, for comparison with ours.
 
-Columns have the names that the suites use (:mod:`maple.evaluation.paper.suites`). Accuracies are shares. Where a cell holds two
+Columns have the names that the suites use (:mod:`maple.evaluation.paper.suites`). Accuracies are shares. Where a
+cell holds two
 accuracies, of the softmax and of the nearest cluster, the second one is ``md_accuracy``.
 """
 

@@ -2,7 +2,8 @@
 
 A suite is a table: its rows name a training and the method that reads its network, its columns name figures. A
 *profile* says how networks are trained (``paper``: as in the paper; ``cpu``: what two cores can do; ``tiny``: what a
-test can do), so that a suite is the same experiment in all of them. Nothing runs here: :mod:`maple.runs.benchmark.trainings` trains
+test can do), so that a suite is the same experiment in all of them. Nothing runs here:
+:mod:`maple.runs.benchmark.trainings` trains
 and evaluates, :mod:`maple.runs.benchmark.tables` writes.
 """
 

@@ -1,1 +1,1 @@
-"""."""
+"""The paper's suites: trainings, tables and their pages."""

@@ -1,4 +1,5 @@
-"""``maple benchmark``: from the names of suites to tables; see :mod:`maple.evaluation.paper.suites` for what they are."""
+"""``maple benchmark``: from the names of suites to tables; see :mod:`maple.evaluation.paper.suites` for what they
+are."""
 
 from __future__ import annotations
 

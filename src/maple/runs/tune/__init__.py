@@ -1,1 +1,1 @@
-"""."""
+"""Search over settings."""

@@ -37,6 +37,20 @@ from maple.baselines.sampling import EnsembleRecipe
 from maple.data.splits import Splits, load_splits
 from maple.decisions.conformal import min_calibration_images
 from maple.errors import DataError, FitError, MapleError, RunError, TrainError, UsageError, suggest
+from maple.evaluation.criteria import CRITERIA, halve, judge_run
+from maple.evaluation.search_space import (
+    PARAMETERS,
+    SEARCHES,
+    Choices,
+    Search,
+    Settings,
+    Space,
+    Trial,
+    choose_space,
+    current_value,
+    short,
+    with_settings,
+)
 from maple.files import load_json, save_json, take_lock, write_atomic
 from maple.networks.backbone import create_backbone
 from maple.options import (
@@ -50,20 +64,6 @@ from maple.progress import counting, say, warn
 from maple.reporting.plots import standalone_svg
 from maple.reporting.trial_plots import plot_trials
 from maple.runs.train import check_flags, check_options, digest_images, recipe_options
-from maple.runs.tune.criteria import CRITERIA, halve, judge_run
-from maple.runs.tune.space import (
-    PARAMETERS,
-    SEARCHES,
-    Choices,
-    Search,
-    Settings,
-    Space,
-    Trial,
-    choose_space,
-    current_value,
-    short,
-    with_settings,
-)
 from maple.text import number
 from maple.training.distributed import count_processes
 from maple.training.loop import CHECKPOINT, FREE_OPTIONS, Run, train_backbone

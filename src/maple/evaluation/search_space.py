@@ -9,9 +9,9 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Literal, get_args
 
 from maple.errors import UsageError, suggest
+from maple.evaluation.criteria import CRITERIA
 from maple.options import GROUPS, RunConfig, as_dict, build_options
 from maple.progress import warn
-from maple.runs.tune.criteria import CRITERIA
 from maple.training.recipe import unused_options
 
 Search = Literal["grid", "bayes"]
