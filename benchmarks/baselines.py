@@ -25,7 +25,7 @@ import torch
 
 from maple.data.batches import to_input, training_batches
 from maple.data.sources import open_images
-from maple.detectors.base import list_detectors
+from maple.detectors.registry import list_detectors
 from maple.evaluation.evaluate import Method
 from maple.evaluation.paper.suites import PROFILES, find_suite
 from maple.networks.backbone import create_backbone

@@ -26,7 +26,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from maple.detectors.base import Description
+from maple.detectors.description import Description
 from maple.networks.backbone import embed
 from maple.prediction.predictor import load_predictor
 from maple.runs.benchmark.trainings import ensure_trained

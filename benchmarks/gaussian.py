@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 from threadpoolctl import threadpool_info
 
-from maple.detectors.base import MapleDetector
+from maple.detectors.maple import MapleDetector
 from maple.types import Outputs
 
 

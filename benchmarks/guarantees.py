@@ -45,7 +45,7 @@ from maple.decisions.conformal import (
     true_class_scores,
 )
 from maple.decisions.drift import StreamMonitor, compare_scores
-from maple.detectors.base import MapleDetector
+from maple.detectors.maple import MapleDetector
 from maple.networks.backbone import embed
 from maple.types import Outputs
 from resnet20 import OOD, embed_all, public_resnet20

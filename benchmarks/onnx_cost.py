@@ -37,7 +37,7 @@ from torch import Tensor, nn
 import maple
 from maple.deploy.export import drop_idle_abs
 from maple.deploy.graph import OUTPUTS, PredictorGraph
-from maple.detectors.base import MapleDetector
+from maple.detectors.maple import MapleDetector
 from maple.networks.backbone import Backbone, create_backbone, embed, evaluating
 from maple.prediction.onnx import start_session
 from maple.prediction.predictor import Predictor

@@ -30,9 +30,10 @@ import torch
 from baselines import DETERMINISTIC, find_jobs
 from maple.baselines.sampling import average_logits, dropout_layers
 from maple.data.batches import to_input
-from maple.detectors.base import Detector, create_detector, list_detectors
+from maple.detectors.base import Detector
 from maple.detectors.gradient import ImageDetector, ImageReader
 from maple.detectors.lee import LeeDetector
+from maple.detectors.registry import create_detector, list_detectors
 from maple.networks.architectures import use_fast_allocator
 from maple.networks.backbone import Backbone, embed, linear_head
 from maple.prediction.predictor import load_predictor

@@ -23,7 +23,9 @@ from scipy.special import logsumexp
 
 from maple.data.sources import open_images
 from maple.decisions.conformal import fit_pool, fit_softmax_temperature, fit_temperature
-from maple.detectors.base import Description, MapleDetector, create_detector
+from maple.detectors.description import Description
+from maple.detectors.maple import MapleDetector
+from maple.detectors.registry import create_detector
 from maple.files import save_arrays
 from maple.networks.architectures import use_fast_allocator
 from maple.networks.backbone import IMAGENET_MEAN, IMAGENET_STD, Backbone, create_backbone, embed, load_weights

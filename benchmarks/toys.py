@@ -35,7 +35,9 @@ from maple.baselines.ensemble import train_ensemble
 from maple.baselines.sampling import EnsembleRecipe
 from maple.data.image_set import ImageSet
 from maple.decisions.conformal import conformal_p_values
-from maple.detectors.base import Detector, MapleDetector, create_detector
+from maple.detectors.base import Detector
+from maple.detectors.maple import MapleDetector
+from maple.detectors.registry import create_detector
 from maple.files import save_json
 from maple.networks.backbone import Backbone, embed
 from maple.options import TrainOptions, build_options

@@ -30,7 +30,7 @@ import numpy as np
 
 from maple.data.sources import open_images
 from maple.data.splits import fold_shares, split_indices
-from maple.detectors.base import MapleDetector, nearest_of_class
+from maple.detectors.maple import MapleDetector, nearest_of_class
 from maple.evaluation.paper.suites import PROFILES, Training
 from maple.networks.architectures import use_fast_allocator
 from maple.networks.backbone import embed

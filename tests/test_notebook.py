@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from maple import notebook
-from maple.detectors.base import MapleDetector, create_detector
 from maple.detectors.estimator import MahalanobisClassifier
+from maple.detectors.maple import MapleDetector
+from maple.detectors.registry import create_detector
 from maple.evaluation.evaluate import Results, evaluate
 from maple.networks.backbone import create_backbone
 from maple.prediction.predictor import Predictor

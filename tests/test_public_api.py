@@ -37,7 +37,7 @@ def test_names_do_not_shadow_modules():
         ("import maple.cli.app", ["torch", "scipy", "sklearn", "matplotlib", "pyarrow"]),
         (
             "import maple.stats.gaussians, maple.stats.clustering, maple.stats.metrics, maple.decisions.conformal, "
-            "maple.detectors.base",
+            "maple.detectors.maple",
             ["torch", "matplotlib"],
         ),
         ("import maple.reporting.report", ["torch"]),

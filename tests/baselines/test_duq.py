@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from maple.baselines.duq import DuqHead, DuqRecipe, gradient_penalty, log_complement, one_against_rest
 from maple.data.splits import load_splits
-from maple.detectors.base import create_detector
+from maple.detectors.registry import create_detector
 from maple.networks.backbone import Backbone, create_backbone, normalise
 from maple.options import DataOptions
 from maple.training.loop import train_backbone

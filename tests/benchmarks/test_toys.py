@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from scipy.spatial.distance import cdist
 
-from maple.detectors.base import create_detector
+from maple.detectors.registry import create_detector
 from maple.files import load_json
 from maple.training.recipe import create_recipe
 from maple.types import Outputs

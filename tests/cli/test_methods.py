@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from commands import flat, run
-from maple.detectors.base import list_detectors
+from maple.detectors.registry import list_detectors
 from maple.errors import UsageError
 from maple.options import RECIPE_SECTIONS, read_toml
 from maple.prediction.predictor import load_predictor

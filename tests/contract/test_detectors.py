@@ -8,8 +8,9 @@ import re
 import numpy as np
 import pytest
 
-from maple.detectors.base import Detector, create_detector, list_detectors, restore_detector
+from maple.detectors.base import Detector
 from maple.detectors.gradient import ImageDetector
+from maple.detectors.registry import create_detector, list_detectors, restore_detector
 from maple.errors import FitError, MapleError, NotFittedError, UsageError
 from maple.types import About, LinearHead, Outputs
 from ranks import in_two_ranks

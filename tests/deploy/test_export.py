@@ -20,7 +20,7 @@ from maple.baselines.sampling import SampledBackbone
 from maple.data.image_set import ImageSet
 from maple.decisions.conformal import Calibration, conformal_p_values
 from maple.deploy.graph import OUTPUTS, DescriptionGraph, PredictorGraph, PValues, Surprises
-from maple.detectors.base import MapleDetector
+from maple.detectors.maple import MapleDetector
 from maple.detectors.scores import FUSED, SCORES, Surprise, fit_surprise
 from maple.errors import RunError, UsageError
 from maple.networks.backbone import Backbone, create_backbone, embed

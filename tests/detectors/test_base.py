@@ -12,17 +12,11 @@ import pytest
 from scipy.special import softmax
 from scipy.stats import chi2
 
-from maple.detectors.base import (
-    Description,
-    Detector,
-    EnergyDetector,
-    MapleDetector,
-    SoftmaxDetector,
-    create_detector,
-    list_detectors,
-    register_detector,
-    restore_detector,
-)
+from maple.detectors.base import Detector
+from maple.detectors.description import Description
+from maple.detectors.logits import EnergyDetector, SoftmaxDetector
+from maple.detectors.maple import MapleDetector
+from maple.detectors.registry import create_detector, list_detectors, register_detector, restore_detector
 from maple.errors import ConfigError, FitError, NotFittedError, UsageError
 from maple.options import DetectorOptions, as_dict
 from maple.stats.gaussians import Moments, fit_gaussians, normalise

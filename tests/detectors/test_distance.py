@@ -11,7 +11,6 @@ from sklearn.decomposition import PCA
 from sklearn.neighbors import NearestNeighbors
 
 from maple.detectors import distance
-from maple.detectors.base import MapleDetector, create_detector, restore_detector
 from maple.detectors.distance import (
     KnnDetector,
     MahalanobisDetector,
@@ -23,6 +22,8 @@ from maple.detectors.distance import (
     RelativeMahalanobisDetector,
     kth_neighbour_distances,
 )
+from maple.detectors.maple import MapleDetector
+from maple.detectors.registry import create_detector, restore_detector
 from maple.errors import ConfigError, DataError, FitError
 from maple.stats.gaussians import normalise
 from maple.types import Outputs

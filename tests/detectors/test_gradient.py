@@ -19,7 +19,6 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from maple.baselines.sampling import join_members
 from maple.data.image_set import ImageSet
-from maple.detectors.base import create_detector, restore_detector
 from maple.detectors.gradient import (
     EPSILONS,
     ImageDetector,
@@ -41,6 +40,7 @@ from maple.detectors.lee import (
     find_layers,
     weigh_layers,
 )
+from maple.detectors.registry import create_detector, restore_detector
 from maple.errors import ConfigError, DataError, FitError, NotFittedError, UsageError
 from maple.networks._torchvision import import_torchvision
 from maple.networks.backbone import Backbone, create_backbone, embed, normalise, wrap_backbone

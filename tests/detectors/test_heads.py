@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from scipy.special import expit, logsumexp
 
-from maple.detectors.base import EnergyDetector, create_detector, restore_detector
 from maple.detectors.heads import (
     AshDetector,
     ReactDetector,
@@ -17,6 +16,8 @@ from maple.detectors.heads import (
     quantile_of_counts,
     shape_activations,
 )
+from maple.detectors.logits import EnergyDetector
+from maple.detectors.registry import create_detector, restore_detector
 from maple.errors import ConfigError, DataError, FitError, UsageError
 from maple.types import LinearHead, Outputs
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from scipy.special import softmax
 
-from maple.detectors.base import create_detector
 from maple.detectors.logits import EntropyDetector, GenDetector, MaxLogitDetector, log_probabilities
+from maple.detectors.registry import create_detector
 from maple.errors import ConfigError, UsageError
 from maple.types import Outputs
 

@@ -10,7 +10,8 @@ import pytest
 from scipy.spatial.distance import cdist
 from scipy.special import logsumexp
 
-from maple.detectors.base import MapleDetector, restore_detector
+from maple.detectors.maple import MapleDetector
+from maple.detectors.registry import restore_detector
 from maple.detectors.scores import FUSED, SCORES, TAIL, Surprise, energy_score, fit_surprise, spread_score
 from maple.errors import DataError, NotFittedError, UsageError
 from maple.stats.gaussians import Moments, fit_background

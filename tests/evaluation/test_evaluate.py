@@ -17,7 +17,8 @@ from scipy import stats
 from scipy.special import softmax
 from sklearn.metrics import roc_auc_score
 
-from maple.detectors.base import MapleDetector, create_detector
+from maple.detectors.maple import MapleDetector
+from maple.detectors.registry import create_detector
 from maple.errors import DataError, NotFittedError, RunError, UsageError
 from maple.evaluation.evaluate import ClassFlagged, Results, evaluate, format_table, measure_latency
 from maple.options import DecisionOptions

@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from commands import run
 from maple.data.image_set import ImageSet
-from maple.detectors.base import MapleDetector
+from maple.detectors.maple import MapleDetector
 from maple.errors import RunError, UsageError
 from maple.networks._torchvision import import_torchvision
 from maple.networks.backbone import Backbone, create_backbone, embed, linear_head, wrap_backbone

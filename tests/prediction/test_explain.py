@@ -12,7 +12,7 @@ import pytest
 from scipy.linalg import eigh, sqrtm
 from scipy.stats import chi2
 
-from maple.detectors.base import MapleDetector
+from maple.detectors.maple import MapleDetector
 from maple.errors import DataError, UsageError
 from maple.prediction.explain import (
     Explanation,

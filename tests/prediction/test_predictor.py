@@ -13,7 +13,7 @@ from scipy.stats import chi2
 from maple.data.image_set import ImageSet
 from maple.data.splits import load_splits
 from maple.decisions.conformal import MIN_CLASS_IMAGES, conformal_threshold
-from maple.detectors.base import MapleDetector
+from maple.detectors.maple import MapleDetector
 from maple.errors import DataError, RunError, UsageError
 from maple.files import load_arrays, save_arrays
 from maple.networks.backbone import create_backbone, embed, wrap_backbone

@@ -17,7 +17,7 @@ from sklearn.metrics import roc_auc_score
 import maple.detectors.distance
 import maple.detectors.heads
 import maple.detectors.logits  # noqa: F401
-from maple.detectors.base import create_detector
+from maple.detectors.registry import create_detector
 from maple.errors import UsageError
 from maple.networks._torchvision import import_torchvision
 from maple.types import LinearHead, Outputs

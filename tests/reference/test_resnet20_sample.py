@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 from sklearn.metrics import roc_auc_score
 
-from maple.detectors.base import MapleDetector, create_detector
+from maple.detectors.maple import MapleDetector
+from maple.detectors.registry import create_detector
 from maple.files import load_arrays
 from maple.stats.metrics import accuracy, auroc, expected_calibration_error
 from maple.types import Outputs

@@ -19,7 +19,8 @@ from maple.data.image_set import ImageSet
 from maple.data.sources import open_images
 from maple.data.splits import load_splits
 from maple.decisions.conformal import conformal_p_values, fit_pool
-from maple.detectors.base import MapleDetector, nearest_of_class, restore_detector
+from maple.detectors.maple import MapleDetector, nearest_of_class
+from maple.detectors.registry import restore_detector
 from maple.detectors.scores import energy_score
 from maple.errors import DataError, FitError, RunError, UsageError
 from maple.evaluation.evaluate import evaluate

@@ -10,7 +10,7 @@ import pytest
 from scipy.stats import chi2, kstest
 
 from maple.decisions.conformal import conformal_p_values, conformal_threshold
-from maple.detectors.base import MapleDetector
+from maple.detectors.maple import MapleDetector
 from maple.stats.gaussians import log_chi_square_tail
 from maple.types import Outputs
 

@@ -14,7 +14,7 @@ from scipy.stats import chi2_contingency, kstest
 
 from maple.decisions.conformal import conformal_p_values
 from maple.decisions.drift import StreamMonitor, beta_bets, compare_scores, grow, online_p_values
-from maple.detectors.base import MapleDetector
+from maple.detectors.maple import MapleDetector
 from maple.files import load_arrays
 from maple.types import Outputs
 

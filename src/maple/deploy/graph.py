@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from maple.decisions.conformal import LOWEST, Decision
-from maple.detectors.base import MapleDetector
+from maple.detectors.maple import MapleDetector
 from maple.detectors.scores import FUSED, Part, Score, Surprise
 from maple.errors import UsageError
 from maple.networks.backbone import channel_responses, listening
@@ -438,7 +438,7 @@ class RaiseOdds(nn.Module):
 class ClassProbabilities(nn.Module):
     """Log class probabilities (N, C) and the first class (N,).
 
-    See :meth:`maple.detectors.base.Description.log_probabilities`. Whatever is normalised in the end need not be
+    See :meth:`maple.detectors.description.Description.log_probabilities`. Whatever is normalised in the end need not be
     normalised
     before.
     """
@@ -490,7 +490,7 @@ class NetworkClass(nn.Module):
 
 class Energy(nn.Module):
     """Negative log-sum-exp of the logits (N, 1); with classes that the head lacks, see
-    :class:`maple.detectors.base`."""
+    :attr:`maple.detectors.description.Description.energy`."""
 
     log_weights: Tensor  # (M,)
     known: Tensor  # clusters of the classes that the head knows
@@ -525,7 +525,7 @@ class Seen(NamedTuple):
 
 class DescriptionGraph(nn.Module):
     """All that detector and decision say about the outputs of a backbone: see
-    :class:`maple.detectors.base.Description`."""
+    :class:`maple.detectors.description.Description`."""
 
     cluster_to_class: Tensor  # (M,)
     map: Tensor  # (K + 1, 2)
@@ -593,7 +593,7 @@ class DescriptionGraph(nn.Module):
         return scores[0] if self.fuse is None else self.fuse(torch.cat(scores, dim=1))
 
     def _score_named(self, name: Score, seen: Seen) -> Tensor:
-        """A score (N, 1), as :class:`maple.detectors.base.Description` computes the one of that name."""
+        """A score (N, 1), as :class:`maple.detectors.description.Description` computes the one of that name."""
         if name == "normalised":
             return seen.squared_distance
         if name == "distance":
@@ -629,7 +629,7 @@ class PredictorGraph(nn.Module):
     """From images to ``OUTPUTS``: (N, 3, S, S) float32 in [0, 1], or with ``preprocess`` (N, S, S, 3) uint8.
 
     >>> from maple.networks.backbone import create_backbone, embed
-    >>> from maple.detectors.base import MapleDetector
+    >>> from maple.detectors.maple import MapleDetector
     >>> from dataclasses import replace
     >>> pixels = np.random.default_rng(0).integers(0, 256, (64, 8, 8, 3), dtype=np.uint8)
     >>> backbone = create_backbone("resnet9", n_classes=2).eval()

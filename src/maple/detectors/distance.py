@@ -25,7 +25,10 @@ import numpy as np
 from pydantic import Field
 
 from maple.detectors._shared import finite_embeddings, no_outputs
-from maple.detectors.base import Batches, Description, Detector, MapleDetector, State, register_detector
+from maple.detectors.base import Batches, Detector, State
+from maple.detectors.description import Description
+from maple.detectors.maple import MapleDetector
+from maple.detectors.registry import register_detector
 from maple.errors import FitError, UsageError
 from maple.options import Positive, Seed, as_dict, build_options, option
 from maple.stats.gaussians import (
@@ -46,7 +49,7 @@ PositiveShare = Annotated[float, Field(gt=0, le=1)]
 
 
 class ClassDistanceDetector(Detector):
-    """A :class:`~maple.detectors.base.MapleDetector` with ``settings`` of its own, behind a name of its own.
+    """A :class:`~maple.detectors.maple.MapleDetector` with ``settings`` of its own, behind a name of its own.
 
     It holds one and asks it, so that the ablations and relatives of MAPLE are the same code.
     """

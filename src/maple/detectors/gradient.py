@@ -35,7 +35,8 @@ from torch import Tensor
 
 from maple.data.image_set import ImageSet, Progress
 from maple.detectors._shared import LearnedNumbers
-from maple.detectors.base import ColumnDetector, probability_of_others, register_detector
+from maple.detectors.logits import ColumnDetector, probability_of_others
+from maple.detectors.registry import register_detector
 from maple.errors import DataError, FitError, NotFittedError, UsageError
 from maple.networks.backbone import Backbone, Images, count_images, evaluating, read_batches
 from maple.options import AboveZero, NonNegative, as_dict, build_options, option

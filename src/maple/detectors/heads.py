@@ -20,8 +20,9 @@ import numpy as np
 from pydantic import Field
 
 from maple.detectors._shared import LearnedNumbers, finite_embeddings, no_outputs
-from maple.detectors.base import Batches, Detector, State, register_detector
+from maple.detectors.base import Batches, Detector, State
 from maple.detectors.distance import moments_of_all
+from maple.detectors.registry import register_detector
 from maple.detectors.scores import energy_score
 from maple.errors import FitError, UsageError
 from maple.options import Positive, Share, as_dict, build_options, option

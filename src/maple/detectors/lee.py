@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from maple.data.image_set import ImageSet
 from maple.detectors._shared import LearnedNumbers
-from maple.detectors.base import State, register_detector
+from maple.detectors.base import State
 from maple.detectors.gradient import (
     ImageDetector,
     ImageReader,
@@ -33,6 +33,7 @@ from maple.detectors.gradient import (
     move_images,
     to_numpy,
 )
+from maple.detectors.registry import register_detector
 from maple.errors import FitError, UsageError, suggest
 from maple.networks.backbone import Backbone, listening, same_values
 from maple.networks.ensemble import EnsembleBody

@@ -3,26 +3,128 @@
 With p_c the probability of class c, and F_c the log-sum-exp of the logits of its clusters:
 
 =============  ===========================================================
+``softmax``    1 - max_c p_c
+``energy``     - log-sum-exp of all logits
 ``entropy``    - sum_c p_c log p_c
 ``max-logit``  - max_c F_c
 ``gen``        sum of (p_c (1 - p_c))^gamma over the most probable classes
 =============  ===========================================================
-
-``softmax`` and ``energy`` live beside the contract, in :mod:`maple.detectors.base`.
 """
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from scipy.special import logsumexp
 
-from maple.detectors.base import Batches, LogitDetector, register_detector
+from maple.detectors.base import Batches, Detector, State
+from maple.detectors.registry import register_detector
+from maple.detectors.scores import energy_score
+from maple.errors import FitError, UsageError
 from maple.options import AboveZero, Positive, as_dict, build_options, option
-from maple.stats.gaussians import class_logsumexp
+from maple.stats.gaussians import as_array, class_logsumexp
 from maple.types import About, Outputs
+
+
+class ColumnDetector(Detector):
+    """A detector that reads logits, and knows which class each of their columns belongs to."""
+
+    cluster_to_class_: np.ndarray  # (M,) int64
+
+    def _check_columns(self, n_columns: int) -> None:
+        if n_columns != len(self.cluster_to_class_):
+            raise UsageError(
+                f"logits have {n_columns} columns, but the '{self.name}' detector was fitted on "
+                f"{len(self.cluster_to_class_)}: use the same backbone"
+            )
+
+    def get_state(self) -> State:
+        arrays, metadata = super().get_state()
+        return arrays | {"cluster_to_class": self.cluster_to_class_}, metadata
+
+    @classmethod
+    def from_state(cls, arrays: dict[str, np.ndarray], metadata: dict[str, Any]) -> Self:
+        detector = super().from_state(arrays, metadata)
+        detector.cluster_to_class_ = np.asarray(arrays["cluster_to_class"], dtype=np.int64)
+        return detector
+
+
+class LogitDetector(ColumnDetector):
+    """A score of the logits alone; learned is only which class each of their columns belongs to."""
+
+    needs_training_images: ClassVar[bool] = False
+
+    def _fit(self, batches: Batches, validation: Outputs | None) -> None:
+        first = next(batches.start(), None)
+        if first is None:
+            raise FitError(f"the '{self.name}' detector got no outputs to learn from: add images")
+        n_clusters = self._read(first).shape[1]
+        given = first.cluster_to_class
+        self.cluster_to_class_ = np.arange(n_clusters) if given is None else as_array(given).astype(np.int64)
+
+    def _read(self, outputs: Outputs) -> np.ndarray:
+        """The logits (N, M), in float64."""
+        if outputs.logits is None:
+            raise UsageError(f"the '{self.name}' detector needs logits: embed with a backbone that has a head")
+        return as_array(outputs.logits).astype(np.float64)
+
+    def _score(self, outputs: Outputs) -> np.ndarray:
+        logits = self._read(outputs)
+        self._check_columns(logits.shape[1])
+        return self._score_logits(logits)
+
+    @abstractmethod
+    def _score_logits(self, logits: np.ndarray) -> np.ndarray: ...
+
+
+@register_detector("softmax")
+class SoftmaxDetector(LogitDetector):
+    """1 - probability of the most probable class (Hendrycks & Gimpel 2017); a class sums over its clusters.
+
+    Computed as the probability of all *other* classes, so that confident images do not tie at 0.
+
+    >>> logits = np.log([[0.5, 0.25, 0.25]])
+    >>> outputs = Outputs(np.zeros((1, 2)), logits, cluster_to_class=np.array([0, 1, 1]))
+    >>> SoftmaxDetector().fit(outputs).score(outputs)
+    array([0.5])
+    """
+
+    about: ClassVar[About] = About(
+        "probability of the other classes",
+        "Hendrycks & Gimpel 2017",
+        "https://arxiv.org/abs/1610.02136",
+        needs="logits",
+    )
+
+    def _score_logits(self, logits: np.ndarray) -> np.ndarray:
+        return probability_of_others(class_logsumexp(logits, self.cluster_to_class_))
+
+
+def probability_of_others(log_class: np.ndarray) -> np.ndarray:
+    """The probability (N,) of all classes but the most probable one, from unnormalised log probabilities (N, C)."""
+    others = log_class.copy()
+    others[np.arange(len(others)), others.argmax(axis=1)] = -np.inf
+    return np.exp(logsumexp(others, axis=1) - logsumexp(log_class, axis=1))
+
+
+@register_detector("energy")
+class EnergyDetector(LogitDetector):
+    """Negative log-sum-exp of the logits (Liu et al. 2020).
+
+    >>> outputs = Outputs(np.zeros((1, 2)), np.array([[0.0, 0.0]]))
+    >>> EnergyDetector().fit(outputs).score(outputs).round(3)
+    array([-0.693])
+    """
+
+    about: ClassVar[About] = About(
+        "negative log-sum-exp of the logits", "Liu et al. 2020", "https://arxiv.org/abs/2010.03759", needs="logits"
+    )
+
+    def _score_logits(self, logits: np.ndarray) -> np.ndarray:
+        return energy_score(logits)
 
 
 def log_probabilities(log_class: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -25,7 +25,10 @@ from scipy.special import log_softmax
 
 import maple
 from maple import notebook
-from maple.detectors.base import Description, Detector, LogitDetector, create_detector, probability_of_others
+from maple.detectors.base import Detector
+from maple.detectors.description import Description
+from maple.detectors.logits import LogitDetector, probability_of_others
+from maple.detectors.registry import create_detector
 from maple.errors import DataError, RunError, UsageError
 from maple.files import FORMAT_VERSION
 from maple.stats import metrics

@@ -33,7 +33,8 @@ from typing import Any
 import numpy as np
 from scipy.special import chdtri
 
-from maple.detectors.base import Description, MapleDetector
+from maple.detectors.description import Description
+from maple.detectors.maple import MapleDetector
 from maple.detectors.scores import FUSED, Score
 from maple.errors import UsageError
 from maple.stats.gaussians import Gaussians, as_embeddings, count_components

@@ -23,7 +23,8 @@ from maple.decisions.conformal import (
     fit_softmax_temperature,
     true_class_scores,
 )
-from maple.detectors.base import Description, MapleDetector
+from maple.detectors.description import Description
+from maple.detectors.maple import MapleDetector
 from maple.errors import DataError, RunError, UsageError, some
 from maple.files import load_arrays, save_arrays, write_atomic
 from maple.networks.backbone import Backbone, create_backbone, embed, embed_batches

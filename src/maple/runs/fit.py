@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from maple.data.splits import Splits
-from maple.detectors.base import MapleDetector
+from maple.detectors.maple import MapleDetector
 from maple.errors import UsageError
 from maple.evaluation.evaluate import Results
 from maple.networks.architectures import use_fast_allocator

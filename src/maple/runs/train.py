@@ -33,8 +33,10 @@ from maple.data.sources import (
     split_files,
 )
 from maple.data.splits import Splits, load_splits, split_indices
-from maple.detectors.base import Detector, MapleDetector, create_detector, list_detectors, nearest_of_class
+from maple.detectors.base import Detector
 from maple.detectors.gradient import ImageDetector
+from maple.detectors.maple import MapleDetector, nearest_of_class
+from maple.detectors.registry import create_detector, list_detectors
 from maple.errors import DataError, MapleError, RunError, UsageError
 from maple.evaluation.evaluate import Own, Results, Scored, evaluate, measure_latency
 from maple.files import FORMAT_VERSION, check_format, load_json, save_json, write_atomic

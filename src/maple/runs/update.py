@@ -11,7 +11,7 @@ the network                 is as it was: its own class (``softmax_class``) is n
 class probabilities         the network has a say in which of its own classes an image belongs to, none in whether it
                             belongs to one of them: see :func:`maple.decisions.conformal.pool`
 energy                      counts beside the classes of the network only: see
-:attr:`maple.detectors.base.Description.energy`
+:attr:`maple.detectors.description.Description.energy`
 temperature, score          stay what they were, or are learned anew from validation images (``--calibrate``)
 thresholds, p-values, sets  are void, since scores changed, until images calibrate them anew (``--calibrate``): p-values
                             are NaN and nothing is flagged

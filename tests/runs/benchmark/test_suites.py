@@ -20,7 +20,7 @@ import pytest
 from filelock import FileLock
 
 from commands import flat, run
-from maple.detectors.base import list_detectors
+from maple.detectors.registry import list_detectors
 from maple.errors import UsageError
 from maple.evaluation.evaluate import Classification, Detection, Histogram, Method, Reliability, Results
 from maple.evaluation.paper import figures as paper

@@ -1,0 +1,217 @@
+"""All that Gaussians of classes say about images."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+from scipy.special import logsumexp
+
+from maple.decisions.conformal import pool, raise_odds
+from maple.detectors.scores import FUSED, NEEDS_PLAIN, SCORES, Score, energy_score, spread_score
+from maple.errors import NotFittedError, UsageError
+from maple.stats.gaussians import as_array, class_logsumexp, class_maximum, log_chi_square_tail, log_posterior
+
+if TYPE_CHECKING:
+    from maple.detectors.maple import MapleDetector
+
+
+@dataclass(frozen=True, eq=False)
+class Description:
+    """All that a detector says about N images; the distances are computed once, the rest when asked for."""
+
+    detector: MapleDetector
+    embeddings: np.ndarray  # (N, D)
+    logits: np.ndarray | None  # (N, M)
+    shallow_responses: np.ndarray | None  # (N, F)
+    squared_distances: np.ndarray  # (N, M)
+
+    @property
+    def cluster_to_class(self) -> np.ndarray:
+        """The class of each cluster (M,)."""
+        return self.detector.cluster_to_class_
+
+    @property
+    def log_weights(self) -> np.ndarray:
+        """Log prior of each cluster (M,), less half its log determinant where covariances differ."""
+        return self.detector.gaussians_.log_weights
+
+    @property
+    def degrees_of_freedom(self) -> int:
+        """K, of the chi-square tail."""
+        return self.detector.gaussians_.n_components
+
+    def __len__(self) -> int:
+        return len(self.squared_distances)
+
+    @cached_property
+    def cluster(self) -> np.ndarray:
+        """The nearest cluster (N,)."""
+        return self.squared_distances.argmin(axis=1)
+
+    @cached_property
+    def squared_distance(self) -> np.ndarray:
+        """Squared distance to the nearest cluster (N,)."""
+        return self.squared_distances.min(axis=1)
+
+    @cached_property
+    def md_class_id(self) -> np.ndarray:
+        """The class of the nearest cluster (N,): the paper's rule."""
+        return self.cluster_to_class[self.cluster]
+
+    @cached_property
+    def log_typicality(self) -> np.ndarray:
+        """Log chi-square tail of the nearest cluster (N,): the paper's P_MD in logs, finite however far out."""
+        return log_chi_square_tail(self.squared_distance, self.degrees_of_freedom)
+
+    @cached_property
+    def typicality(self) -> np.ndarray:
+        """Chi-square tail of the nearest cluster (N,), in [0, 1]."""
+        return np.exp(self.log_typicality)
+
+    @cached_property
+    def uncertainty(self) -> np.ndarray:
+        """1 - typicality (N,): the paper's u, to the last digit where it is small."""
+        return -np.expm1(self.log_typicality)
+
+    @cached_property
+    def log_typicality_per_class(self) -> np.ndarray:
+        """Log chi-square tail of the nearest cluster of each class (N, C): the paper's P_MD^c in logs."""
+        nearest = -class_maximum(-self.squared_distances, self.cluster_to_class)  # (N, C)
+        return log_chi_square_tail(nearest, self.degrees_of_freedom)
+
+    @cached_property
+    def position(self) -> np.ndarray:
+        """Where each image lies on the map of the clusters (N, 2): see
+        :attr:`maple.stats.gaussians.Gaussians.map_axes`."""
+        gaussians = self.detector.gaussians_
+        return gaussians.on_map(gaussians.project(self.embeddings))
+
+    def log_posterior(self, temperature: float = 1.0) -> np.ndarray:
+        """Log class probabilities (N, C): see :func:`maple.stats.gaussians.log_posterior`."""
+        return log_posterior(self.squared_distances, self.log_weights, self.cluster_to_class, temperature)
+
+    def posterior(self, temperature: float = 1.0) -> np.ndarray:
+        """Class probabilities (N, C); rows sum to 1."""
+        return np.exp(self.log_posterior(temperature))
+
+    @cached_property
+    def log_softmax(self) -> np.ndarray:
+        """Log class probabilities of the network itself (N, C), summed over the clusters of a class.
+
+        -inf for a class that the head has no column for: see :meth:`MapleDetector.extend`.
+        """
+        if self.logits is None:
+            raise UsageError("the network's own probabilities need logits: embed with a backbone that has a head")
+        logits = as_array(self.logits).astype(np.float64)
+        return class_logsumexp(logits - logsumexp(logits, axis=1, keepdims=True), self.cluster_to_class)
+
+    def log_probabilities(
+        self, temperature: float = 1.0, network_weight: float = 0.0, odds_exponent: float = 1.0
+    ) -> np.ndarray:
+        """Log class probabilities of Gaussians and network together (N, C).
+
+        See :func:`maple.decisions.conformal.pool` and :func:`maple.decisions.conformal.raise_odds`.
+        """
+        alone = self.log_posterior(temperature)
+        return raise_odds(pool(alone, self.log_softmax, network_weight) if network_weight else alone, odds_exponent)
+
+    # -- scores: see maple.detectors.scores
+
+    @cached_property
+    def score(self) -> np.ndarray:
+        """The detector's own score (N,)."""
+        return self.score_named(self.detector.score_)
+
+    @property
+    def score_is_distance(self) -> bool:
+        """Whether images are ranked by the squared distance that the chi-square tail is of."""
+        return self.detector.score_ in ("distance", "normalised")
+
+    @property
+    def available_scores(self) -> list[Score]:
+        """The scores that these outputs and the fit of the detector allow."""
+        missing: set[str] = set()
+        if self.logits is None:
+            missing.add("energy")
+        if self.shallow_responses is None or not hasattr(self.detector, "shallow_moments_"):
+            missing.add("shallow")
+        if 0.0 not in self.detector.moments_:
+            missing |= set(NEEDS_PLAIN)
+        if not self.detector.surprises_ or missing & set(self.detector.surprises_):
+            missing.add("fused")
+        return [name for name in SCORES if name not in missing]
+
+    def score_named(self, name: Score) -> np.ndarray:
+        """A score by name (N,)."""
+        return getattr(self, name)
+
+    @cached_property
+    def distance(self) -> np.ndarray:
+        """Squared distance to the nearest cluster of embeddings as they are (N,): the paper's."""
+        if self.detector.exponent_ == 0:
+            return self.squared_distance
+        return self.detector.plain_gaussians_.squared_distances(self.embeddings).min(axis=1)
+
+    @cached_property
+    def relative(self) -> np.ndarray:
+        """``distance`` less the squared distance to the background (N,)."""
+        return self.distance - self.detector.plain_background_.squared_distances(self.embeddings)
+
+    @property
+    def normalised(self) -> np.ndarray:
+        """Squared distance to the nearest cluster of normalised embeddings (N,)."""
+        return self.squared_distance
+
+    @cached_property
+    def residual(self) -> np.ndarray:
+        """Squared length outside the principal components (N,)."""
+        return self.detector.background_.residuals(self.embeddings)
+
+    @cached_property
+    def spread(self) -> np.ndarray:
+        """Nearest over mean squared distance (N,)."""
+        return spread_score(self.squared_distances)
+
+    @cached_property
+    def energy(self) -> np.ndarray:
+        """Negative log-sum-exp of the logits (N,).
+
+        Where the head knows only some of the classes, O, it is given the logits that it lacks: those with which its
+        softmax would agree with the Gaussians on O against the others. Their exponentials sum to
+        exp(-energy) (1 - p(O)) / p(O), p by the Gaussians, and the energy of all logits is that of the head's own plus
+        log p(O): the same beside a class of the head, low beside another one, of which the head can say nothing.
+        """
+        if self.logits is None:
+            raise UsageError(
+                "the energy needs logits: embed with a backbone that has a head, or use score_by 'normalised'"
+            )
+        energy = energy_score(self.logits)
+        if self.detector.appended_:
+            energy += logsumexp(self.log_posterior()[:, self.detector.head_classes_], axis=1)
+        return energy
+
+    @cached_property
+    def shallow(self) -> np.ndarray:
+        """Squared distance of the responses of the shallow layer to those of all images (N,)."""
+        if self.shallow_responses is None:
+            raise UsageError("the shallow score needs a backbone with a shallow layer: name one in wrap_backbone")
+        return self.detector.shallow_background_.squared_distances(self.shallow_responses)
+
+    @cached_property
+    def fused(self) -> np.ndarray:
+        """Weighted sum of the surprises of ``energy``, ``spread``, ``shallow``, and ``distance`` far out (N,).
+
+        With equal weights this would be Fisher's combination of independent p-values; they are not independent, so that
+        it is a score like any other.
+        """
+        return np.sum(list(self.fused_parts().values()), axis=0)
+
+    def fused_parts(self) -> dict[Score, np.ndarray]:
+        """What each score adds to the fused one (N,)."""
+        if not self.detector.surprises_:
+            raise NotFittedError("the fused score is learned from validation images: call fit(outputs, validation)")
+        surprises = self.detector.surprises_.items()
+        return {name: FUSED[name].add(surprise(self.score_named(name))) for name, surprise in surprises}
