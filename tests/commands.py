@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sys
+from pathlib import Path
 
 from maple.cli.app import main
 
@@ -23,3 +25,8 @@ def run(*arguments: object) -> int:
 def flat(text: str) -> str:
     """Text on one line: the console breaks where it likes."""
     return " ".join(text.split())
+
+
+def python_path() -> str:
+    """PYTHONPATH of a child process that imports helpers of the tests: they come first, the present one behind."""
+    return os.pathsep.join([str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])])

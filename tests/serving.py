@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from commands import python_path
 from image_files import encode
 from maple.decisions.conformal import Calibration
 from maple.deploy.serve.app import create_app, listen_at, run_app
@@ -132,7 +133,7 @@ def talk(port: int, request: bytes, timeout: float = 20) -> bytes:
 def server(*arguments: object) -> Iterator[tuple[subprocess.Popen[str], int]]:
     """A service in a process of its own, and its port; ``arguments`` as for the main function below."""
     command = [sys.executable, str(Path(__file__)), *map(str, arguments)]
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
+    environment = {**os.environ, "PYTHONPATH": python_path()}
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
     assert process.stderr is not None
     try:

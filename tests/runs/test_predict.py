@@ -25,6 +25,7 @@ from PIL import Image
 from scipy.stats import false_discovery_control
 
 from cheap import Cheap, files_in, use, write_images
+from commands import python_path
 from image_files import encode, endless_jpeg, noise
 from maple.data.stream import decode_stream
 from maple.decisions.conformal import benjamini_hochberg
@@ -415,7 +416,7 @@ def test_a_full_disk_is_a_pause(cheap, tmp_path, capsys, monkeypatch, form):
 
 def run_here(code: str) -> str:
     """Run code that may use this module in a process of its own."""
-    environment = {**os.environ, "PYTHONPATH": str(TESTS), "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "PYTHONPATH": python_path(), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         [sys.executable, "-c", f"import cheap as here; {code}"],
         capture_output=True, text=True, env=environment,
@@ -439,7 +440,7 @@ def test_a_kill_leaves_no_process_behind(cheap, tmp_path):
     _, model = cheap
     folder, out = write_images(tmp_path / "images", 160), tmp_path / "p.csv"
     call = f"here.predict_slowly({str(model)!r}, {str(folder)!r}, {str(out)!r}, 2)"
-    environment = {**os.environ, "PYTHONPATH": str(TESTS), "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "PYTHONPATH": python_path(), "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen([sys.executable, "-c", f"import cheap as here; {call}"], env=environment)
     try:
         assert wait(lambda: Path(f"{out}.partial.json").exists())
@@ -461,7 +462,7 @@ def test_a_kill_while_an_image_decodes_forever_changes_nothing(cheap, tmp_path, 
     folder, out = write_images(tmp_path / "images", 30), tmp_path / "p.csv"
     (folder / "0014.png").write_bytes(endless_jpeg())  # of the fourth chunk, after which others wait
     call = f"here.predict_slowly({str(model)!r}, {str(folder)!r}, {str(out)!r}, 2, seconds=60)"
-    environment = {**os.environ, "PYTHONPATH": str(TESTS), "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "PYTHONPATH": python_path(), "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen([sys.executable, "-c", f"import cheap as here; {call}"], env=environment)
     try:
         assert wait(lambda: b"0011.png" in read_if_there(Path(f"{out}.partial")))
