@@ -13,7 +13,7 @@ MapleError            exit code 1: the work failed
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 EXTRAS = {  # which extra of the package installs a package that is imported only where it is needed
@@ -81,15 +81,6 @@ def suggest(name: str, known: Iterable[str]) -> str:
     if nearest:
         return f"did you mean '{nearest[0]}'?"
     return f"known: {', '.join(known)}"
-
-
-def some(names: Sequence[str], limit: int = 3) -> str:
-    """Names in a line, the first of them where there are many.
-
-    >>> some(["a", "b", "c"], limit=2)
-    'a, b and 1 more'
-    """
-    return ", ".join(names[:limit]) + (f" and {len(names) - limit:,} more" if len(names) > limit else "")
 
 
 @contextmanager

@@ -17,6 +17,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from maple.text import shorten
+
 MAX_ROWS = 10
 MAX_CHARACTERS = 60  # of a name
 
@@ -76,7 +78,7 @@ def facts(values: Mapping[str, Any]) -> Markup:
 
 
 def _cell(value: Any, side: str, tag: str = "td") -> str:
-    content = escape(value) if _side(value) == "right" else escape(short(value))
+    content = escape(value) if _side(value) == "right" else escape(shorten(value, MAX_CHARACTERS))
     return f'<{tag} style="{_CELL};text-align:{side}">{content}</{tag}>'
 
 
@@ -105,11 +107,6 @@ def bold(value: Any) -> Markup:
 
 def muted(value: Any) -> Markup:
     return Markup(f'<span style="opacity:.7">{escape(value)}</span>')
-
-
-def short(name: str) -> str:
-    """A name, cut where it is very long."""
-    return name if len(name) <= MAX_CHARACTERS else name[: MAX_CHARACTERS - 1] + "…"
 
 
 def summary(**numbers: int) -> str:

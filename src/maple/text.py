@@ -1,12 +1,14 @@
-"""Numbers and names as people read them: the same on pages, on plots and in a terminal."""
+"""Text helpers: numbers, counts and names, formatted the same in pages, plots, messages and the terminal."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from typing import Any
 
 
 def percent(share: float, exact: bool = False) -> str:
-    """A share that was measured, with one decimal where it matters; ``exact``, one that was chosen, as it is.
+    """A measured share with one decimal; with ``exact``, a chosen share (an option) with all its digits.
 
     >>> [percent(share) for share in (0.5, 0.973, 0.0004, 0.9999, 1.0, float("nan"))]
     ['50 %', '97.3 %', '< 0.1 %', '> 99.9 %', '100 %', '–']
@@ -25,7 +27,7 @@ def percent(share: float, exact: bool = False) -> str:
 
 
 def number(value: float, digits: int = 3) -> str:
-    """A number of fixed digits, shorter where it is large, a dash where it is missing.
+    """A number with fixed decimals, fewer if it is large; a dash for NaN.
 
     >>> [number(value) for value in (0.97345, 12.5, 1234.5, float("inf"), float("nan"))]
     ['0.973', '12.50', '1,234', '∞', '–']
@@ -39,6 +41,43 @@ def number(value: float, digits: int = 3) -> str:
     return f"{value:.{digits if abs(value) < 10 else max(digits - 1, 0)}f}"
 
 
+def compact(value: Any) -> str:
+    """The value of an option: floats with four significant digits, everything else unchanged.
+
+    >>> compact(0.000123456), compact(12), compact("tied")
+    ('0.0001235', '12', 'tied')
+    """
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def plural(n: int, noun: str) -> str:
+    """A count and its noun.
+
+    >>> plural(1, "class"), plural(2, "class"), plural(1200, "image")
+    ('1 class', '2 classes', '1,200 images')
+    """
+    ending = "" if n == 1 else "es" if noun.endswith("s") else "s"
+    return f"{n:,} {noun}{ending}"
+
+
+def join_names(names: Sequence[str]) -> str:
+    """Names as a list in a sentence.
+
+    >>> join_names(["a"]), join_names(["a", "b"]), join_names(["a", "b", "c"])
+    ('a', 'a and b', 'a, b and c')
+    """
+    return " and ".join([", ".join(names[:-1]), names[-1]]) if len(names) > 1 else "".join(names)
+
+
+def shorten_list(names: Sequence[str], limit: int = 3) -> str:
+    """The first ``limit`` names and the number of the others.
+
+    >>> shorten_list(["a", "b", "c"]), shorten_list(["a", "b", "c", "d"])
+    ('a, b, c', 'a, b, c and 1 more')
+    """
+    return ", ".join(names[:limit]) + (f" and {len(names) - limit:,} more" if len(names) > limit else "")
+
+
 def shorten(text: str, length: int) -> str:
     """Text of at most ``length`` characters.
 
@@ -46,3 +85,12 @@ def shorten(text: str, length: int) -> str:
     'Navi…'
     """
     return text if len(text) <= length else text[: length - 1] + "…"
+
+
+def printable(text: str, length: int) -> str:
+    r"""Untrusted text for a message: unprintable characters replaced by ``?``, at most ``length`` characters.
+
+    >>> printable("a\x00b" + "c" * 99, 10)
+    'a?bcccccc…'
+    """
+    return "".join(c if c.isprintable() else "?" for c in shorten(text, length))

@@ -18,6 +18,7 @@ from maple.data.image_set import MEMORY_LIMIT, ImageSet, Progress
 from maple.data.sources import SPLIT_NAMES, find_source, find_split, is_built_in, open_images, split_files
 from maple.errors import DataError, UsageError, suggest
 from maple.options import DataOptions
+from maple.text import plural
 from maple.types import Skipped
 
 
@@ -263,7 +264,7 @@ def _check_enough(n: int, label: int, shares: Sequence[float], class_names: Sequ
     needed = sum(share > 0 for share in shares)
     if n < needed:
         raise DataError(
-            f"{_class_name(label, class_names)} has {n} distinct image{'' if n == 1 else 's'}, too few for {needed} "
+            f"{_class_name(label, class_names)} has {plural(n, 'distinct image')}, too few for {needed} "
             f"splits: add images, or leave out such classes with --min-images {needed}"
         )
 

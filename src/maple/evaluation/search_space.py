@@ -12,6 +12,7 @@ from maple.errors import UsageError, suggest
 from maple.evaluation.criteria import CRITERIA
 from maple.options import GROUPS, RunConfig, as_dict, build_options
 from maple.progress import warn
+from maple.text import compact
 from maple.training.recipe import unused_options
 
 Search = Literal["grid", "bayes"]
@@ -81,7 +82,7 @@ class Choices:
         return trial.suggest_categorical(name, self.values)
 
     def __str__(self) -> str:
-        return ", ".join(map(short, self.values))
+        return ", ".join(map(compact, self.values))
 
 
 @dataclass(frozen=True)
@@ -110,15 +111,10 @@ class Span:
         return suggest(name, self.low, self.high, log=self.log)
 
     def __str__(self) -> str:
-        return f"{short(self.low)} to {short(self.high)}{', by factors' if self.log else ''}"
+        return f"{compact(self.low)} to {compact(self.high)}{', by factors' if self.log else ''}"
 
 
 Space = dict[str, Choices | Span]  # by name of the option
-
-
-def short(value: Any) -> str:
-    """A value as tables and pictures show it."""
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def list_parameters(recipe: str) -> list[str]:

@@ -25,8 +25,9 @@ from torch.utils.data import DataLoader, Dataset, RandomSampler, Subset
 
 from maple.data.batches import evaluation_batches
 from maple.data.image_set import ImageSet, Progress
-from maple.errors import UsageError, some, suggest
+from maple.errors import UsageError, suggest
 from maple.networks.architectures import NETWORKS, create_network
+from maple.text import shorten_list
 from maple.types import LinearHead, Outputs
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
@@ -661,11 +662,11 @@ def load_state(module: nn.Module, state: Mapping[str, Tensor], path: Path, name:
     """Put tensors read from ``path`` into a network called ``name``; nothing is changed unless everything fits."""
     own = module.state_dict()
     if further := [key for key in state if key not in own]:
-        raise UsageError(f"'{path}' also holds {some(further)}: it holds another network than '{name}'")
+        raise UsageError(f"'{path}' also holds {shorten_list(further)}: it holds another network than '{name}'")
     missing = [key for key in own if key not in state and not key.endswith("num_batches_tracked")]
     missing = [key for key in missing if key not in ("mean", "std")]
     if missing:
-        raise UsageError(f"'{path}' lacks {some(missing)}: it holds another network than '{name}'")
+        raise UsageError(f"'{path}' lacks {shorten_list(missing)}: it holds another network than '{name}'")
     for key, value in state.items():
         a_number = own[key].ndim == 0 and value.numel() == 1  # which some files hold as a vector
         if value.shape != own[key].shape and not a_number:
@@ -717,5 +718,7 @@ def rename_state(state: dict[str, Tensor], backbone: Backbone, path: Path) -> di
     if len(layers) == 1:
         renamed |= {f"head.{key.rpartition('.')[2]}": value for key, value in left.items()}
     if len(layers) > 1 or any(key not in own for key in renamed):
-        raise UsageError(f"'{path}' also holds {some(list(left))}: it holds another network than '{backbone.name}'")
+        raise UsageError(
+            f"'{path}' also holds {shorten_list(list(left))}: it holds another network than '{backbone.name}'"
+        )
     return renamed

@@ -25,12 +25,13 @@ from maple.decisions.conformal import (
 )
 from maple.detectors.description import Description
 from maple.detectors.maple import MapleDetector
-from maple.errors import DataError, RunError, UsageError, some
+from maple.errors import DataError, RunError, UsageError
 from maple.files import load_arrays, save_arrays, write_atomic
 from maple.networks.backbone import Backbone, create_backbone, embed, embed_batches
 from maple.networks.hub import rebuild_model
 from maple.options import DecisionOptions, as_dict, build_options
 from maple.prediction.base import BasePredictor
+from maple.text import shorten, shorten_list
 from maple.training.distributed import together
 from maple.training.recipe import create_recipe
 from maple.training.relabel import ClassRule, class_probabilities
@@ -111,7 +112,9 @@ class Predictor(BasePredictor):
         values = {
             "network": self.backbone.name,
             "images": f"{self.size} x {self.size} pixels",
-            "classes": some([notebook.short(name) for name in self.class_names], notebook.MAX_ROWS),
+            "classes": shorten_list(
+                [shorten(name, notebook.MAX_CHARACTERS) for name in self.class_names], notebook.MAX_ROWS
+            ),
             "score": self.detector.score_,
             "temperature": self.temperature,
             "weight of the network": self.network_weight,

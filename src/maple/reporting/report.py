@@ -27,7 +27,7 @@ from PIL import Image, features
 
 from maple import __version__
 from maple.data.decode import decode_image
-from maple.errors import DataError, MapleError, RunError, some
+from maple.errors import DataError, MapleError, RunError
 from maple.evaluation.evaluate import Method, Results
 from maple.files import load_json, write_atomic
 from maple.options import read_toml
@@ -53,7 +53,7 @@ from maple.reporting.plots import (
     plot_scores,
 )
 from maple.stats.metrics import coverage_at
-from maple.text import number, percent, shorten
+from maple.text import join_names, number, percent, plural, shorten, shorten_list
 from maple.types import MAX_CELL, PREDICTION_COLUMNS, SET_SEPARATOR
 
 MAX_MATRIX = 20  # classes; with more, the confusion matrix is a picture without names
@@ -360,25 +360,6 @@ def _subtitle(record: RunRecord) -> str:
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-def plural(n: int, noun: str) -> str:
-    """A count and its noun.
-
-    >>> plural(1, "class"), plural(2, "class"), plural(1200, "image")
-    ('1 class', '2 classes', '1,200 images')
-    """
-    ending = "" if n == 1 else "es" if noun.endswith("s") else "s"
-    return f"{n:,} {noun}{ending}"
-
-
-def listed(items: Sequence[str]) -> str:
-    """Words as a list in a sentence.
-
-    >>> listed(["a"]), listed(["a", "b"]), listed(["a", "b", "c"])
-    ('a', 'a and b', 'a, b and c')
-    """
-    return " and ".join([", ".join(items[:-1]), items[-1]]) if len(items) > 1 else "".join(items)
-
-
 def method_name(method: str) -> str:
     """How a method is called on the page."""
     return _line(method).label
@@ -402,11 +383,11 @@ def summary_sentences(record: RunRecord) -> list[str]:
     if results.n_ood:
         rate = _false_alarm(results)
         caught = [f"{percent(_caught(results, OURS, name))} of {name}" for name in results.n_ood]
-        sentence = f"With {percent(rate)} of the known images flagged by mistake, it catches {listed(caught)}"
+        sentence = f"With {percent(rate)} of the known images flagged by mistake, it catches {join_names(caught)}"
         if baseline:
             others = [percent(_caught(results, baseline, name)) for name in results.n_ood]
             name = method_name(baseline)
-            sentence += f"; {name} of the same network, at the same rate of false alarms, {listed(others)}"
+            sentence += f"; {name} of the same network, at the same rate of false alarms, {join_names(others)}"
         sentences.append(sentence + ".")
     return [*sentences, *_never_flagged(results)]
 
@@ -445,7 +426,7 @@ def _update_sentences(record: RunRecord) -> Iterator[str]:
     learned = sum(sum(update["images"].values()) for update in updates)
     new = [name for update in updates for name in update["new_classes"]]
     if learned:
-        classes = f"; the network itself does not know {listed(new)}" if new else ""
+        classes = f"; the network itself does not know {join_names(new)}" if new else ""
         yield f"{plural(learned, 'image')} of these came with maple update, after its training{classes}."
     if updates and not updates[-1]["calibration_images"]:
         command = shlex.join(["maple", "update", str(record.folder), "--calibrate"])
@@ -524,14 +505,14 @@ def _point_at_results(results: Results | None) -> Iterator[Pointer]:
     worse = [name for name in results.n_ood if _is_worse(results, name)]
     if worse and results.baseline:
         other = method_name(results.baseline)
-        text = f"{other[0].upper()}{other[1:]} ranks the images of {listed(worse)} better than MAPLE does."
+        text = f"{other[0].upper()}{other[1:]} ranks the images of {join_names(worse)} better than MAPLE does."
         yield Pointer(text, "unknown", "Compare")
 
 
 def _point_at_gallery(gallery: Gallery) -> Iterator[Pointer]:
     split = [name for name, count in Counter(c.class_name for c in gallery.clusters).items() if count > 1]
     if split:
-        shown = listed([*split[:3], *([f"{len(split) - 3} more"] if len(split) > 3 else [])])
+        shown = join_names([*split[:3], *([f"{len(split) - 3} more"] if len(split) > 3 else [])])
         text = f"Split into clusters: {shown}. Do the clusters mean anything to you?"
         yield Pointer(text, "clusters", "See them")
     if any(group.kind == "mistakes" and group.images for group in gallery.examples):
@@ -1055,7 +1036,7 @@ def _prediction_row(row: Mapping[str, Any], folder: Path, with_image: bool) -> d
         "p_value": number(row["p_value"]),
         "is_ood": row["is_ood"],
         "is_decided": not math.isnan(row["p_value"]),
-        "prediction_set": some(row["prediction_set"] or [], SHOWN_SET),
+        "prediction_set": shorten_list(row["prediction_set"] or [], SHOWN_SET),
         "uri": _preview(row["file"], folder) if with_image else None,
     }
 
@@ -1127,7 +1108,7 @@ def _history_section(rows: Sequence[Mapping[str, str]]) -> dict[str, Any] | None
     events: list[dict[str, Any]] = [
         {
             "epoch": int(_float(row["epoch"])),
-            "classes": listed(row["relabelled"].split(";")),
+            "classes": join_names(row["relabelled"].split(";")),
             "clusters": row.get("clusters", ""),
             "shift": f"{shift:.0e}" if not math.isnan(shift := _float(row.get("relabel_shift"))) else "",
         }

@@ -12,8 +12,9 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
 from maple.evaluation.criteria import CRITERIA
-from maple.evaluation.search_space import Choices, Space, Span, Trial, short
+from maple.evaluation.search_space import Choices, Space, Span, Trial
 from maple.reporting.plots import BLUE, GREEN, MUTED, ORANGE, as_plot
+from maple.text import compact
 
 COLUMNS = 3  # of the picture
 
@@ -105,5 +106,5 @@ def _draw_parameter(axes: Axes, found: Choices | Span, settings: Sequence[Any], 
         middle = min(float(np.median(dots.values[places == place])), dots.ceiling)
         axes.hlines(middle, place - 0.28, place + 0.28, color=MUTED, linewidth=1.6)
     dots.draw(axes, places)
-    axes.set_xticks(range(len(found.values)), [short(value) for value in found.values])
+    axes.set_xticks(range(len(found.values)), [compact(value) for value in found.values])
     axes.set_xlim(-0.5, len(found.values) - 0.5)

@@ -24,9 +24,9 @@ from maple.progress import counting, warn
 from maple.reporting.gallery import ClusterExemplars, ComponentEnd, ComponentExemplars, read_gallery, thumbnail
 from maple.reporting.page import render_page
 from maple.reporting.plots import plot_contributions
-from maple.reporting.report import CRISP, data_uri, listed, plural
+from maple.reporting.report import CRISP, data_uri
 from maple.runs.predict import describe_skipped, open_like, ready_predictor
-from maple.text import number, percent, shorten
+from maple.text import join_names, number, percent, plural, shorten
 from maple.types import Outputs
 
 MAX_IMAGES = 200  # on one page
@@ -289,7 +289,7 @@ def _contributions(found: Explanation, matches: Sequence[Match]) -> dict[str, An
     shown = sorted({int(c) for c in [*largest, *decisive]}, key=lambda c: -found.nearest.contributions[c])
     rest = np.setdiff1d(np.arange(found.degrees_of_freedom), shown)
     others = [number(float(match.contributions[rest].sum()), 2) for match in matches]
-    note = f"Not shown: {plural(len(rest), 'component')} with {listed(others)} in all, where {len(rest)} is usual."
+    note = f"Not shown: {plural(len(rest), 'component')} with {join_names(others)} in all, where {len(rest)} is usual."
     plot = plot_contributions(
         [f"component {component + 1}" for component in shown],
         [1.0] * len(shown),

@@ -53,7 +53,7 @@ from maple.reporting.gallery import (
     thumbnail,
     write_cluster_gallery,
 )
-from maple.reporting.report import listed, plural, write_report
+from maple.reporting.report import write_report
 from maple.runs.predict import describe_skipped, warn_if_nothing_is_flagged
 from maple.runs.train import (
     CLASSES,
@@ -64,6 +64,7 @@ from maple.runs.train import (
     read_run_config,
     sample_rows,
 )
+from maple.text import join_names, plural
 from maple.types import Outputs, Skipped
 
 TEACHING_SHARE = 0.5  # of the images of --calibrate: they teach temperature and score, the others calibrate
@@ -243,7 +244,7 @@ class Update:
         parts = []
         if self.images:
             n, classes = sum(self.images.values()), plural(len(self.images), "class")
-            new = f"; new: {listed(self.new_classes)}" if self.new_classes else ""
+            new = f"; new: {join_names(self.new_classes)}" if self.new_classes else ""
             parts.append(f"learned from {plural(n, 'image')} of {classes}{new}")
         if self.calibration_images:
             parts.append(

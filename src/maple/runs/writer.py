@@ -27,8 +27,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from maple.errors import RunError, UsageError, some
+from maple.errors import RunError, UsageError
 from maple.progress import say, warn
+from maple.text import shorten_list
 from maple.types import MAX_CELL, SET_SEPARATOR, Skipped
 
 JSON_SUFFIXES = (".jsonl", ".ndjson")
@@ -411,8 +412,8 @@ class ResumableFile:
         other = [name for name, value in self.request.items() if request.get(name) != value]
         if other:
             raise UsageError(
-                f"'{self._rows.partial}' holds {state.images:,} images of a request that differs in {some(other)}: "
-                "repeat that request to go on with it, or add --overwrite to start anew"
+                f"'{self._rows.partial}' holds {state.images:,} images of a request that differs in "
+                f"{shorten_list(other)}: repeat that request to go on with it, or add --overwrite to start anew"
             )
         return state
 

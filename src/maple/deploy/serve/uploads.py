@@ -25,6 +25,7 @@ from python_multipart.multipart import MultipartParser, parse_options_header
 from maple.data.decode import Fit
 from maple.data.stream import IMAGE_ENDS, DecoderEnded, GuardedDecoder, TooManyPixels
 from maple.errors import DataError, MapleError
+from maple.text import printable
 
 FIELD = "files"  # of a form
 MAX_NAME = 1_000  # characters
@@ -141,24 +142,14 @@ def parse_json(body: bytes, limits: Limits) -> list[Upload]:
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         place = ".".join(str(part) for part in first["loc"])
-        where = f" at {shorten(place)}" if place else ""
+        where = f" at {printable(place, 60)}" if place else ""
         raise UploadError(
             422,
-            f"the JSON cannot be used{where} ({shorten(first['msg'], 200)}): send {{'images': [{{'name', 'data'}}]}}",
+            f"the JSON cannot be used{where} ({printable(first['msg'], 200)}): send {{'images': [{{'name', 'data'}}]}}",
         ) from None
     if len(images) > limits.max_images:
         raise _too_many(limits.max_images)
     return [Upload(image.name, image.data) for image in images]
-
-
-def shorten(text: str, length: int = 60) -> str:
-    """Text of others, fit for a sentence: printable, and not long.
-
-    >>> shorten("a\\x00b" + "c" * 99, 10)
-    'a?bccccccc...'
-    """
-    shown = "".join(c if c.isprintable() else "?" for c in text[:length])
-    return shown if len(text) <= length else f"{shown}..."
 
 
 # --- forms -----------------------------------------------------------------------------------------------------------
@@ -250,7 +241,7 @@ def _refusing_broken_forms() -> Iterator[None]:
     try:
         yield
     except FormParserError as error:
-        raise UploadError(422, f"the form is broken ({shorten(str(error), 200)}): send it again") from None
+        raise UploadError(422, f"the form is broken ({printable(str(error), 200)}): send it again") from None
 
 
 # --- pixels ----------------------------------------------------------------------------------------------------------
@@ -275,7 +266,9 @@ class UploadDecoder:
             return self._decode(upload.data if isinstance(upload.data, bytes) else _from_base64(upload.data))
         except DataError as error:
             status: UploadStatus = 413 if isinstance(error, TooManyPixels) else 422
-            raise UploadError(status, f"cannot use '{shorten(upload.name)}': {shorten(str(error), 200)}") from None
+            raise UploadError(
+                status, f"cannot use '{printable(upload.name, 60)}': {printable(str(error), 200)}"
+            ) from None
 
     def _decode(self, data: bytes) -> np.ndarray:
         """The pixels; what has ended a process from outside may have spared another, which is asked once."""

@@ -48,7 +48,6 @@ from maple.evaluation.search_space import (
     Trial,
     choose_space,
     current_value,
-    short,
     with_settings,
 )
 from maple.files import load_json, save_json, take_lock, write_atomic
@@ -64,7 +63,7 @@ from maple.progress import counting, say, warn
 from maple.reporting.plots import standalone_svg
 from maple.reporting.trial_plots import plot_trials
 from maple.runs.train import check_flags, check_options, digest_images, recipe_options
-from maple.text import number
+from maple.text import compact, number
 from maple.training.distributed import count_processes
 from maple.training.loop import CHECKPOINT, FREE_OPTIONS, Run, train_backbone
 from maple.training.recipe import create_recipe, find_recipe, unused_options
@@ -583,7 +582,7 @@ class _Search:
             return
         value = trial.criteria.get(self.plan.criterion)
         came_of_it = trial.state if value is None else f"{self.plan.criterion} {number(value, 4)}"
-        settings = "  ".join(f"{name} {short(setting)}" for name, setting in trial.settings.items())
+        settings = "  ".join(f"{name} {compact(setting)}" for name, setting in trial.settings.items())
         best = "  (best so far)" if trial == tuning.best else ""
         say(f"trial {trial.number} of {self.plan.n_trials}  {settings}  {came_of_it}{best}")
 
@@ -747,7 +746,7 @@ class Tuning:
         start = next((each for each in self.trials if each.criteria and each.settings == self.plan.start()), None)
         if start is not None and start != self.best:
             rows.append(f"nearest to the settings as they are: trial {start.number}, {self._measured(start)}")
-        rows += [f"  {name} = {short(value)}" for name, value in self.best.settings.items()]
+        rows += [f"  {name} = {compact(value)}" for name, value in self.best.settings.items()]
         rows += [f"note: {note}" for note in (self.find_tradeoff(), self.find_idleness()) if note]
         rows += [f"trials: {self.out / TABLE}, picture: {self.out / PICTURE}", f"train with it: {self.command}"]
         return "\n".join(rows)
