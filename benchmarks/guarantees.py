@@ -35,16 +35,11 @@ from scipy.ndimage import gaussian_filter
 from scipy.stats import betabinom, kstest
 
 from maple.data.sources import open_images
-from maple.decisions.conformal import (
-    Calibration,
-    benjamini_hochberg,
-    conformal_threshold,
-    count_allowed,
-    fit_pool,
-    prediction_sets,
-    true_class_scores,
-)
+from maple.decisions.calibration import Calibration
+from maple.decisions.conformal import benjamini_hochberg, conformal_threshold, count_allowed
 from maple.decisions.drift import StreamMonitor, compare_scores
+from maple.decisions.probability import Probability
+from maple.decisions.sets import prediction_sets, true_class_scores
 from maple.detectors.maple import MapleDetector
 from maple.networks.backbone import embed
 from maple.types import Outputs
@@ -126,10 +121,10 @@ def embed_corrupted(shared: Path, rows: np.ndarray) -> dict[tuple[str, float], O
 
 
 def score(
-    detector: MapleDetector, pooling: tuple[float, float, float], outputs: Outputs, labels: np.ndarray | None = None
+    detector: MapleDetector, probability: Probability, outputs: Outputs, labels: np.ndarray | None = None
 ) -> Scored:
     found = detector.describe(outputs)
-    log_probabilities = found.log_probabilities(*pooling)
+    log_probabilities = probability.log_probabilities(found)
     labels = outputs.labels if labels is None else labels
     assert labels is not None
     return Scored(found.score, log_probabilities.argmax(axis=1), log_probabilities, labels)
@@ -357,12 +352,11 @@ def measure(outputs: dict[str, Outputs], shared: Path, n_splits: int, n_corrupte
     detector = MapleDetector().fit(outputs["train"], validation)
     found = detector.describe(validation)
     assert validation.labels is not None
-    taught = (found.squared_distances, validation.labels, found.log_weights, found.cluster_to_class)
-    pooling = fit_pool(*taught, found.log_softmax)
-    images = score(detector, pooling, others)
-    ood = {name: score(detector, pooling, outputs[name]) for name in OOD}
+    probability = Probability().fit(found, validation.labels)
+    images = score(detector, probability, others)
+    ood = {name: score(detector, probability, outputs[name]) for name in OOD}
     corrupted = {
-        which: score(detector, pooling, changed, images.labels[:n_corrupted])
+        which: score(detector, probability, changed, images.labels[:n_corrupted])
         for which, changed in embed_corrupted(shared, order[n_validation:][:n_corrupted]).items()
     }
     halves = [np.array_split(rng.permutation(len(others)), 2) for _ in range(n_splits)]
@@ -376,9 +370,9 @@ def measure(outputs: dict[str, Outputs], shared: Path, n_splits: int, n_corrupte
         "test images": len(splits[0][1]),
         "corrupted images": min(n_corrupted, len(others)),
         "score": detector.score_,
-        "temperature": pooling[0],
-        "network weight": pooling[1],
-        "odds exponent": pooling[2],
+        "temperature": probability.temperature,
+        "network weight": probability.network_weight,
+        "odds exponent": probability.odds_exponent,
         "numpy": np.__version__,
         "scipy": scipy.__version__,
     }

@@ -35,6 +35,7 @@ import torch
 from torch import Tensor, nn
 
 import maple
+from maple.decisions.probability import Probability
 from maple.deploy.export import drop_idle_abs
 from maple.deploy.graph import OUTPUTS, PredictorGraph
 from maple.detectors.maple import MapleDetector
@@ -107,7 +108,7 @@ def make_predictor(network: str) -> Predictor:
         for seed, n in enumerate((20_000, 2000, N_CALIBRATION))
     )
     detector = MapleDetector(norm_exponent=1).fit(train, validation)
-    predictor = Predictor(backbone, detector, size=SIZE, temperature=3.0, network_weight=0.5, odds_exponent=0.7)
+    predictor = Predictor(backbone, detector, size=SIZE, probability=Probability(3.0, 0.5, 0.7))
     predictor.calibrate(calibration)
     assert predictor.score_name == "fused" and len(predictor.calibration) == N_CALIBRATION
     return predictor

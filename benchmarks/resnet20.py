@@ -22,7 +22,7 @@ import numpy as np
 from scipy.special import logsumexp
 
 from maple.data.sources import open_images
-from maple.decisions.conformal import fit_pool, fit_softmax_temperature, fit_temperature
+from maple.decisions.probability import Probability, fit_softmax_temperature, fit_temperature
 from maple.detectors.description import Description
 from maple.detectors.maple import MapleDetector
 from maple.detectors.registry import create_detector
@@ -102,7 +102,7 @@ def probabilities(taught: Description, found: Description, labels: np.ndarray) -
         "softmax": found.log_softmax,
         "softmax, scaled": scaled - logsumexp(scaled, axis=1, keepdims=True),
         "Gaussians": found.log_posterior(fit_temperature(*distances)),
-        "Gaussians and softmax": found.log_probabilities(*fit_pool(*distances, taught.log_softmax)),
+        "Gaussians and softmax": Probability().fit(taught, labels).log_probabilities(found),
     }
 
 

@@ -46,7 +46,7 @@ from maple.data.image_set import ImageSet
 from maple.data.simulate import simulated_diatoms
 from maple.data.sources import open_images
 from maple.data.splits import Splits, load_splits
-from maple.decisions.conformal import fit_temperature
+from maple.decisions.probability import class_probabilities, fit_temperature
 from maple.detectors.scores import energy_score, spread_score
 from maple.files import load_json, save_json
 from maple.networks.backbone import Backbone, create_backbone, embed
@@ -58,7 +58,6 @@ from maple.stats.metrics import accuracy, auroc, format_spread, negative_log_lik
 from maple.stats.splitting import split_clusters
 from maple.training.loop import Run, train_backbone
 from maple.training.recipe import MapleRecipe, Recipe, create_recipe
-from maple.training.relabel import class_probabilities
 from maple.types import Outputs, Relabelling
 from resnet20 import public_resnet20
 

@@ -35,6 +35,7 @@ from maple.baselines.ensemble import train_ensemble
 from maple.baselines.sampling import EnsembleRecipe
 from maple.data.image_set import ImageSet
 from maple.decisions.conformal import conformal_p_values
+from maple.decisions.probability import class_probabilities
 from maple.detectors.base import Detector
 from maple.detectors.maple import MapleDetector
 from maple.detectors.registry import create_detector
@@ -45,7 +46,6 @@ from maple.reporting.plots import LIGHT
 from maple.stats.metrics import accuracy, auroc
 from maple.training.loop import Run, train_backbone
 from maple.training.recipe import create_recipe
-from maple.training.relabel import class_probabilities
 from maple.types import Outputs
 
 REACH = 3.5  # pictures show [-REACH, REACH] in both directions

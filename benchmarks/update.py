@@ -190,9 +190,9 @@ def measure_all(predictor: Predictor, study: Study) -> dict[str, Any]:
         row = measure(updated, study.test, study.ood, new)
         return {
             "images": len(images),
-            "temperature": updated.temperature,
-            "weight": updated.network_weight,
-            "odds_exponent": updated.odds_exponent,
+            "temperature": updated.probability.temperature,
+            "weight": updated.probability.network_weight,
+            "odds_exponent": updated.probability.odds_exponent,
             **row,
         }
 

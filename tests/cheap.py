@@ -19,7 +19,7 @@ from PIL import Image
 
 from maple.data.image_set import ImageSet
 from maple.data.stream import IMAGE_SECONDS, decode_stream
-from maple.decisions.conformal import Calibration
+from maple.decisions.calibration import Calibration
 from maple.prediction.base import BasePredictor
 from maple.runs import predict as predict_files
 from maple.runs import writer as row_files

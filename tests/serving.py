@@ -20,7 +20,7 @@ from PIL import Image
 
 from commands import python_path
 from image_files import encode
-from maple.decisions.conformal import Calibration
+from maple.decisions.calibration import Calibration
 from maple.deploy.serve.app import create_app, listen_at, run_app
 from maple.deploy.serve.options import ServeOptions
 from maple.prediction.base import BasePredictor

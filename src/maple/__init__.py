@@ -17,7 +17,7 @@ _EXPORTS = {
     "list_backbones": "maple.networks.backbone",
     "wrap_backbone": "maple.networks.backbone",
     "evaluate": "maple.evaluation.evaluate",
-    "Calibration": "maple.decisions.conformal",
+    "Calibration": "maple.decisions.calibration",
     "benjamini_hochberg": "maple.decisions.conformal",
     "MapleCallback": "maple.prediction.callback",
     "GMeans": "maple.stats.clustering",

@@ -18,7 +18,9 @@ from scipy.stats import chi2
 
 from maple.baselines.sampling import SampledBackbone
 from maple.data.image_set import ImageSet
-from maple.decisions.conformal import Calibration, conformal_p_values
+from maple.decisions.calibration import Calibration
+from maple.decisions.conformal import conformal_p_values
+from maple.decisions.probability import Probability
 from maple.deploy.graph import OUTPUTS, DescriptionGraph, PredictorGraph, PValues, Surprises
 from maple.detectors.maple import MapleDetector
 from maple.detectors.scores import FUSED, SCORES, Surprise, fit_surprise
@@ -70,9 +72,9 @@ def exact(detector: MapleDetector) -> MapleDetector:
     return detector
 
 
-def predictor_of(detector: MapleDetector, calibrate: Outputs | None = None, **options) -> Predictor:
+def predictor_of(detector: MapleDetector, calibrate: Outputs | None = None, **numbers) -> Predictor:
     backbone = create_backbone("resnet9", 2)  # which nobody asks
-    predictor = Predictor(backbone, exact(detector), size=8, temperature=2.5, **options)
+    predictor = Predictor(backbone, exact(detector), size=8, probability=Probability(temperature=2.5, **numbers))
     return predictor if calibrate is None else predictor.calibrate(calibrate, false_alarm=0.1)
 
 
@@ -277,9 +279,8 @@ def test_classes_with_their_own_thresholds_and_a_new_class(tmp_path, onnx):
         embed(predictor.backbone, pictures(60, seed=4).pixels[:, ::-1] // 3), labels=np.full(60, 4)
     )
     predictor.detector.extend(new)
-    known = Predictor(
-        predictor.backbone, predictor.detector, list("abcde"), size=8, network_weight=0.6, odds_exponent=0.5
-    )
+    probability = Probability(network_weight=0.6, odds_exponent=0.5)
+    known = Predictor(predictor.backbone, predictor.detector, list("abcde"), size=8, probability=probability)
     known.calibrate(pictures(900, seed=5), per_class=True, false_alarm=0.2)
     assert known.decision.n_own_thresholds >= 2
     export_onnx(known, tmp_path / "model.onnx", check=pictures(30, seed=6).pixels)

@@ -17,6 +17,7 @@ from scipy import stats
 from scipy.special import softmax
 from sklearn.metrics import roc_auc_score
 
+from maple.decisions.probability import Probability
 from maple.detectors.maple import MapleDetector
 from maple.detectors.registry import create_detector
 from maple.errors import DataError, NotFittedError, RunError, UsageError
@@ -65,7 +66,7 @@ def unknown(seed: int, shift: float, n: int = 300) -> Outputs:
 def make_predictor(calibrated: bool = True) -> Predictor:
     detector = MapleDetector(norm_exponent=0.0, explained_variance=1.0).fit(blobs(0, 4000))
     options = DecisionOptions(false_alarm=0.1)
-    predictor = Predictor(NoNetwork(), detector, NAMES, size=8, temperature=1.3, options=options)
+    predictor = Predictor(NoNetwork(), detector, NAMES, size=8, probability=Probability(1.3), options=options)
     return predictor.calibrate(blobs(1, 1000)) if calibrated else predictor
 
 
@@ -198,13 +199,12 @@ def test_every_score_is_judged(results, predictor, ind, ood):
 
 
 def test_scaled_softmax_is_softmax_at_temperature_one(results, predictor, ind, ood):
-    assert predictor.softmax_temperature == 1
+    assert predictor.probability.softmax_temperature == 1
     plain, scaled = (results.methods[name] for name in ("softmax", "softmax-scaled"))
     assert scaled.classification.nll == pytest.approx(plain.classification.nll)
     assert scaled.detection["near"].auroc == pytest.approx(plain.detection["near"].auroc)
-    warm = Predictor(
-        NoNetwork(), predictor.detector, NAMES, size=8, temperature=predictor.temperature, softmax_temperature=3.0
-    )
+    probability = replace(predictor.probability, softmax_temperature=3.0)
+    warm = Predictor(NoNetwork(), predictor.detector, NAMES, size=8, probability=probability)
     warmed = evaluate(warm, ind, ood).methods["softmax-scaled"].classification
     assert warmed.accuracy == plain.classification.accuracy and warmed.nll != pytest.approx(plain.classification.nll)
 

@@ -12,7 +12,8 @@ from scipy.stats import chi2
 
 from maple.data.image_set import ImageSet
 from maple.data.splits import load_splits
-from maple.decisions.conformal import MIN_CLASS_IMAGES, conformal_threshold
+from maple.decisions.calibration import MIN_CLASS_IMAGES
+from maple.decisions.conformal import conformal_threshold
 from maple.detectors.maple import MapleDetector
 from maple.errors import DataError, RunError, UsageError
 from maple.files import load_arrays, save_arrays
@@ -166,8 +167,11 @@ def test_without_calibration_nothing_is_flagged(backbone, splits):
 def test_temperature_improves_the_likelihood(predictor, splits):
     found = predictor.detector.describe(embed(predictor.backbone, splits.validation))
     rows = np.arange(len(splits.validation))
-    loss = {t: -found.log_posterior(t)[rows, splits.validation.labels].mean() for t in (1.0, predictor.temperature)}
-    assert loss[predictor.temperature] <= loss[1.0]
+    loss = {
+        t: -found.log_posterior(t)[rows, splits.validation.labels].mean()
+        for t in (1.0, predictor.probability.temperature)
+    }
+    assert loss[predictor.probability.temperature] <= loss[1.0]
 
 
 def test_wrapped_module_needs_no_recipe(splits):

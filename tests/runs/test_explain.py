@@ -127,7 +127,7 @@ def test_a_level_without_enough_calibration_images_decides_nothing(run: Path, im
 def test_p_values_per_class_are_about_known_images_of_that_class(
     run: Path, images: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("maple.decisions.conformal.MIN_CLASS_IMAGES", 10)
+    monkeypatch.setattr("maple.decisions.calibration.MIN_CLASS_IMAGES", 10)
     for case in explain_images(run, [str(images)], decision={"per_class": True, "false_alarm": 0.1}):
         called = f"of known images called {case.explanation.class_name} look as unusual"
         assert called in case.explanation.sentences()[-1]

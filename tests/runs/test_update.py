@@ -18,7 +18,8 @@ from commands import run as command
 from maple.data.image_set import ImageSet
 from maple.data.sources import open_images
 from maple.data.splits import load_splits
-from maple.decisions.conformal import conformal_p_values, fit_pool
+from maple.decisions.conformal import conformal_p_values
+from maple.decisions.probability import Probability
 from maple.detectors.maple import MapleDetector, nearest_of_class
 from maple.detectors.registry import restore_detector
 from maple.detectors.scores import energy_score
@@ -192,7 +193,8 @@ def test_the_network_gives_a_new_class_no_probability(outputs, grown):
 @pytest.mark.parametrize(("temperature", "weight"), [(1.0, 0.0), (3.0, 0.4), (20.0, 1.5)])
 def test_probabilities_obey_the_law_of_total_probability(outputs, grown, temperature, weight):
     found = grown.describe(outputs)
-    together, alone = np.exp(found.log_probabilities(temperature, weight)), found.posterior(temperature)
+    together = np.exp(Probability(temperature, weight).log_probabilities(found))
+    alone = found.posterior(temperature)
     network = np.exp(found.log_softmax)
     for i in range(0, 500, 25):
         inside = alone[i, :4].sum()
@@ -216,11 +218,11 @@ def test_energy_is_that_of_a_head_with_the_logits_that_it_lacks(outputs, grown):
 
 def test_temperature_and_weight_are_the_most_likely(outputs, grown):
     found = grown.describe(outputs)
-    taught = (found.squared_distances, outputs.labels, found.log_weights, found.cluster_to_class)
-    temperature, weight, _ = fit_pool(*taught, found.log_softmax)
+    fitted = Probability().fit(found, outputs.labels)
+    temperature, weight = fitted.temperature, fitted.network_weight
 
     def loss(t: float, a: float) -> float:
-        logs = found.log_probabilities(t, a)
+        logs = Probability(t, a).log_probabilities(found)
         prior = (np.log(t) / np.log(10)) ** 2 / 2 + a**2 / 2
         return -logs[np.arange(500), outputs.labels].sum() + prior
 
@@ -304,7 +306,7 @@ def test_thresholds_are_void_until_images_calibrate_them(nine, digits):
     np.testing.assert_array_equal(said.p_value, conformal_p_values(said.score, scores))
     np.testing.assert_array_equal(said.is_ood, said.p_value <= 0.05)
     assert said.is_ood.mean() < 0.2  # 5 % on average
-    assert after.temperature != before.temperature
+    assert after.probability.temperature != before.probability.temperature
     sets = after.prediction_sets(said, 0.9)
     assert sets[np.arange(len(sets)), digits["test"].labels].mean() > 0.8
 
@@ -319,7 +321,7 @@ def test_only_calibrating_keeps_the_gaussians(nine, digits):
     np.testing.assert_array_equal(after.detector.gaussians_.matrix, before.detector.gaussians_.matrix)
     assert len(after.calibration) == len(calibration)
     only = update_predictor(before, calibration=calibration)  # temperature and score stay
-    assert only.temperature == before.temperature and same_state(only, before)
+    assert only.probability == before.probability and same_state(only, before)
 
 
 def test_updating_with_nothing_changes_nothing(nine, digits):

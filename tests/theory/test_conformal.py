@@ -10,14 +10,9 @@ import numpy as np
 import pytest
 from scipy.stats import beta, betabinom, chi2, chisquare, kstest
 
-from maple.decisions.conformal import (
-    Calibration,
-    benjamini_hochberg,
-    conformal_p_values,
-    conformal_threshold,
-    prediction_sets,
-    true_class_scores,
-)
+from maple.decisions.calibration import Calibration
+from maple.decisions.conformal import benjamini_hochberg, conformal_p_values, conformal_threshold
+from maple.decisions.sets import prediction_sets, true_class_scores
 
 pytestmark = pytest.mark.slow
 

@@ -203,7 +203,7 @@ def test_moments_are_those_of_one_process(ranks):
         np.testing.assert_allclose(found.within_covariance, expected.within_covariance, rtol=1e-4, atol=1e-5)
     validation = embed(together.backbone, splits.validation)
     np.testing.assert_allclose(together.detector.score(validation), alone.detector.score(validation), rtol=1e-3)
-    assert together.temperature == pytest.approx(alone.temperature, rel=1e-3)
+    assert together.probability.temperature == pytest.approx(alone.probability.temperature, rel=1e-3)
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""Hard classes, summed probabilities and splits that keep their bookkeeping."""
+"""Hard classes and splits that keep their bookkeeping."""
 
 from __future__ import annotations
 
@@ -7,30 +7,12 @@ import pytest
 from sklearn.metrics import adjusted_rand_score, recall_score
 
 from maple.stats.splitting import split_clusters
-from maple.training.relabel import changed_classes, class_probabilities, false_negative_ratios, hard_classes
+from maple.training.relabel import changed_classes, false_negative_ratios, hard_classes
 from maple.types import Relabelling
 
 
 def blobs(rng, centres, n=60):
     return np.concatenate([rng.normal(c, 0.3, (n, 2)) for c in centres]).astype(np.float32)
-
-
-def test_class_probabilities_by_loops(rng):
-    logits = rng.normal(size=(7, 5)).astype(np.float32)
-    mapping = np.array([2, 0, 1, 0, 2])
-    exponentials = np.exp(logits.astype(np.float64))
-    soft = exponentials / exponentials.sum(1, keepdims=True)
-    for rule, reduce in (("sum", sum), ("max", max)):
-        expected = [[reduce(row[m] for m in range(5) if mapping[m] == c) for c in range(3)] for row in soft]
-        np.testing.assert_allclose(class_probabilities(logits, mapping, rule), expected, rtol=1e-10)
-
-
-def test_summing_does_not_make_split_classes_look_hard():
-    # Class 0 has 0.6 in all, but each of its five children only 0.12, less than the 0.4 of class 1.
-    probabilities = np.array([[0.12] * 5 + [0.4]])
-    mapping = np.array([0] * 5 + [1])
-    assert class_probabilities(np.log(probabilities), mapping, "sum").argmax(1) == 0
-    assert class_probabilities(np.log(probabilities), mapping, "max").argmax(1) == 1
 
 
 def test_false_negative_ratio_is_one_minus_recall(rng):

@@ -33,7 +33,7 @@ from maple import __version__
 from maple.baselines.sampling import SampledBackbone
 from maple.data.image_set import ImageSet
 from maple.data.splits import Splits
-from maple.decisions.conformal import raise_odds
+from maple.decisions.probability import raise_odds
 from maple.deploy.graph import OUTPUTS, PredictorGraph
 from maple.errors import MapleError, RunError, UsageError, naming_extras
 from maple.files import write_atomic
@@ -46,7 +46,6 @@ from maple.reporting.gallery import Gallery, read_gallery
 from maple.runs.predict import open_like
 from maple.runs.train import GALLERY, LEFT_OUT, left_out_images, own_splits, read_run_config
 from maple.stats.metrics import auroc, expected_calibration_error
-from maple.training.relabel import class_probabilities
 from maple.types import Prediction
 
 OPSET = 18  # read by ONNX Runtime 1.14 and later
@@ -378,8 +377,8 @@ def _differences(predictor: Predictor, said: Mapping[str, np.ndarray], pixels: n
     rows, decision = np.arange(len(pixels)), predictor.decision
     own = said["score"], said["class_id"]
     degrees, squared = found.degrees_of_freedom, said["squared_distance"]
-    before = found.log_probabilities(predictor.temperature, predictor.network_weight)  # (N, C)
-    probabilities = np.exp(raise_odds(before, predictor.odds_exponent, said["class_id"]))
+    before = predictor.probability.log_pooled(found)  # (N, C)
+    probabilities = np.exp(raise_odds(before, predictor.probability.odds_exponent, said["class_id"]))
     p_values = decision.p_values(*own)
     shortfall = {
         "class_id": np.exp(before.max(axis=1)) - np.exp(before[rows, said["class_id"]]),
@@ -388,7 +387,7 @@ def _differences(predictor: Predictor, said: Mapping[str, np.ndarray], pixels: n
     if found.logits is None:
         shortfall["softmax_class_id"] = (said["softmax_class_id"] != said["md_class_id"]).astype(float)
     else:
-        network = class_probabilities(found.logits, found.cluster_to_class, predictor.class_rule)  # (N, C)
+        network = predictor.probability.network_probabilities(found)  # (N, C)
         shortfall["softmax_class_id"] = network.max(axis=1) - network[rows, said["softmax_class_id"]]
     differences = {
         "squared_distance": _relative(squared, expected.squared_distance),

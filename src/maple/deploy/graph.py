@@ -27,14 +27,14 @@ from scipy.special import gammaln
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from maple.decisions.conformal import LOWEST, Decision
+from maple.decisions.calibration import Decision
+from maple.decisions.probability import LOWEST, ClassRule, Probability
 from maple.detectors.maple import MapleDetector
 from maple.detectors.scores import FUSED, Part, Score, Surprise
 from maple.errors import UsageError
 from maple.networks.backbone import channel_responses, listening
 from maple.prediction.predictor import Predictor
 from maple.stats.gaussians import Background, Gaussians, float32_suffices
-from maple.training.relabel import ClassRule
 
 OUTPUTS = (
     "class_id",
@@ -408,7 +408,7 @@ class ByClass(nn.Module):
 class RaiseOdds(nn.Module):
     """Normalised log probabilities (N, C) and their first class (N,), from logs (N, C) that need not be normalised.
 
-    See :func:`maple.decisions.conformal.raise_odds`: with t the largest of the logs and r that of all others
+    See :func:`maple.decisions.probability.raise_odds`: with t the largest of the logs and r that of all others
     together, the odds
     t - r become b (t - r) where b t + (1 - b) r takes the place of t.
     """
@@ -438,16 +438,16 @@ class RaiseOdds(nn.Module):
 class ClassProbabilities(nn.Module):
     """Log class probabilities (N, C) and the first class (N,).
 
-    See :meth:`maple.detectors.description.Description.log_probabilities`. Whatever is normalised in the end need not be
-    normalised
-    before.
+    See :class:`maple.decisions.probability.Probability`. Normalisation happens once, at the end.
     """
 
-    def __init__(self, log_weights: np.ndarray, cluster_to_class: np.ndarray, n_columns: int, said: Predictor) -> None:
+    def __init__(
+        self, log_weights: np.ndarray, cluster_to_class: np.ndarray, n_columns: int, probability: Probability
+    ) -> None:
         super().__init__()
-        self.weight = weight = said.network_weight
-        self.by_class = ByClass(cluster_to_class, log_weights, -1 / (2 * said.temperature))
-        self.normalise = RaiseOdds(int(cluster_to_class.max()) + 1, said.odds_exponent)
+        self.weight = weight = probability.network_weight
+        self.by_class = ByClass(cluster_to_class, log_weights, -1 / (2 * probability.temperature))
+        self.normalise = RaiseOdds(int(cluster_to_class.max()) + 1, probability.odds_exponent)
         head = np.unique(cluster_to_class[:n_columns])  # the classes that the network knows
         others = np.setdiff1d(cluster_to_class, head)
         self.knows_all = len(others) == 0
@@ -542,8 +542,10 @@ class DescriptionGraph(nn.Module):
         plain = detector.plain_gaussians_ if needs_plain else None
         self.plain = None if plain is None else nn.Sequential(_projection(plain), Distances(plain))
         self.tail = Tail(gaussians.n_components)
-        self.probabilities = ClassProbabilities(gaussians.log_weights, cluster_to_class, n_columns, predictor)
-        self.network_class = NetworkClass(cluster_to_class[:n_columns], predictor.class_rule)
+        self.probabilities = ClassProbabilities(
+            gaussians.log_weights, cluster_to_class, n_columns, predictor.probability
+        )
+        self.network_class = NetworkClass(cluster_to_class[:n_columns], predictor.probability.class_rule)
         self.decide = Decide(predictor.decision)
         self.parts = nn.ModuleDict({name: part for name in self.scores if (part := _score_part(name, detector))})
         self.fuse = Surprises(detector.surprises_) if self.score_name == "fused" else None

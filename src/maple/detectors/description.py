@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 from scipy.special import logsumexp
 
-from maple.decisions.conformal import pool, raise_odds
 from maple.detectors.scores import FUSED, NEEDS_PLAIN, SCORES, Score, energy_score, spread_score
 from maple.errors import NotFittedError, UsageError
 from maple.stats.gaussians import as_array, class_logsumexp, class_maximum, log_chi_square_tail, log_posterior
@@ -107,16 +106,6 @@ class Description:
             raise UsageError("the network's own probabilities need logits: embed with a backbone that has a head")
         logits = as_array(self.logits).astype(np.float64)
         return class_logsumexp(logits - logsumexp(logits, axis=1, keepdims=True), self.cluster_to_class)
-
-    def log_probabilities(
-        self, temperature: float = 1.0, network_weight: float = 0.0, odds_exponent: float = 1.0
-    ) -> np.ndarray:
-        """Log class probabilities of Gaussians and network together (N, C).
-
-        See :func:`maple.decisions.conformal.pool` and :func:`maple.decisions.conformal.raise_odds`.
-        """
-        alone = self.log_posterior(temperature)
-        return raise_odds(pool(alone, self.log_softmax, network_weight) if network_weight else alone, odds_exponent)
 
     # -- scores: see maple.detectors.scores
 

@@ -301,7 +301,9 @@ def evaluate(
     methods |= _baselines(detectors, ind, ood, labels, n_classes)
     methods |= {row.name: _method(None, row.ind, row.ood) for row in scored}
     if "softmax" in methods or own is not None:
-        methods["softmax-scaled"] = _scaled_softmax(predictor.softmax_temperature, ind, ood, labels, n_classes)
+        methods["softmax-scaled"] = _scaled_softmax(
+            predictor.probability.softmax_temperature, ind, ood, labels, n_classes
+        )
     methods["maple"] = _maple(predictor, found, labels, said, said_ood)
     ood_distances = {name: unknown.squared_distance for name, unknown in found_ood.items()}
     methods["maple-paper"] = _method(_paper_reading(found, labels), found.squared_distance, ood_distances, found=found)

@@ -15,7 +15,8 @@ import numpy as np
 
 from maple.data.decode import Fit
 from maple.data.image_set import ImageSet, Progress
-from maple.decisions.conformal import Calibration, Decision, prediction_sets
+from maple.decisions.calibration import Calibration, Decision
+from maple.decisions.sets import prediction_sets
 from maple.options import DecisionOptions, as_dict, build_options
 from maple.types import Prediction
 

@@ -30,7 +30,7 @@ from maple import __version__
 from maple.data.decode import MAX_SIZE, Fit
 from maple.data.image_set import ImageSet, Progress
 from maple.data.sources import open_images
-from maple.decisions.conformal import Calibration
+from maple.decisions.calibration import Calibration
 from maple.errors import MapleError, RunError, UsageError, naming_extras
 from maple.options import DecisionOptions, as_dict
 from maple.prediction.base import BasePredictor
@@ -78,7 +78,7 @@ class Strip(_Part):
 
 
 class CalibrationArrays(_Part):
-    """The arrays of :class:`maple.decisions.conformal.Calibration`."""
+    """The arrays of :class:`maple.decisions.calibration.Calibration`."""
 
     scores: Numbers = ""  # float64
     class_ids: Numbers = ""  # int64

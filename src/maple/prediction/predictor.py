@@ -17,12 +17,9 @@ from maple import notebook
 from maple.data.decode import Fit
 from maple.data.image_set import ImageSet, Progress
 from maple.data.sources import open_images
-from maple.decisions.conformal import (
-    Calibration,
-    fit_pool,
-    fit_softmax_temperature,
-    true_class_scores,
-)
+from maple.decisions.calibration import Calibration
+from maple.decisions.probability import ClassRule, Probability
+from maple.decisions.sets import true_class_scores
 from maple.detectors.description import Description
 from maple.detectors.maple import MapleDetector
 from maple.errors import DataError, RunError, UsageError
@@ -34,7 +31,6 @@ from maple.prediction.base import BasePredictor
 from maple.text import shorten, shorten_list
 from maple.training.distributed import together
 from maple.training.recipe import create_recipe
-from maple.training.relabel import ClassRule, class_probabilities
 from maple.types import Outputs, Prediction, Relabelling
 
 WEIGHTS = "weights.safetensors"
@@ -47,11 +43,10 @@ STATISTICS_IMAGES = 5000
 class Predictor(BasePredictor):
     """Class, probability, uncertainty and in/out decision for images, from one forward pass.
 
-    ``temperature`` softens the class posterior of the Gaussians, ``network_weight`` is what the network's own
-    probabilities count beside it, ``odds_exponent`` how sure both together are of the first class; all are fitted on
-    validation images. ``calibration`` is what calibration images taught, ``decision`` the threshold and p-values that
-    follow from it at the level of ``options``. Classes are numbered where they have no names; ``size`` is that of the
-    backbone where it knows it.
+    ``probability`` turns distances and logits into class probabilities and is fitted on validation images.
+    ``calibration`` holds the scores of calibration images, ``decision`` the threshold and p-values that follow from
+    them at the level of ``options``. Classes are numbered where they have no names; ``size`` defaults to that of the
+    backbone.
     """
 
     runtime = "torch"
@@ -64,22 +59,16 @@ class Predictor(BasePredictor):
         *,
         size: int | None = None,
         fit: Fit = "pad",
-        temperature: float = 1.0,
-        network_weight: float = 0.0,
-        odds_exponent: float = 1.0,
-        softmax_temperature: float = 1.0,
+        probability: Probability | None = None,
         calibration: Calibration | None = None,
         options: DecisionOptions | None = None,
-        class_rule: ClassRule = "sum",
     ) -> None:
         if class_names is None:
             class_names = [str(i) for i in range(detector.cluster_to_class_.max() + 1)]
         if (side := size or backbone.size) is None:
             raise UsageError("the backbone does not know how large its images are: give the predictor size=, in pixels")
         self.backbone, self.detector = backbone, detector
-        self.temperature, self.network_weight, self.odds_exponent = temperature, network_weight, odds_exponent
-        self.softmax_temperature = softmax_temperature  # of the network alone, for comparison
-        self.class_rule: ClassRule = class_rule  # how ``softmax_class_id`` reads the clusters of a class
+        self.probability = probability or Probability()
         super().__init__(class_names, size=side, fit=fit, calibration=calibration, options=options)
 
     @property
@@ -116,9 +105,9 @@ class Predictor(BasePredictor):
                 [shorten(name, notebook.MAX_CHARACTERS) for name in self.class_names], notebook.MAX_ROWS
             ),
             "score": self.detector.score_,
-            "temperature": self.temperature,
-            "weight of the network": self.network_weight,
-            "exponent of the odds": self.odds_exponent,
+            "temperature": self.probability.temperature,
+            "weight of the network": self.probability.network_weight,
+            "exponent of the odds": self.probability.odds_exponent,
             "decision": self.decision.sentence(),
         }
         return notebook.card("Predictor", about, notebook.facts(values))
@@ -165,7 +154,7 @@ class Predictor(BasePredictor):
         if found.logits is None:
             softmax_class_id = found.md_class_id
         else:
-            softmax_class_id = class_probabilities(found.logits, self.cluster_to_class, self.class_rule).argmax(1)
+            softmax_class_id = self.probability.network_probabilities(found).argmax(1)
         return Prediction(
             class_id=class_id,
             probability=np.exp(logs[np.arange(len(class_id)), class_id]),
@@ -184,7 +173,7 @@ class Predictor(BasePredictor):
 
     def log_probabilities(self, found: Description) -> np.ndarray:
         """Calibrated log class probabilities (N, C) of described images."""
-        return found.log_probabilities(self.temperature, self.network_weight, self.odds_exponent)
+        return self.probability.log_probabilities(found)
 
     def calibrate(self, images: Any, **options: Any) -> Self:
         """Learn p-values, threshold and prediction sets from calibration images that have chosen nothing else.
@@ -217,13 +206,9 @@ class Predictor(BasePredictor):
                 "class_names": list(self.class_names),
                 "size": self.size,
                 "fit": self.fit,
-                "temperature": self.temperature,
-                "network_weight": self.network_weight,
-                "odds_exponent": self.odds_exponent,
-                "softmax_temperature": self.softmax_temperature,
+                **self.probability.to_dict(),
                 "options": as_dict(self.options),
                 "decision": self.decision.describe(),
-                "class_rule": self.class_rule,
             },
         )
 
@@ -251,13 +236,9 @@ def load_predictor(folder: str | Path, *, trust: bool = False) -> Predictor:
         tuple(metadata["class_names"]),
         size=metadata["size"],
         fit=metadata["fit"],
-        temperature=metadata["temperature"],
-        network_weight=metadata["network_weight"],
-        odds_exponent=metadata.get("odds_exponent", 1.0),
-        softmax_temperature=metadata["softmax_temperature"],
+        probability=Probability.from_dict(metadata),
         calibration=Calibration.from_arrays(calibration),
         options=build_options(DecisionOptions, metadata["options"], f"'{folder / DETECTOR}'"),
-        class_rule=metadata["class_rule"],
     )
 
 
@@ -398,21 +379,14 @@ def fit_predictor(
         mine = partial(embed_share, indices=np.arange(rank, len(train), world_size))
         detector.fit(_in_step(fabric, mine), unseen, sum_over_ranks=_all_reduce(fabric))
     found = detector.describe(unseen)
-    taught = (found.squared_distances, labels, found.log_weights, found.cluster_to_class)
-    network = None if unseen.logits is None else found.log_softmax
-    temperature, network_weight, odds_exponent = fit_pool(*taught, network)
     predictor = Predictor(
         backbone,
         detector,
         train.class_names,
         size=train.size,
         fit=fit,
-        temperature=temperature,
-        network_weight=network_weight,
-        odds_exponent=odds_exponent,
-        softmax_temperature=1.0 if network is None else fit_softmax_temperature(network, labels),
+        probability=Probability(class_rule=class_rule).fit(found, labels),
         options=options,
-        class_rule=class_rule,
     )
     if calibration is not None and len(calibration):
         known = calibration if isinstance(calibration, Outputs) else embed(backbone, calibration, workers=workers)

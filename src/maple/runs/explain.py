@@ -88,7 +88,7 @@ def explain_predictions(
     return explain_outputs(
         predictor.detector,
         outputs,
-        predictor.temperature,
+        predictor.probability.temperature,
         prediction=predictor.predict_outputs(outputs),
         false_alarm=predictor.false_alarm,
         can_be_flagged=predictor.decision.can_flag_any,

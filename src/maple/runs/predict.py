@@ -27,7 +27,8 @@ from maple import __version__
 from maple.data.image_set import ImageSet, no_labels
 from maple.data.sources import open_images
 from maple.data.stream import Decoded, Source, decode_stream, open_source
-from maple.decisions.conformal import benjamini_hochberg, can_flag, min_calibration_images, min_labelled_images
+from maple.decisions.conformal import benjamini_hochberg, can_flag, min_calibration_images
+from maple.decisions.sets import min_labelled_images
 from maple.errors import DataError, UsageError
 from maple.options import DecisionOptions, as_dict, build_options, flag_name
 from maple.prediction.base import BasePredictor

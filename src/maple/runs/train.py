@@ -910,9 +910,9 @@ def _provenance(config: RunConfig, own: Mapping[str, Any], predictor: Predictor,
         "promise": predictor.decision.sentence(),
         "score": predictor.detector.score_,
         "norm_exponent": predictor.detector.exponent_,
-        "temperature": predictor.temperature,
-        "network_weight": predictor.network_weight,
-        "odds_exponent": predictor.odds_exponent,
+        "temperature": predictor.probability.temperature,
+        "network_weight": predictor.probability.network_weight,
+        "odds_exponent": predictor.probability.odds_exponent,
         "hardware": f"{platform.machine()}, {os.cpu_count()} cores, {torch.get_num_threads()} threads",
     }
 

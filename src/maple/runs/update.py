@@ -9,7 +9,7 @@ a new class                 one cluster, behind all others; classes are matched 
 the network                 is as it was: its own class (``softmax_class``) is never a new one, and it gives such a
                             class the probability 0
 class probabilities         the network has a say in which of its own classes an image belongs to, none in whether it
-                            belongs to one of them: see :func:`maple.decisions.conformal.pool`
+                            belongs to one of them: see :func:`maple.decisions.probability.pool`
 energy                      counts beside the classes of the network only: see
 :attr:`maple.detectors.description.Description.energy`
 temperature, score          stay what they were, or are learned anew from validation images (``--calibrate``)
@@ -36,7 +36,7 @@ import numpy as np
 from maple.data.image_set import ImageSet, Progress
 from maple.data.sources import open_images
 from maple.data.splits import split_indices
-from maple.decisions.conformal import Calibration, fit_pool, fit_softmax_temperature
+from maple.decisions.calibration import Calibration
 from maple.detectors.base import Source
 from maple.errors import DataError, RunError, UsageError, suggest
 from maple.files import load_json, save_json
@@ -141,19 +141,10 @@ def update_from_outputs(
 
 def _teach(predictor: Predictor, validation: Outputs) -> None:
     """Score and class probabilities, from validation images."""
-    detector, labels = predictor.detector, validation.labels
-    if labels is None:
+    if (labels := validation.labels) is None:
         raise DataError("validation images need labels, which teach the temperature: give Outputs with labels")
-    found = detector.learn_score(validation).describe(validation)
-    taught = (found.squared_distances, labels, found.log_weights, found.cluster_to_class)
-    network = None if found.logits is None else found.log_softmax
-    predictor.temperature, predictor.network_weight, predictor.odds_exponent = fit_pool(*taught, network)
-    if network is None:
-        return
-    known = detector.head_classes_  # (C,)
-    rows = np.isin(labels, np.flatnonzero(known))
-    if rows.any():
-        predictor.softmax_temperature = fit_softmax_temperature(network[rows][:, known], labels[rows])
+    found = predictor.detector.learn_score(validation).describe(validation)
+    predictor.probability = predictor.probability.fit(found, labels)
 
 
 # --- images -----------------------------------------------------------------------------------------------------------

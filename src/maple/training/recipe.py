@@ -35,12 +35,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from maple.decisions.probability import class_probabilities
 from maple.errors import ConfigError, UsageError, same_class, suggest
 from maple.networks.backbone import Backbone
 from maple.options import GROUPS, RECIPE_SECTIONS, SWITCHES, RecipeOptions, as_dict, build_options
 from maple.stats.splitting import split_clusters
 from maple.training.loss import LossTerm, contrastive_loss, prototype_loss, triplet_loss
-from maple.training.relabel import changed_classes, class_probabilities, hard_classes
+from maple.training.relabel import changed_classes, hard_classes
 from maple.types import About, Outputs, Relabelling
 
 RECIPES: dict[str, dict[str, bool]] = {

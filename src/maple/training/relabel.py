@@ -2,33 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 import numpy as np
-from scipy.special import softmax
 
 from maple.types import Relabelling
-
-ClassRule = Literal["sum", "max"]
-
-
-def class_probabilities(logits: np.ndarray, cluster_to_class: np.ndarray, rule: ClassRule = "sum") -> np.ndarray:
-    """Class probabilities (N, C) from cluster logits (N, M).
-
-    ``sum`` adds the softmax over the clusters of a class. ``max`` takes the largest of them, the paper's rule, which
-    under-counts split classes and does not sum to 1.
-
-    >>> logits = np.log([[0.3, 0.3, 0.4]])
-    >>> class_probabilities(logits, np.array([0, 0, 1])).round(2)
-    array([[0.6, 0.4]])
-    >>> class_probabilities(logits, np.array([0, 0, 1]), rule="max").round(2)
-    array([[0.3, 0.4]])
-    """
-    probabilities = softmax(logits.astype(np.float64), axis=1)  # (N, M)
-    order = np.argsort(cluster_to_class, kind="stable")
-    starts = np.flatnonzero(np.diff(cluster_to_class[order], prepend=-1))
-    reduce = np.add if rule == "sum" else np.maximum
-    return reduce.reduceat(probabilities[:, order], starts, axis=1)  # (N, C)
 
 
 def false_negative_ratios(class_ids: np.ndarray, labels: np.ndarray, n_classes: int) -> np.ndarray:

@@ -26,7 +26,7 @@ from PIL import Image
 from browser import open_browser
 from image_files import encode
 from maple.data.splits import load_splits
-from maple.decisions.conformal import Calibration
+from maple.decisions.calibration import Calibration
 from maple.deploy.serve.app import create_app, listen_at, read_exemplars
 from maple.deploy.serve.options import ServeOptions
 from maple.networks.backbone import create_backbone, embed
