@@ -22,7 +22,7 @@ from maple.data.stream import IMAGE_SECONDS, decode_stream
 from maple.decisions.calibration import Calibration
 from maple.prediction.base import BasePredictor
 from maple.runs import predict as predict_files
-from maple.runs import writer as row_files
+from maple.runs import writer
 from maple.runs.predict import predict_images
 from maple.types import Prediction
 
@@ -68,11 +68,11 @@ class Cheap(BasePredictor):
 
 
 def use(predictor: BasePredictor, save_seconds: float = 0.0) -> None:
-    """Let every model be this predictor, and the journal be written after every chunk."""
+    """Let every model be this predictor, and a part be written after every chunk."""
     sys.modules["maple.prediction.onnx"] = types.SimpleNamespace(  # type: ignore[assignment]
         OnnxPredictor=types.SimpleNamespace(open=lambda path: predictor)
     )
-    row_files.SAVE_SECONDS = save_seconds
+    writer.SAVE_SECONDS = save_seconds
 
 
 def write_images(folder: Path, n: int) -> Path:
@@ -143,14 +143,16 @@ def fork(work: Any, moment: int | None = None) -> int | None:
 
         setattr(owner, name, wrapper)
 
-    def append_and_flush(self: row_files.TextRows, rows: list[Any], append: Any = row_files.TextRows.append) -> None:
-        append(self, rows)
-        self._file.flush()  # so that there is something behind the mark
+    def write_half(table: Any, file: Any, write_table: Any = writer.pq.write_table) -> None:
+        file.write(b"half a part")
+        file.flush()
         pass_moment()
+        file.seek(0)
+        write_table(table, file)
 
-    row_files.TextRows.append = append_and_flush  # type: ignore[method-assign]
+    writer.pq.write_table = write_half
     os.fsync = lambda descriptor: pass_moment()  # a kill does not reach what the system has
-    for owner, name in ((Path, "replace"), (Path, "unlink"), (row_files.shutil, "rmtree")):
+    for owner, name in ((Path, "replace"), (Path, "unlink"), (os, "unlink"), (os, "rmdir"), (writer, "to_csv")):
         pass_before(owner, name)
     try:
         work()

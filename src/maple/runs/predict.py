@@ -33,7 +33,7 @@ from maple.errors import DataError, UsageError
 from maple.options import DecisionOptions, as_dict, build_options, flag_name
 from maple.prediction.base import BasePredictor
 from maple.progress import counting, warn
-from maple.runs.writer import PARQUET_SUFFIX, SUFFIXES, ResumableFile, Row, State, skipped_path, to_csv
+from maple.runs.writer import PARQUET_SUFFIX, SUFFIXES, ResumableFile, Row, Tally, skipped_path, to_csv
 from maple.text import percent
 from maple.types import PREDICTION_COLUMNS, Prediction, Skipped
 
@@ -159,27 +159,27 @@ class _Work:
         return list(said.rows(chunk.files, self.all_probabilities, sets))
 
 
-def _write(work: _Work, file: ResumableFile, fdr: float | None) -> State:
+def _write(work: _Work, file: ResumableFile, fdr: float | None) -> Tally:
     """Predict into a file, from the image on that it has come to."""
     with file:
-        if not file.state.images and work.source.skipped:
+        if not file.tally.images and work.source.skipped:
             file.append([], work.source.skipped, images=0)
-        with closing(work.chunks(file.state.images)) as chunks:
+        with closing(work.chunks(file.tally.images)) as chunks:
             for rows, chunk in chunks:
                 file.append(rows, chunk.skipped, chunk.stop)
-        if not file.state.rows:
+        if not file.tally.rows:
             file.discard()
-        _check_losses(work.source, file.state)
+        _check_losses(work.source, file.tally)
         is_ood = None
         if fdr is not None:
             is_ood = flag_together(file.read_column("p_value"), fdr, len(work.predictor.calibration))
-        file.finish(is_ood, _describe_file(work, fdr, file.state.rows))
-        return file.state
+        file.finish(is_ood, _describe_file(work, fdr, file.tally.rows))
+        return file.tally
 
 
-def _print(work: _Work) -> State:
+def _print(work: _Work) -> Tally:
     """Predict to standard output."""
-    state = State().add(0, work.source.skipped)
+    state = Tally().add(0, work.source.skipped)
     with closing(work.chunks()) as chunks:
         for rows, chunk in chunks:
             sys.stdout.write(to_csv(rows, work.columns, header=bool(rows) and not state.rows))
@@ -188,7 +188,7 @@ def _print(work: _Work) -> State:
     return state
 
 
-def _print_at_last(work: _Work, fdr: float) -> State:
+def _print_at_last(work: _Work, fdr: float) -> Tally:
     """As :func:`_print`, where decisions are known only when all images are."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "predictions.csv"
@@ -230,7 +230,7 @@ def _check_place(out: Path, source: Source, sources: Sequence[str]) -> None:
         )
 
 
-def _check_losses(source: Source, state: State) -> None:
+def _check_losses(source: Source, state: Tally) -> None:
     """Some images may be broken, but not all."""
     if state.rows or state.first_skipped is None:
         return
@@ -411,7 +411,7 @@ def _describe_losses(n_skipped: int, first: Skipped, of: str = "") -> str:
     return f"{files}{of} could not be used, first '{first.file}' ({first.reason})"
 
 
-def _report_skipped(state: State, path: Path | None) -> None:
+def _report_skipped(state: Tally, path: Path | None) -> None:
     if state.first_skipped is not None:
         where = "" if path is None else f"; all are listed in '{skipped_path(path)}'"
         warn(_describe_losses(state.skipped, state.first_skipped) + where)

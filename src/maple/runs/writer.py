@@ -1,9 +1,10 @@
-"""Files of rows that are written as the rows come, appear when they are complete, and go on where a kill left them.
+"""Prediction files: rows are saved in parts, the file appears once it is complete, and a rerun skips finished parts.
 
-While ``said.csv`` is being written, its rows are in ``said.csv.partial`` (for Parquet, whose files cannot be appended
-to, a folder of parts), and ``said.csv.partial.json`` is the journal: what was asked for, and up to which mark the rows
-are known to be on the disk. Whatever lies behind the mark is forgotten by the call that goes on, so that it does not
-matter when the last one ended, or how.
+While ``said.csv`` is being written, its rows lie in the folder ``said.csv.partial`` as Parquet files
+``000000.part``, ``000001.part``, …, whatever the format of the final file. A part is written under a temporary
+name, flushed to the disk and renamed, and its footer records the request, the number of images read so far and the
+images that were skipped. Resuming needs nothing but the parts: the complete ones are kept, everything else is predicted
+again. CSV, JSON Lines and Parquet files are written from the parts at the end.
 """
 
 from __future__ import annotations
@@ -14,11 +15,10 @@ import json
 import os
 import shutil
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, replace
-from itertools import islice
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from itertools import count, takewhile
 from pathlib import Path
 from typing import Any, BinaryIO, Self
 
@@ -30,21 +30,22 @@ import pyarrow.parquet as pq
 from maple.errors import RunError, UsageError
 from maple.progress import say, warn
 from maple.text import shorten_list
-from maple.types import MAX_CELL, SET_SEPARATOR, Skipped
+from maple.types import SET_SEPARATOR, Skipped
 
-JSON_SUFFIXES = (".jsonl", ".ndjson")
 PARQUET_SUFFIX = ".parquet"
-SUFFIXES = (".csv", *JSON_SUFFIXES, PARQUET_SUFFIX)
-SAVE_SECONDS = 1.0  # between two entries of the journal, which wait for the disk: so much work a kill may cost
+SUFFIXES = (".csv", ".jsonl", ".ndjson", PARQUET_SUFFIX)
+SAVE_SECONDS = 1.0  # between two parts: a kill costs at most this much work
 CLASS_COLUMNS = ("class", "md_class", "softmax_class")
-READ_ROWS = 4096  # at a time, where rows are read again
+READ_ROWS = 4096  # at a time, from the parts,
+READ_VALUES = 2**18  # and rows times columns, where they become Python objects
 MAX_GROUP_ROWS = 2**16  # of a row group in Parquet,
-MAX_GROUP_VALUES = 2**23  # and its rows times columns
+MAX_GROUP_VALUES = 2**23  # and its rows times columns; also the values of a part
+_METADATA_KEY = b"maple"
 
 Row = dict[str, Any]
 
 
-# --- text ------------------------------------------------------------------------------------------------------------
+# --- formats ---------------------------------------------------------------------------------------------------------
 
 
 def to_csv(rows: Iterable[Row], columns: Sequence[str], header: bool = False) -> str:
@@ -64,11 +65,11 @@ def to_csv(rows: Iterable[Row], columns: Sequence[str], header: bool = False) ->
 def _cell(value: Any) -> Any:
     if isinstance(value, list):
         return SET_SEPARATOR.join(value)
-    return value.replace("\r", "\\r") if isinstance(value, str) else value  # which Python would not quote
+    return value.replace("\r", "\\r") if isinstance(value, str) else value  # Python does not quote \r
 
 
 def to_json_lines(rows: Iterable[Row]) -> str:
-    """Rows as JSON, one in each line.
+    """Rows as JSON Lines; NaN becomes null.
 
     >>> to_json_lines([{"file": "a.png", "p_value": float("nan")}])
     '{"file": "a.png", "p_value": null}\\n'
@@ -80,209 +81,150 @@ def _without_nan(row: Row) -> Row:
     return {key: None if value != value else value for key, value in row.items()}
 
 
-# --- rows on the disk ------------------------------------------------------------------------------------------------
-
-
-class Rows(ABC):
-    """Rows at ``partial``, where they wait until all are there."""
-
-    def __init__(self, partial: Path) -> None:
-        self.partial = partial
-        self.whole = partial.with_name(f"{partial.name}.whole")  # the complete file, while it is made of the rows
-
-    @abstractmethod
-    def open(self) -> None:
-        """Take hold of what is there, or of nothing, so that no other process can."""
-
-    @abstractmethod
-    def go_back(self, mark: int) -> bool:
-        """Forget what was appended after that mark, 0 being the beginning; False where not even so much is there."""
-
-    @abstractmethod
-    def append(self, rows: list[Row]) -> None:
-        """Write rows."""
-
-    @abstractmethod
-    def save(self) -> int:
-        """Wait until all rows are on the disk; the mark to go back to."""
-
-    @abstractmethod
-    def read_column(self, name: str) -> np.ndarray:
-        """The values (N,) of a column of numbers, in float64."""
-
-    @abstractmethod
-    def finish(self, target: Path, is_ood: np.ndarray | None, about: Mapping[str, Any]) -> None:
-        """Put the complete file in its place, with other decisions (N,) where they are given."""
-
-    @abstractmethod
-    def close(self) -> None:
-        """Let go, and leave everything as it is."""
-
-    def discard(self) -> None:
-        """Let go, and leave nothing."""
-        self.close()
-        self.whole.unlink(missing_ok=True)
-        if self.partial.is_dir():
-            shutil.rmtree(self.partial, ignore_errors=True)
-        else:
-            self.partial.unlink(missing_ok=True)
-
-
-class TextRows(Rows):
-    """CSV or JSON Lines; a mark is a number of bytes."""
-
-    def __init__(self, partial: Path, columns: Sequence[str], as_lines: bool = False) -> None:
-        super().__init__(partial)
-        self.columns, self.as_lines = columns, as_lines
-        self._header = b"" if as_lines else to_csv([], columns, header=True).encode()
-
-    def open(self) -> None:
-        self._file = _hold(self.partial, self.partial)
-
-    def go_back(self, mark: int) -> bool:
-        if self._file.seek(0, os.SEEK_END) < mark:
-            return False
-        self._file.truncate(mark)
-        self._file.seek(mark)
-        if mark == 0:
-            self._file.write(self._header)
-        return True
-
-    def append(self, rows: list[Row]) -> None:
-        self._file.write(self._encode(rows))
-
-    def _encode(self, rows: list[Row]) -> bytes:
-        return (to_json_lines(rows) if self.as_lines else to_csv(rows, self.columns)).encode()
-
-    def save(self) -> int:
-        self._file.flush()
-        os.fsync(self._file.fileno())
-        return self._file.tell()
-
-    def read_column(self, name: str) -> np.ndarray:
-        return np.fromiter((float(row[name]) for row in self._read()), dtype=np.float64)
-
-    def _read(self) -> Iterator[Row]:
-        with self.partial.open(encoding="utf-8", newline="") as file:
-            if self.as_lines:
-                yield from map(json.loads, file)
-            else:
-                csv.field_size_limit(MAX_CELL)
-                yield from csv.DictReader(file)
-
-    def finish(self, target: Path, is_ood: np.ndarray | None, about: Mapping[str, Any]) -> None:
-        if is_ood is None:
-            self.close()
-            self.partial.replace(target)
-            return
-        with _replacing(target, self.whole) as file:
-            file.write(self._header)
-            changed = (row | {"is_ood": bool(flag)} for row, flag in zip(self._read(), is_ood))
-            while rows := list(islice(changed, READ_ROWS)):
-                file.write(self._encode(rows))
-
-    def copy(self, target: Path) -> None:
-        """Put a copy in its place: the rows stay where they are until they are discarded."""
-        with _replacing(target, self.whole) as file, self.partial.open("rb") as rows:
-            shutil.copyfileobj(rows, file)
-
-    def close(self) -> None:
-        with suppress(OSError):  # of a full disk, which was reported when it was met
-            self._file.close()
-
-
-class ParquetRows(Rows):
-    """Parquet; a mark is a number of parts, each of which is written between two entries of the journal."""
-
-    def __init__(self, partial: Path, columns: Sequence[str], class_names: Sequence[str]) -> None:
-        super().__init__(partial)
-        self.columns, self.class_names = columns, class_names
-        self._schema = pa.schema([(name, _column_type(name)) for name in columns])
-        self._writer: pq.ParquetWriter | None = None
-        self._n_parts = 0
-
-    def open(self) -> None:
-        self.partial.mkdir(exist_ok=True)
-        self._held = _hold(self.partial / ".held", self.partial)
-
-    def go_back(self, mark: int) -> bool:
-        if not all(self._part(i).is_file() for i in range(mark)):
-            return False
-        self._n_parts, kept = mark, {self._part(i) for i in range(mark)}
-        for path in self.partial.glob(f"*{PARQUET_SUFFIX}"):
-            if path not in kept:
-                path.unlink()
-        return True
-
-    def _part(self, i: int) -> Path:
-        return self.partial / f"{i:06}{PARQUET_SUFFIX}"
-
-    def append(self, rows: list[Row]) -> None:
-        if self._writer is None:
-            self._writer = pq.ParquetWriter(self._part(self._n_parts), self._schema)
-        self._writer.write_table(pa.Table.from_pylist([_without_nan(row) for row in rows], schema=self._schema))
-
-    def save(self) -> int:
-        if self._writer is not None:
-            self._writer.close()
-            self._writer = None
-            with self._part(self._n_parts).open("rb") as file:
-                os.fsync(file.fileno())
-            self._n_parts += 1
-        return self._n_parts
-
-    def read_column(self, name: str) -> np.ndarray:
-        parts = [pq.read_table(self._part(i), columns=[name])[name].to_numpy() for i in range(self._n_parts)]
-        return np.concatenate(parts, dtype=np.float64)
-
-    def finish(self, target: Path, is_ood: np.ndarray | None, about: Mapping[str, Any]) -> None:
-        types = {name: pa.dictionary(pa.int32(), pa.string()) for name in CLASS_COLUMNS}
-        schema = pa.schema([(field.name, types.get(field.name, field.type)) for field in self._schema])
-        schema = schema.with_metadata({"maple": json.dumps(about)})
-        row = 0
-        with _replacing(target, self.whole) as file, pq.ParquetWriter(file, schema) as writer:
-            for table in self._groups():
-                columns = {name: self._encode_classes(table[name]) for name in CLASS_COLUMNS}
-                if is_ood is not None:
-                    columns["is_ood"] = pa.array(is_ood[row : row + len(table)])
-                writer.write_table(pa.table([columns.get(name, table[name]) for name in self.columns], schema))
-                row += len(table)
-
-    def _groups(self) -> Iterator[pa.Table]:
-        """All rows in groups of equal size, which do not tell how the rows lay in the parts."""
-        size = max(1, min(MAX_GROUP_ROWS, MAX_GROUP_VALUES // len(self.columns)))
-        waiting = self._schema.empty_table()
-        for i in range(self._n_parts):
-            with pq.ParquetFile(self._part(i)) as part:
-                for batch in part.iter_batches(READ_ROWS):
-                    waiting = pa.concat_tables([waiting, pa.Table.from_batches([batch])])
-                    while len(waiting) >= size:
-                        yield waiting.slice(0, size).combine_chunks()
-                        waiting = waiting.slice(size)
-        if len(waiting):
-            yield waiting.combine_chunks()
-
-    def _encode_classes(self, column: pa.ChunkedArray) -> pa.DictionaryArray:
-        """Names of classes as their positions among all names, the same in every row group."""
-        names = pa.array(self.class_names, pa.string())
-        return pa.DictionaryArray.from_arrays(pc.index_in(column, names).combine_chunks(), names)
-
-    def close(self) -> None:
-        with suppress(OSError):
-            if self._writer is not None:
-                self._writer.close()
-        self._held.close()
-
-
 def _column_type(name: str) -> pa.DataType:
     texts = {name: pa.string() for name in ("file", *CLASS_COLUMNS)}
     others = {"is_ood": pa.bool_(), "cluster": pa.int64(), "prediction_set": pa.list_(pa.string())}
     return (texts | others).get(name, pa.float64())
 
 
+def _write_parquet(
+    file: BinaryIO, tables: Iterable[pa.Table], schema: pa.Schema, class_names: Sequence[str], about: Mapping[str, Any]
+) -> None:
+    """Write tables as row groups; class names are encoded as indices into ``class_names``, NaN becomes null."""
+    names = pa.array(class_names, pa.string())
+    encoded = [(each.name, _final_type(each)) for each in schema]
+    final = pa.schema(encoded, metadata={_METADATA_KEY: json.dumps(about)})
+    with pq.ParquetWriter(file, final) as writer:
+        for table in tables:
+            writer.write_table(pa.table([_encode(table[each.name], each.type, names) for each in final], final))
+
+
+def _final_type(column: pa.Field) -> pa.DataType:
+    return pa.dictionary(pa.int32(), pa.string()) if column.name in CLASS_COLUMNS else column.type
+
+
+def _encode(column: pa.ChunkedArray, kind: pa.DataType, names: pa.Array) -> pa.ChunkedArray | pa.Array:
+    if pa.types.is_dictionary(kind):
+        return pa.DictionaryArray.from_arrays(pc.index_in(column, names).combine_chunks(), names)
+    if pa.types.is_floating(kind):
+        return pc.if_else(pc.is_nan(column), pa.scalar(None, kind), column)
+    return column
+
+
+# --- parts -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Tally:
+    """Progress of a request: images read, rows written and images skipped."""
+
+    images: int = 0  # read, usable or not
+    rows: int = 0
+    skipped: int = 0
+    first_skipped: Skipped | None = None
+
+    def add(self, rows: int, skipped: Sequence[Skipped], images: int = 0) -> Tally:
+        """Add rows and skipped images; ``images`` is the number of images read by then."""
+        return Tally(
+            images, self.rows + rows, self.skipped + len(skipped), self.first_skipped or next(iter(skipped), None)
+        )
+
+
+class _Parts:
+    """Parquet files ``000000.part``, ``000001.part``, … in a folder that one process holds.
+
+    Each part carries its :class:`_Footer`. ``n`` counts the complete parts; a part that is not complete has no name.
+    """
+
+    def __init__(self, folder: Path, columns: Sequence[str]) -> None:
+        self.folder = folder
+        self.schema = pa.schema([(name, _column_type(name)) for name in columns])
+        self.whole = folder / "whole"  # a file being written, part or final
+        self.n = 0
+
+    def open(self) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._held = _hold(self.folder / ".held", self.folder)
+
+    def close(self) -> None:
+        self._held.close()
+
+    def discard(self) -> None:
+        self.close()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def path(self, i: int) -> Path:
+        return self.folder / f"{i:06}.part"
+
+    def paths(self) -> list[Path]:
+        return [self.path(i) for i in range(self.n)]
+
+    def footers(self) -> Iterator[_Footer]:
+        """The footers of all complete parts, in order; a damaged part ends them."""
+        for path in takewhile(Path.exists, map(self.path, count())):
+            try:
+                yield _Footer.read(path)
+            except (ValueError, LookupError, TypeError, OSError):
+                warn(f"'{path}' is damaged: predicting its images and all later ones again")
+                return
+
+    def keep(self, n: int) -> None:
+        """Remove everything but the first ``n`` parts."""
+        self.n = n
+        kept = {*self.paths(), self.folder / ".held"}
+        for path in self.folder.iterdir():
+            if path not in kept:
+                path.unlink()
+
+    def write(self, tables: Sequence[pa.Table], footer: _Footer) -> None:
+        table = pa.concat_tables([self.schema.empty_table(), *tables])
+        with _replacing(self.path(self.n), self.whole) as file:
+            pq.write_table(table.replace_schema_metadata({_METADATA_KEY: footer.to_json()}), file)
+        self.n += 1
+
+    def read_column(self, name: str) -> np.ndarray:
+        """The values (N,) of a numeric column."""
+        columns = [pq.read_table(path, columns=[name])[name].to_numpy() for path in self.paths()]
+        return np.concatenate(columns, dtype=np.float64)
+
+    def tables(self, size: int) -> Iterator[pa.Table]:
+        """All rows in tables of ``size`` rows, regardless of how they lie in the parts."""
+        waiting = self.schema.empty_table()
+        for path in self.paths():
+            with pq.ParquetFile(path) as part:
+                for batch in part.iter_batches(READ_ROWS):
+                    waiting = pa.concat_tables([waiting, pa.Table.from_batches([batch], self.schema)])
+                    while len(waiting) >= size:
+                        yield waiting.slice(0, size).combine_chunks()
+                        waiting = waiting.slice(size)
+        if len(waiting):
+            yield waiting.combine_chunks()
+
+
+@dataclass(frozen=True)
+class _Footer:
+    """Metadata of a part: the request, the images read by its end, its rows and the images skipped in it."""
+
+    request: dict[str, Any]
+    images: int
+    skipped: list[Skipped]
+    rows: int = 0
+
+    def to_json(self) -> str:
+        skipped = [asdict(item) for item in self.skipped]
+        return json.dumps({"request": self.request, "images": self.images, "skipped": skipped})
+
+    @staticmethod
+    def read(path: Path) -> _Footer:
+        footer = pq.read_metadata(path)
+        found = json.loads(footer.metadata[_METADATA_KEY])
+        skipped = [Skipped(**item) for item in found["skipped"]]
+        return _Footer(dict(found["request"]), int(found["images"]), skipped, footer.num_rows)
+
+
 @contextmanager
 def _replacing(target: Path, temporary: Path) -> Iterator[BinaryIO]:
-    """A file that takes the place of ``target`` once it is complete and on the disk."""
+    """A file that replaces ``target`` once it is complete and on the disk."""
     try:
         with temporary.open("wb") as file:
             yield file
@@ -295,11 +237,11 @@ def _replacing(target: Path, temporary: Path) -> Iterator[BinaryIO]:
 
 
 def _hold(path: Path, what: Path) -> BinaryIO:
-    """A file, made where there is none, that no other process can hold until this one closes it or ends."""
+    """Open ``path`` and lock it until the file is closed or the process ends; a second process gets an error."""
     file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+b")
     try:
         import fcntl
-    except ModuleNotFoundError:  # Windows, where nothing is held
+    except ModuleNotFoundError:  # Windows: no lock
         return file
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -309,50 +251,20 @@ def _hold(path: Path, what: Path) -> BinaryIO:
     return file
 
 
-# --- going on --------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class State:
-    """How far a request has come."""
-
-    images: int = 0  # read, whether or not they could be used
-    rows: int = 0
-    skipped: int = 0
-    first_skipped: Skipped | None = None
-    mark: int = 0  # of the rows
-    skipped_mark: int = 0  # of the list of images that were skipped
-
-    def add(self, rows: int, skipped: Sequence[Skipped], images: int = 0) -> State:
-        """So many rows more, and images without a row, up to that image."""
-        return replace(
-            self,
-            images=images,
-            rows=self.rows + rows,
-            skipped=self.skipped + len(skipped),
-            first_skipped=self.first_skipped or next(iter(skipped), None),
-        )
+# --- the file --------------------------------------------------------------------------------------------------------
 
 
 def skipped_path(path: Path) -> Path:
-    """Where images are listed that have no row in ``path``."""
+    """The list of images that have no row in ``path``."""
     return path.with_suffix(".skipped.csv")
 
 
-def _open_rows(path: Path, columns: Sequence[str], class_names: Sequence[str]) -> Rows:
-    """Rows of the form that the end of the name says."""
-    partial = path.with_name(f"{path.name}.partial")
-    if path.suffix == PARQUET_SUFFIX:
-        return ParquetRows(partial, columns, class_names)
-    return TextRows(partial, columns, as_lines=path.suffix in JSON_SUFFIXES)
-
-
 class ResumableFile:
-    """One request on its way to a file: rows are appended, and the file is there when it is finished.
+    """A prediction file in the making: append rows, then ``finish``; the suffix of ``path`` chooses the format.
 
-    ``request`` says in words what was asked for and holds digests of what it was asked about: whatever is the same goes
-    on, anything else is refused unless ``overwrite`` starts anew; without a request nothing is kept. Within ``with``,
-    ``state`` says from which image on. Images that were skipped are listed in a file of their own, if there are any.
+    ``request`` describes what was asked for, with digests of the model and the images. Parts of the same request are
+    kept and ``tally`` tells from which image to go on; parts of another request are refused unless ``overwrite`` is
+    set. Without a request nothing is kept. Skipped images are listed in a file beside ``path``.
     """
 
     def __init__(
@@ -363,119 +275,126 @@ class ResumableFile:
         request: Mapping[str, Any] | None = None,
         overwrite: bool = False,
     ) -> None:
-        self.path, self.overwrite = path, overwrite
+        self.path, self.columns, self.class_names = path, columns, class_names
+        self.overwrite = overwrite
         self.request, self._is_kept = dict(request or {}), request is not None
-        self.state = self.saved = State()
-        self._rows = _open_rows(path, columns, class_names)
-        self._skipped = TextRows(path.with_name(f"{path.name}.partial.skipped.csv"), ["file", "reason"])
-        self._journal = path.with_name(f"{path.name}.partial.json")
-        self._new_journal = path.with_name(f"{path.name}.partial.json.new")
+        self.tally = self._saved = Tally()
+        self._parts = _Parts(path.with_name(f"{path.name}.partial"), columns)
+        self._waiting: list[pa.Table] = []  # rows of the next part
+        self._skipped: list[Skipped] = []  # of the next part
 
     def __enter__(self) -> Self:
         with self._naming_file():
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            self._rows.open()
-            self._skipped.open()
+            self._parts.open()
             try:
-                self._go_on()
+                self._resume()
             except BaseException:
-                self._close()
+                self._parts.close()
                 raise
         self._saved_at = time.monotonic()
         return self
 
-    def _go_on(self) -> None:
-        state = State() if self.overwrite else self._read_journal()
-        if not (self._rows.go_back(state.mark) and self._skipped.go_back(state.skipped_mark)):
-            warn(f"'{self._rows.partial}' does not hold what its journal says: starting anew")
-            state = State()
-        if state.images:
-            say(f"going on after {state.images:,} images, from '{self._rows.partial}'")
-        else:
-            state = State()
-            self._journal.unlink(missing_ok=True)
-            self._rows.go_back(0)
-            self._skipped.go_back(0)
-        self.state = self.saved = state
+    def _resume(self) -> None:
+        n_parts, tally = 0, Tally()
+        for footer in () if self.overwrite else self._parts.footers():
+            n_parts, tally = n_parts + 1, tally.add(footer.rows, footer.skipped, footer.images)
+        if n_parts:
+            self._check_request(footer)
+            say(f"resuming after {tally.images:,} images, from '{self._parts.folder}'")
+        self._parts.keep(n_parts)
+        self.tally = self._saved = tally
 
-    def _read_journal(self) -> State:
-        """What an earlier call saved of the same request."""
-        if not self._journal.exists():
-            return State()
-        try:
-            found = json.loads(self._journal.read_text(encoding="utf-8"))
-            request, first = dict(found["request"]), found["state"].pop("first_skipped")
-            state = State(**found["state"], first_skipped=first and Skipped(**first))
-        except (ValueError, LookupError, TypeError, AttributeError):
-            warn(f"'{self._journal}' is damaged: starting anew")
-            return State()
-        other = [name for name, value in self.request.items() if request.get(name) != value]
+    def _check_request(self, last: _Footer) -> None:
+        other = [name for name, value in self.request.items() if last.request.get(name) != value]
         if other:
             raise UsageError(
-                f"'{self._rows.partial}' holds {state.images:,} images of a request that differs in "
-                f"{shorten_list(other)}: repeat that request to go on with it, or add --overwrite to start anew"
+                f"'{self._parts.folder}' holds {last.images:,} images of a request that differs in "
+                f"{shorten_list(other)}: repeat that request to resume it, or add --overwrite to start again"
             )
-        return state
 
     def append(self, rows: list[Row], skipped: Sequence[Skipped], images: int) -> None:
-        """Write rows and list images that have none; ``images`` is how many have been read now."""
-        with self._naming_file():
-            if rows:
-                self._rows.append(rows)
-            if skipped:
-                self._skipped.append([asdict(item) for item in skipped])
-        self.state = self.state.add(len(rows), skipped, images)
-        if time.monotonic() - self._saved_at >= SAVE_SECONDS:
+        """Add rows and skipped images; ``images`` is the number of images read by then."""
+        if rows:
+            self._waiting.append(pa.Table.from_pylist(rows, self._parts.schema))
+        self._skipped += skipped
+        self.tally = self.tally.add(len(rows), skipped, images)
+        n_values = (self.tally.rows - self._saved.rows) * len(self.columns)
+        if time.monotonic() - self._saved_at >= SAVE_SECONDS or n_values >= MAX_GROUP_VALUES:
             self.save()
 
     def save(self) -> None:
-        """Wait until all is on the disk, and say so in the journal."""
-        with self._naming_file():
-            self.state = replace(self.state, mark=self._rows.save(), skipped_mark=self._skipped.save())
-            with _replacing(self._journal, self._new_journal) as file:
-                file.write(json.dumps({"request": self.request, "state": asdict(self.state)}).encode())
-        self.saved, self._saved_at = self.state, time.monotonic()
+        """Write the rows since the last part as the next one."""
+        if self.tally.images > self._saved.images:
+            with self._naming_file():
+                self._parts.write(self._waiting, _Footer(self.request, self.tally.images, self._skipped))
+            self._waiting, self._skipped, self._saved = [], [], self.tally
+        self._saved_at = time.monotonic()
 
     def read_column(self, name: str) -> np.ndarray:
-        """The values (N,) of a column of numbers, in float64, of all rows so far."""
+        """The values (N,) of a numeric column in all rows so far, in float64."""
         self.save()
-        return self._rows.read_column(name)
+        return self._parts.read_column(name)
 
     def finish(self, is_ood: np.ndarray | None = None, about: Mapping[str, Any] | None = None) -> None:
-        """Put the complete file in its place, and the list of skipped images beside it; nothing else stays.
+        """Write the complete file and the list of skipped images, and remove the parts.
 
-        ``is_ood`` (N,) are decisions that take the place of those in the rows; ``about`` is kept where the form of the
-        file has a place for it. A call that ends in between is gone on with like any other.
+        ``is_ood`` (N,) replaces the decisions in the rows; ``about`` becomes metadata of a Parquet file. A process
+        killed in between resumes like any other.
         """
         self.save()
         with self._naming_file():
-            if self.state.skipped:
-                self._skipped.copy(skipped_path(self.path))
-            else:
-                skipped_path(self.path).unlink(missing_ok=True)  # of an earlier file of this name
-            self._rows.finish(self.path, is_ood, about or {})
+            self._write_skipped()
+            with _replacing(self.path, self._parts.whole) as file:
+                self._write_rows(file, is_ood, about or {})
             self.discard()
 
+    def _write_skipped(self) -> None:
+        target = skipped_path(self.path)
+        if not self.tally.skipped:
+            target.unlink(missing_ok=True)  # left by an earlier file of this name
+            return
+        columns = ["file", "reason"]
+        with _replacing(target, self._parts.whole) as file:
+            file.write(to_csv([], columns, header=True).encode())
+            for footer in self._parts.footers():
+                file.write(to_csv(map(asdict, footer.skipped), columns).encode())
+
+    def _write_rows(self, file: BinaryIO, is_ood: np.ndarray | None, about: Mapping[str, Any]) -> None:
+        if self.path.suffix == PARQUET_SUFFIX:
+            size = max(1, min(MAX_GROUP_ROWS, MAX_GROUP_VALUES // len(self.columns)))
+            _write_parquet(file, self._decided(size, is_ood), self._parts.schema, self.class_names, about)
+            return
+        is_csv = self.path.suffix == ".csv"
+        file.write(to_csv([], self.columns, header=is_csv).encode())
+        size = max(1, min(READ_ROWS, READ_VALUES // len(self.columns)))
+        for table in self._decided(size, is_ood):
+            rows = table.to_pylist()
+            file.write((to_csv(rows, self.columns) if is_csv else to_json_lines(rows)).encode())
+
+    def _decided(self, size: int, is_ood: np.ndarray | None) -> Iterator[pa.Table]:
+        """All rows in tables of ``size`` rows, with the decisions (N,) where they are given."""
+        start = 0
+        for table in self._parts.tables(size):
+            if is_ood is not None:
+                flags = pa.array(is_ood[start : start + len(table)])
+                table = table.set_column(table.schema.get_field_index("is_ood"), "is_ood", flags)
+            yield table
+            start += len(table)
+
     def discard(self) -> None:
-        """Leave nothing to go on with."""
-        self._journal.unlink(missing_ok=True)
-        self._new_journal.unlink(missing_ok=True)
-        self._rows.discard()
-        self._skipped.discard()
-        self.saved = State()
+        """Remove the parts."""
+        self._parts.discard()
+        self._saved = Tally()
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is None:
             return
-        if self.saved.images and self._is_kept:
-            self._close()
-            say(f"{self.saved.images:,} images are done and kept in '{self._rows.partial}': the same command goes on")
+        if self._saved.images and self._is_kept:
+            self._parts.close()
+            done = f"{self._saved.images:,} images are done and kept in '{self._parts.folder}'"
+            say(f"{done}: rerun the same command to resume")
         else:
             self.discard()
-
-    def _close(self) -> None:
-        self._rows.close()
-        self._skipped.close()
 
     @contextmanager
     def _naming_file(self) -> Iterator[None]:
@@ -483,6 +402,6 @@ class ResumableFile:
             yield
         except OSError as error:
             raise RunError(
-                f"cannot write '{self.path}': {error.strerror or error}; free some space and give the same command "
-                "again, or choose another --out"
+                f"cannot write '{self.path}': {error.strerror or error}; free some space and rerun the same command, "
+                "or choose another --out"
             ) from None
