@@ -33,6 +33,7 @@ from PIL import Image, ImageDraw
 
 from maple.data.splits import Splits
 from maple.evaluation.paper.suites import PROFILES, find_suite
+from maple.files import RunFile
 from maple.networks.architectures import use_fast_allocator
 from maple.networks.backbone import embed
 from maple.options import resolve_config
@@ -51,7 +52,7 @@ from maple.reporting.plots import (
     standalone_svg,
 )
 from maple.runs.benchmark.trainings import Job, ensure_trained, list_jobs
-from maple.runs.train import GALLERY, own_splits, read_run_config
+from maple.runs.train import own_splits, read_run_config
 from maple.stats import metrics
 from maple.types import Prediction
 
@@ -192,7 +193,7 @@ def main() -> None:
     labels = splits.test.labels
     curves = sort_stream(known, labels, unknown)
     by_taxon = judge_unknown(unknown, splits.left_out_images.labels, splits.left_out_images.class_names)
-    split = list_split_classes(read_gallery(folder / GALLERY).clusters)
+    split = list_split_classes(read_gallery(folder / RunFile.GALLERY).clusters)
     found = {
         "known_images": len(known),
         "unknown_images": len(unknown),

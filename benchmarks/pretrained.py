@@ -42,7 +42,7 @@ from baselines import markdown_row
 from maple.data.splits import fold_shares, share_out
 from maple.evaluation.evaluate import Results
 from maple.evaluation.paper.suites import PROTOCOLS, Protocol
-from maple.files import load_json
+from maple.files import RunFile, load_json
 from maple.networks.architectures import use_fast_allocator
 from maple.networks.backbone import Backbone, embed
 from maple.networks.hub import open_model
@@ -50,8 +50,7 @@ from maple.options import PRESETS, resolve_config
 from maple.progress import say
 from maple.reporting.plots import BLUE, ORANGE, Line, plot_reliability, plot_scores, standalone_svg
 from maple.runs.fit import FitRequest, fit_run
-from maple.runs.train import CLASSES, GALLERY_SAMPLE, TrainRequest, train_run
-from maple.training.loop import CHECKPOINT
+from maple.runs.train import GALLERY_SAMPLE, TrainRequest, train_run
 
 MODEL = "python:benchmarks.efficientnet_lite:efficientnet_lite0"
 PRESET = "finetune"
@@ -233,7 +232,7 @@ def run_step(step: Step, runs: Path, data_root: Path) -> dict[str, Any]:
 def run_command(step: Step, folder: Path, root: Path) -> float:
     """Fit or fine-tune; the minutes that it took, with those of finished epochs of a training that is continued."""
     protocol = step.task.protocol
-    started = (folder / CHECKPOINT).exists()
+    started = (folder / RunFile.CHECKPOINT).exists()
     before = sum(read_seconds(folder)) if started else 0.0
     how: dict[str, Any] = {
         "source": protocol.source,
@@ -267,7 +266,7 @@ def read_results(folder: Path) -> dict[str, Any]:
     softmax = results.methods.get("softmax")  # only where there is a head
     return {
         "classes": len(results.class_names),
-        "train_images": int(sum(load_json(folder / CLASSES)["cluster_sizes"])),
+        "train_images": int(sum(load_json(folder / RunFile.CLASSES)["cluster_sizes"])),
         "test_images": results.n_ind,
         "unknown_images": results.n_ood,
         "clusters": results.n_clusters,

@@ -1,7 +1,10 @@
-"""Files of a run: tensors and JSON, written whole or not at all, with a format version, never pickled.
+"""Files and locks: run file names, atomic writes, folder locks, and tensors and JSON with a format version.
 
-A file is first written beside its target, flushed to the disk and then renamed over it, so a crash or a full disk
-leaves the previous version in place.
+:class:`RunFile` lists every name inside a run folder. Modules of any row join it to a path
+(``folder / RunFile.RESULTS``); ``maple.runs.folder.RunFolder`` reads, writes and locks the folder as a whole.
+
+A file is written beside its target, flushed to disk and renamed over it, so a crash or a full disk leaves the previous
+version in place. Nothing is pickled.
 """
 
 from __future__ import annotations
@@ -10,8 +13,13 @@ import errno
 import json
 import math
 import os
+import socket
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +31,33 @@ from maple.errors import RunError
 
 FORMAT_VERSION = 2
 _METADATA_KEY = "maple"
-ANEW = "train again with --overwrite"  # about a file of a run that is of no more use
+ANEW = "train again with --overwrite"  # remedy for an unusable file of a run
+
+
+class RunFile(StrEnum):
+    """The names of the files and folders inside a run folder."""
+
+    CONFIG = "config.toml"  # origin of the images and all options; a folder with it holds a run
+    CLASSES = "classes.json"  # classes, clusters, skipped files and digests of the images
+    HISTORY = "history.csv"  # one row per epoch
+    CHECKPOINT = "resume.safetensors"  # state of an unfinished training
+    START = "start.safetensors"  # network that an unfinished training started from (--init)
+    WEIGHTS = "weights.safetensors"  # the network
+    DETECTOR = "detector.safetensors"  # Gaussians, calibration and decision; a folder with it holds a finished run
+    RESULTS = "results.json"  # figures of the last evaluation
+    REPORT = "report.html"
+    GALLERY = "gallery"  # folder: images and projections drawn by the report
+    MEMBERS = "members"  # folder: checkpoints of the members of an ensemble
+    NETWORK = "network"  # folder: copy of a network that is a file itself
+    LOCK = ".lock"
+    HOLDER = ".lock.json"  # the process that holds the lock
+
+
+# --- atomic writes ----------------------------------------------------------------------------------------------------
 
 
 def write_atomic(path: Path, content: bytes | str) -> None:
-    """Replace ``path`` by ``content``; on failure the old file stays and :class:`RunError` says what to do."""
+    """Replace ``path`` by ``content``; on failure the old file stays and :class:`RunError` names the remedy."""
     data = content.encode("utf-8") if isinstance(content, str) else content
     temporary = None
     try:
@@ -43,24 +73,50 @@ def write_atomic(path: Path, content: bytes | str) -> None:
         remedy = "free some space or choose another folder" if is_full(error) else "choose another name or folder"
         raise RunError(
             f"cannot write '{path}' ({len(data) / 1e6:.1f} MB): {error.strerror or error}; "
-            f"{remedy}, then try again: what was saved before is intact"
+            f"{remedy}, then try again; the previous version is unchanged"
         ) from None
     finally:  # also on Ctrl-C
         if temporary is not None:
             temporary.unlink(missing_ok=True)
 
 
+@contextmanager
+def draft_folder(target: Path, replace: bool = True) -> Iterator[Path]:
+    """A path beside ``target`` for a folder that takes its place on success; on failure ``target`` is unchanged.
+
+    Without ``replace``, a ``target`` that is not empty is an :class:`OSError`.
+    """
+    target = target.resolve()
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(
+        dir=target.parent, prefix=f".{target.name}.", ignore_cleanup_errors=True
+    ) as beside:
+        new, old = Path(beside) / "new", Path(beside) / "old"
+        yield new
+        if replace and target.exists():
+            target.replace(old)
+        try:
+            new.replace(target)
+        except BaseException:
+            if old.exists():
+                old.replace(target)
+            raise
+
+
 def is_full(error: OSError) -> bool:
-    """Whether there is no space left, on the disk or for this user."""
+    """Whether the disk is full or the user's quota used up."""
     return error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
-def take_lock(path: Path, wait: bool = False) -> Any:
-    """The lock of that name, held; without ``wait``, None where another process holds it.
+# --- locks ------------------------------------------------------------------------------------------------------------
 
-    It is released by the system should a process end without having done so.
+
+def take_lock(path: Path, wait: bool = False) -> Any:
+    """The lock at ``path``, acquired; ``None`` if another process holds it and ``wait`` is false.
+
+    The operating system releases it when its process ends, however that happens.
     """
-    from filelock import FileLock, Timeout  # comes with torch
+    from filelock import FileLock, Timeout
 
     path.parent.mkdir(parents=True, exist_ok=True)
     lock = FileLock(path)
@@ -71,6 +127,61 @@ def take_lock(path: Path, wait: bool = False) -> Any:
     return lock
 
 
+@dataclass(frozen=True)
+class Holder:
+    """The process that holds the lock of a folder."""
+
+    pid: int
+    host: str
+    command: str
+    since: str
+
+    @classmethod
+    def this_process(cls, command: str) -> Holder:
+        return cls(os.getpid(), socket.gethostname(), command, datetime.now().astimezone().isoformat(" ", "seconds"))
+
+    def __str__(self) -> str:
+        return f"{self.command} (process {self.pid} on {self.host}, since {self.since})"
+
+
+@contextmanager
+def lock_folder(folder: Path, command: str) -> Iterator[None]:
+    """Hold the lock of ``folder``; :class:`RunError` names the process that already holds it.
+
+    A file left by a process that died is no obstacle: the lock itself belongs to the operating system.
+    """
+    note = folder / RunFile.HOLDER
+    try:
+        lock = take_lock(folder / RunFile.LOCK)
+    except OSError as error:
+        raise RunError(f"cannot write in '{folder}': {error.strerror or error}; choose another folder") from None
+    if lock is None:
+        raise RunError(f"'{folder}' is being written by {_read_holder(note)}: wait until it ends, or stop it")
+    try:
+        write_atomic(note, json.dumps(asdict(Holder.this_process(command))))
+        yield
+    finally:
+        note.unlink(missing_ok=True)
+        lock.release()
+
+
+def check_unlocked(folder: Path) -> None:
+    """Raise :class:`RunError` if another process holds the lock of ``folder``, which need not exist."""
+    if (folder / RunFile.LOCK).exists():
+        with lock_folder(folder, "maple"):
+            pass
+
+
+def _read_holder(note: Path) -> Holder | str:
+    try:
+        return Holder(**json.loads(note.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError):  # not written yet, or removed just now
+        return "another process"
+
+
+# --- tensors and JSON -------------------------------------------------------------------------------------------------
+
+
 def save_arrays(path: Path, arrays: Mapping[str, np.ndarray], metadata: Mapping[str, Any]) -> None:
     """Write arrays and JSON-able metadata into one safetensors file, atomically."""
     header = {_METADATA_KEY: json.dumps({"format": FORMAT_VERSION, **metadata})}
@@ -78,7 +189,7 @@ def save_arrays(path: Path, arrays: Mapping[str, np.ndarray], metadata: Mapping[
 
 
 def load_arrays(path: Path, otherwise: str = ANEW) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-    """Read what :func:`save_arrays` wrote; ``otherwise`` says what to do about a file that can no longer be read.
+    """Read a file of :func:`save_arrays`; ``otherwise`` is the remedy that errors name for a damaged file.
 
     >>> import tempfile
     >>> path = Path(tempfile.mkdtemp()) / "a.safetensors"
@@ -100,12 +211,12 @@ def load_arrays(path: Path, otherwise: str = ANEW) -> tuple[dict[str, np.ndarray
 
 
 def save_json(path: Path, value: Mapping[str, Any]) -> None:
-    """Write JSON with the format version, atomically; numbers that JSON lacks (NaN, infinity) become null."""
+    """Write JSON with the format version, atomically; NaN and infinity, which JSON lacks, become null."""
     write_atomic(path, json.dumps(_finite({"format": FORMAT_VERSION, **value}), indent=1, allow_nan=False) + "\n")
 
 
 def load_json(path: Path) -> dict[str, Any]:
-    """Read what :func:`save_json` wrote."""
+    """Read a file of :func:`save_json`."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -117,7 +228,7 @@ def load_json(path: Path) -> dict[str, Any]:
 
 
 def check_format(metadata: Mapping[str, Any], path: Path, oldest: int = FORMAT_VERSION, otherwise: str = ANEW) -> None:
-    """Refuse files of a newer format than this version writes, and of an older one than ``oldest``."""
+    """Refuse a format newer than this version writes or older than ``oldest``."""
     found = metadata.get("format") if isinstance(metadata, Mapping) else None
     if not isinstance(found, int):
         raise RunError(f"'{path}' was not written by maple: it has no format version")
@@ -129,7 +240,7 @@ def check_format(metadata: Mapping[str, Any], path: Path, oldest: int = FORMAT_V
     if found < oldest:
         raise RunError(
             f"'{path}' was written by an older maple (format {found}, now {FORMAT_VERSION}): {otherwise}, or use "
-            "that maple"
+            "that version"
         )
 
 

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from maple.baselines.ensemble import MEMBERS, member_seeds, train_ensemble
+from maple.baselines.ensemble import member_seeds, train_ensemble
 from maple.data.sources import open_images
 from maple.errors import RunError, UsageError
+from maple.files import RunFile
 from maple.networks.backbone import create_backbone, embed
 from maple.options import MAX_MEMBERS, PRESETS, TrainOptions, build_options, resolve_config
 from maple.training.loop import train_backbone
@@ -61,9 +62,9 @@ def test_a_killed_ensemble_goes_on(digits, tmp_path):
     whole = train(digits, tmp_path / "whole")
     with pytest.raises(KeyboardInterrupt):
         train(digits, tmp_path / "killed", make=make_one)
-    before = (tmp_path / "killed" / MEMBERS / "0" / "history.csv").stat().st_mtime_ns
+    before = (tmp_path / "killed" / RunFile.MEMBERS / "0" / "history.csv").stat().st_mtime_ns
     resumed = train(digits, tmp_path / "killed", resume=True)
-    assert (tmp_path / "killed" / MEMBERS / "0" / "history.csv").stat().st_mtime_ns == before
+    assert (tmp_path / "killed" / RunFile.MEMBERS / "0" / "history.csv").stat().st_mtime_ns == before
     np.testing.assert_array_equal(embed(whole.backbone, digits[1]).logits, embed(resumed.backbone, digits[1]).logits)
     assert (tmp_path / "killed" / "history.csv").is_file()
     assert resumed.history[0]["validation_accuracy"] == pytest.approx(whole.history[0]["validation_accuracy"])

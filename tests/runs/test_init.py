@@ -24,12 +24,12 @@ from maple.baselines.sngp import SngpRecipe
 from maple.data.image_set import ImageSet
 from maple.data.sources import open_images
 from maple.errors import UsageError
-from maple.files import load_arrays, load_json
+from maple.files import RunFile, load_arrays, load_json
 from maple.networks._torchvision import import_torchvision
 from maple.networks.backbone import Backbone, create_backbone, embed, wrap_backbone
 from maple.options import TrainOptions, read_toml, resolve_config
 from maple.prediction.predictor import Predictor, load_predictor, save_backbone
-from maple.runs.init import START, Start, follow_network, leave_out_unused, open_start, try_recipe, why_new_head
+from maple.runs.init import Start, follow_network, leave_out_unused, open_start, try_recipe, why_new_head
 from maple.training.loop import train_backbone
 from maple.training.recipe import MapleRecipe
 
@@ -173,7 +173,7 @@ def test_timm_with_a_new_head(here, tmp_path, digits, before_saving, capsys):
     for name, parameter in backbone.body.named_parameters():
         assert torch.allclose(parameter, theirs[name], rtol=0, atol=1e-20), name
     assert torch.equal(backbone.mean, torch.tensor([0.485, 0.456, 0.406]))
-    assert not (tmp_path / "run" / START).exists()
+    assert not (tmp_path / "run" / RunFile.START).exists()
     assert read_toml(tmp_path / "run" / "config.toml")["model"]["backbone"] == "timm/resnet18"
 
 
@@ -267,7 +267,7 @@ def test_resumed_without_the_original_equals_uninterrupted(here, tmp_path, monke
         patch.setattr("maple.training.loop.TrainDisplay.begin_epoch", lambda self, epoch, steps: epoch == 2 and kill())
         with pytest.raises(Killed):
             train(*options, "--out", tmp_path / "killed", data="three.npz")
-    assert (tmp_path / "killed" / START).is_file() and (tmp_path / "killed" / "resume.safetensors").is_file()
+    assert (tmp_path / "killed" / RunFile.START).is_file() and (tmp_path / "killed" / "resume.safetensors").is_file()
     weights.unlink(missing_ok=True)
     original = Path(model.split(":")[1]).with_suffix(".safetensors")
     if kind == "python":  # the module is needed, what was in its weights is not
@@ -285,7 +285,7 @@ def test_resumed_without_the_original_equals_uninterrupted(here, tmp_path, monke
             assert len(whole["head.weight"]) > 3  # classes were split on the way
         for name, array in whole.items():
             np.testing.assert_array_equal(array, resumed[name], err_msg=name)
-    assert not (tmp_path / "killed" / START).exists()
+    assert not (tmp_path / "killed" / RunFile.START).exists()
 
 
 def test_resumed_before_the_first_epoch(here, own_run, tmp_path, monkeypatch, capsys):
@@ -347,7 +347,7 @@ def test_there_is_no_run_without_its_network(here, own_run, tmp_path, monkeypatc
         patch.setattr("maple.runs.train.to_toml", kill)
         with pytest.raises(Killed):
             train("--init", own_run, "--out", tmp_path / "run")
-    assert [path.name for path in (tmp_path / "run").iterdir()] == [START]
+    assert [path.name for path in (tmp_path / "run").iterdir()] == [RunFile.START]
 
 
 @pytest.mark.parametrize("file", ["weights.safetensors", "network/theirs.pt"])
@@ -565,7 +565,7 @@ def test_heads_of_methods_are_left_behind(tmp_path, digits, monkeypatch):
     assert start.backbone.head is None and start.backbone.made_by is None
     assert why_new_head(start, digits.class_names) == "its own belongs to recipe 'duq'"
     assert start.class_names == digits.class_names and start.backbone.size == 8
-    save_backbone(tmp_path / START, start.backbone)
+    save_backbone(tmp_path / RunFile.START, start.backbone)
 
 
 # --- two processes

@@ -14,13 +14,11 @@ from torch import nn
 from maple.baselines.sampling import EnsembleRecipe, join_members
 from maple.data.image_set import ImageSet
 from maple.errors import UsageError
-from maple.files import write_atomic
+from maple.files import RunFile, write_atomic
 from maple.networks.backbone import Backbone
 from maple.options import MAX_MEMBERS, N_SEEDS, TrainOptions
 from maple.progress import say
-from maple.training.loop import CHECKPOINT, Run, describe_maker, history_csv, train_backbone
-
-MEMBERS = "members"  # folder of the members' checkpoints inside a run
+from maple.training.loop import Run, describe_maker, history_csv, train_backbone
 
 
 def train_ensemble(
@@ -42,7 +40,7 @@ def train_ensemble(
     """
     runs = []
     for member, seed in enumerate(member_seeds(options.seed, recipe.members)):
-        own = None if folder is None else Path(folder) / MEMBERS / str(member)
+        own = None if folder is None else Path(folder) / RunFile.MEMBERS / str(member)
         if show_progress:
             say(f"member {member + 1} of {recipe.members}")
         runs.append(
@@ -87,19 +85,13 @@ def join_runs(runs: list[Run], recipe: EnsembleRecipe, folder: Path | None = Non
     backbone.origin = first.backbone.origin
     history = [_mean_row(list(rows)) for rows in zip(*(run.history for run in runs))]
     if folder is not None:
-        write_atomic(folder / "history.csv", history_csv(history))
+        write_atomic(folder / RunFile.HISTORY, history_csv(history))
     return replace(
         first,
         backbone=backbone.eval(),
         history=history,
         snapshots={name: np.hstack([run.snapshots[name] for run in runs]) for name in first.snapshots},
     )
-
-
-def remove_checkpoints(folder: Path) -> None:
-    """What only a training that goes on needs."""
-    for path in (folder / MEMBERS).glob(f"*/{CHECKPOINT}"):
-        path.unlink()
 
 
 def _mean_row(rows: list[dict[str, Any]]) -> dict[str, Any]:

@@ -36,7 +36,7 @@ from maple.data.splits import Splits
 from maple.decisions.probability import raise_odds
 from maple.deploy.graph import OUTPUTS, PredictorGraph
 from maple.errors import MapleError, RunError, UsageError, naming_extras
-from maple.files import write_atomic
+from maple.files import RunFile, write_atomic
 from maple.networks.backbone import as_image_batch, embed, evaluating
 from maple.networks.hub import OnnxBackbone
 from maple.options import resolve_config
@@ -44,7 +44,7 @@ from maple.prediction.onnx import INPUT, MAX_FILE_BYTES, METADATA, OnnxPredictor
 from maple.prediction.predictor import Predictor, load_predictor
 from maple.reporting.gallery import Gallery, read_gallery
 from maple.runs.predict import open_like
-from maple.runs.train import GALLERY, LEFT_OUT, left_out_images, own_splits, read_run_config
+from maple.runs.train import LEFT_OUT, left_out_images, own_splits, read_run_config
 from maple.stats.metrics import auroc, expected_calibration_error
 from maple.types import Prediction
 
@@ -529,7 +529,7 @@ def export_run(
     if ood and not quantise:
         raise UsageError("--ood is for what --quantise changes: add --quantise, or leave it out")
     predictor = load_predictor(folder)
-    gallery = read_gallery(folder / GALLERY)
+    gallery = read_gallery(folder / RunFile.GALLERY)
     shown = {each.cluster: each.thumbnails[:EXEMPLARS_PER_CLUSTER] for each in gallery.clusters} if exemplars else {}
     check = _gallery_images(gallery, predictor.size)
     splits = None

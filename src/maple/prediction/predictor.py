@@ -23,7 +23,7 @@ from maple.decisions.sets import true_class_scores
 from maple.detectors.description import Description
 from maple.detectors.maple import MapleDetector
 from maple.errors import DataError, RunError, UsageError
-from maple.files import load_arrays, save_arrays, write_atomic
+from maple.files import RunFile, load_arrays, save_arrays, write_atomic
 from maple.networks.backbone import Backbone, create_backbone, embed, embed_batches
 from maple.networks.hub import rebuild_model
 from maple.options import DecisionOptions, as_dict, build_options
@@ -33,9 +33,6 @@ from maple.training.distributed import together
 from maple.training.recipe import create_recipe
 from maple.types import Outputs, Prediction, Relabelling
 
-WEIGHTS = "weights.safetensors"
-DETECTOR = "detector.safetensors"
-NETWORK = "network"  # folder of a network that is a file itself, inside a run
 CALIBRATION = "calibration."  # of the names of arrays
 STATISTICS_IMAGES = 5000
 
@@ -196,10 +193,10 @@ class Predictor(BasePredictor):
     def save(self, folder: str | Path) -> None:
         """Write weights and detector into a run folder."""
         folder = Path(folder)
-        save_backbone(folder / WEIGHTS, self.backbone)
+        save_backbone(folder / RunFile.WEIGHTS, self.backbone)
         arrays, metadata = self.detector.get_state()
         save_arrays(
-            folder / DETECTOR,
+            folder / RunFile.DETECTOR,
             {**arrays, **{CALIBRATION + name: array for name, array in self.calibration.to_arrays().items()}},
             {
                 "detector": metadata,
@@ -226,19 +223,19 @@ def load_predictor(folder: str | Path, *, trust: bool = False) -> Predictor:
         raise RunError(f"'{folder}' is a file, and not a run: give the folder of a run, or a graph exported as .onnx")
     if not folder.is_dir():
         raise RunError(f"'{folder}' is not a run folder: train one with maple train DATA --out '{folder}'")
-    arrays, metadata = load_arrays(folder / DETECTOR)
+    arrays, metadata = load_arrays(folder / RunFile.DETECTOR)
     calibration = {
         name.removeprefix(CALIBRATION): arrays.pop(name) for name in list(arrays) if name.startswith(CALIBRATION)
     }
     return Predictor(
-        load_backbone(folder / WEIGHTS, trust=trust),
+        load_backbone(folder / RunFile.WEIGHTS, trust=trust),
         MapleDetector.from_state(arrays, metadata["detector"]),
         tuple(metadata["class_names"]),
         size=metadata["size"],
         fit=metadata["fit"],
         probability=Probability.from_dict(metadata),
         calibration=Calibration.from_arrays(calibration),
-        options=build_options(DecisionOptions, metadata["options"], f"'{folder / DETECTOR}'"),
+        options=build_options(DecisionOptions, metadata["options"], f"'{folder / RunFile.DETECTOR}'"),
     )
 
 
@@ -268,7 +265,7 @@ def save_backbone(path: Path, backbone: Backbone) -> None:
 def _copy_network(file: Path, folder: Path) -> str:
     """Copy a network that is a file, and the tensors that ONNX may keep beside it, into a run; the name of the file."""
     for source in (file, file.with_name(f"{file.name}.data")):
-        target = folder / NETWORK / source.name
+        target = folder / RunFile.NETWORK / source.name
         if source.is_file() and source != target.resolve():
             write_atomic(target, source.read_bytes())
     return file.name
@@ -312,7 +309,7 @@ def load_backbone(path: Path, *, trust: bool = False) -> Backbone:
     arrays, metadata = load_arrays(path)
     origin = metadata.get("origin") or {}
     if "file" in origin:
-        origin["file"] = str((path.parent / NETWORK / Path(origin["file"]).name).resolve())
+        origin["file"] = str((path.parent / RunFile.NETWORK / Path(origin["file"]).name).resolve())
     backbone = _new_backbone(metadata, {name: array.shape for name, array in arrays.items()}, trust)
     try:
         backbone.load_state_dict({name: torch.from_numpy(array.copy()) for name, array in arrays.items()})

@@ -29,7 +29,7 @@ from maple import __version__
 from maple.data.decode import decode_image
 from maple.errors import DataError, MapleError, RunError
 from maple.evaluation.evaluate import Method, Results
-from maple.files import load_json, write_atomic
+from maple.files import RunFile, load_json, write_atomic
 from maple.options import read_toml
 from maple.reporting.gallery import ClusterExemplars, Example, Examples, Gallery, read_gallery
 from maple.reporting.page import render_page
@@ -121,7 +121,7 @@ def write_report(run_folder: str | Path, out: str | Path | None = None, predicti
     """
     record = read_run(Path(run_folder))
     foretold = None if predictions is None else read_predictions(Path(predictions))
-    path = record.folder / "report.html" if out is None else Path(out)
+    path = record.folder / RunFile.REPORT if out is None else Path(out)
     write_atomic(path, render_report(record, foretold))
     return path
 
@@ -162,7 +162,7 @@ def read_run(folder: Path) -> RunRecord:
     """Read the files of a run that the report draws."""
     if not folder.is_dir():
         raise RunError(f"'{folder}' is not a folder: give the run folder that maple train wrote")
-    known = [folder / name for name in ("config.toml", "classes.json", "history.csv", "results.json")]
+    known = [folder / name for name in (RunFile.CONFIG, RunFile.CLASSES, RunFile.HISTORY, RunFile.RESULTS)]
     if not any(path.is_file() for path in known):
         raise RunError(f"'{folder}' is not a run folder: it holds none of {', '.join(path.name for path in known)}")
     config_path, classes_path, history_path, results_path = known
@@ -173,7 +173,7 @@ def read_run(folder: Path) -> RunRecord:
         classes=load_json(classes_path) if classes_path.is_file() else None,
         history=_read_history(history_path) if history_path.is_file() else [],
         results=_read_results(results_path) if results_path.is_file() else None,
-        gallery=read_gallery(folder / "gallery"),
+        gallery=read_gallery(folder / RunFile.GALLERY),
     )
 
 

@@ -16,7 +16,7 @@ from maple import __version__
 from maple.data.image_set import ImageSet
 from maple.errors import UsageError
 from maple.evaluation.evaluate import Results
-from maple.files import write_atomic
+from maple.files import RunFile, write_atomic
 from maple.networks.backbone import embed_batches
 from maple.prediction.explain import PART_MEANINGS, USUAL_SHARE, Components, Explanation, Match, explain_outputs
 from maple.prediction.predictor import Predictor
@@ -99,7 +99,7 @@ def explain_predictions(
 
 def read_usual_distance(folder: Path) -> float | None:
     """The squared distance below which ``USUAL_SHARE`` of the run's test images stay: a point of its Q-Q plot."""
-    path = folder / "results.json"
+    path = folder / RunFile.RESULTS
     results = Results.from_json(path.read_bytes()) if path.is_file() else None
     if results is None or not results.qq_observed:
         return None
@@ -168,7 +168,7 @@ class _Pictures:
     """Thumbnails of training images: each is on the page once, however often it is shown."""
 
     def __init__(self, folder: Path, components: Components) -> None:
-        gallery = read_gallery(folder / "gallery")
+        gallery = read_gallery(folder / RunFile.GALLERY)
         self.uris: dict[str, int] = {}
         self._clusters = {each.cluster: each for each in gallery.clusters}
         self._components = gallery.components if _are_same(gallery.components, components) else ()

@@ -21,14 +21,14 @@ from maple.data.batches import to_input
 from maple.data.decode import Fit
 from maple.data.image_set import ImageSet
 from maple.errors import MapleError, UsageError
+from maple.files import RunFile
 from maple.networks.backbone import Backbone, embed, evaluating
 from maple.networks.hub import GRAPHS, find_kind, needs_weights, open_model
 from maple.options import RunConfig
-from maple.prediction.predictor import DETECTOR, load_predictor
+from maple.prediction.predictor import load_predictor
 from maple.training.loop import check_recipe, count_outputs
 from maple.training.recipe import Recipe, find_recipe
 
-START = "start.safetensors"
 MOST_CHANGE = 0.05  # of an embedding, relative to its length, by a recipe that prepares a trained network
 
 
@@ -56,7 +56,7 @@ def open_start(
     ``size`` is that of the images, where it is not to be the network's own.
     """
     folder = Path(spec).expanduser()
-    if folder.is_dir() and any((folder / name).is_file() for name in (DETECTOR, "config.toml")):
+    if folder.is_dir() and any((folder / name).is_file() for name in (RunFile.DETECTOR, RunFile.CONFIG)):
         if weights is not None or head is not None:
             raise UsageError(f"'{spec}' is a run with its own weights: leave out --weights and --head")
         return _open_run(folder, size, trust)

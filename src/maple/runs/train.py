@@ -8,7 +8,6 @@ import glob
 import hashlib
 import os
 import platform
-import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,7 +16,7 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
-from maple.baselines.ensemble import MEMBERS, remove_checkpoints, train_ensemble
+from maple.baselines.ensemble import train_ensemble
 from maple.baselines.sampling import EnsembleRecipe
 from maple.data.batches import parse_augment, to_input
 from maple.data.catalogue import CATALOGUE, describe_data_set, find_data_set, locate
@@ -39,7 +38,7 @@ from maple.detectors.maple import MapleDetector, nearest_of_class
 from maple.detectors.registry import create_detector, list_detectors
 from maple.errors import DataError, MapleError, RunError, UsageError
 from maple.evaluation.evaluate import Own, Results, Scored, evaluate, measure_latency
-from maple.files import FORMAT_VERSION, check_format, load_json, save_json, write_atomic
+from maple.files import FORMAT_VERSION, RunFile, check_format, load_json, save_json, write_atomic
 from maple.networks.backbone import Backbone, create_backbone, embed, linear_head
 from maple.options import (
     GROUPS,
@@ -56,7 +55,6 @@ from maple.options import (
 )
 from maple.prediction.explain import component_coordinates
 from maple.prediction.predictor import (
-    NETWORK,
     Predictor,
     channel_statistics,
     fit_predictor,
@@ -66,8 +64,8 @@ from maple.prediction.predictor import (
 from maple.progress import counting, is_first_process, say, track, warn
 from maple.reporting.gallery import write_gallery
 from maple.reporting.report import write_report
+from maple.runs.folder import RunFolder
 from maple.runs.init import (
-    START,
     Start,
     describe_network,
     follow_network,
@@ -79,24 +77,10 @@ from maple.runs.init import (
 )
 from maple.runs.predict import describe_skipped, open_like, ready_predictor, warn_if_nothing_is_flagged
 from maple.training.distributed import make_fabric, together
-from maple.training.loop import CHECKPOINT, FREE_OPTIONS, check_recipe, snapshot_rows, train_backbone
+from maple.training.loop import FREE_OPTIONS, check_recipe, snapshot_rows, train_backbone
 from maple.training.recipe import create_recipe, describe_recipe, find_recipe, list_recipes, unused_options
 from maple.types import About, Outputs, Relabelling, Skipped
 
-CONFIG = "config.toml"
-CLASSES = "classes.json"
-GALLERY = "gallery"
-RUN_FILES = (
-    CONFIG,
-    "history.csv",
-    "weights.safetensors",
-    CHECKPOINT,
-    START,
-    "detector.safetensors",
-    CLASSES,
-    "results.json",
-    "report.html",
-)
 GALLERY_SAMPLE = 200  # training images per cluster among which exemplars are sought
 LEFT_OUT = "left-out"  # as a source of unknown images: those of the classes that a run left out
 DEMO_COMMAND = "maple demo"
@@ -243,7 +227,7 @@ def train_run(request: TrainRequest) -> Results | None:
             _announce(request, splits, config)
             if not request.resume:
                 prepare_folder(request, config.sections(), None if start is None else start.backbone)
-            save_json(request.out / CLASSES, _classes(splits))
+            save_json(request.out / RunFile.CLASSES, _classes(splits))
     how: dict[str, Any] = {"folder": request.out, "resume": request.resume, "options": config.train, "fabric": fabric}
     if isinstance(recipe, EnsembleRecipe):
         run = train_ensemble(make_backbone, recipe, splits.train, splits.validation, **how)
@@ -267,9 +251,7 @@ def train_run(request: TrainRequest) -> Results | None:
     labels = splits.validation.labels[snapshot_rows(len(splits.validation))]
     snapshots = {name: Outputs(embeddings, labels=labels) for name, embeddings in run.snapshots.items()}
     results = finish_run(request, config, splits, predictor, run.relabelling, snapshots, run.snapshot_epochs)
-    for name in (CHECKPOINT, START):
-        (request.out / name).unlink(missing_ok=True)
-    remove_checkpoints(request.out)
+    RunFolder(request.out).remove_training_state()
     return results
 
 
@@ -285,25 +267,17 @@ def _open_start(request: TrainRequest, config: RunConfig) -> Start:
     """The network that the training starts from; where it is resumed, as it was put into the run folder."""
     assert request.init is not None
     if request.resume:
-        return Start(load_backbone(request.out / START, trust=request.trust))
+        return Start(load_backbone(request.out / RunFile.START, trust=request.trust))
     for name in ("backbone", "embedding_size"):
         if name in request.flags or name in request.file.get("model", {}):
             raise UsageError(f"{flag_name(name)} is for new networks, and --init names a trained one: leave it out")
     if absolute_source(request.init) == str(request.out.expanduser().resolve()):
         raise UsageError(f"'{request.out}' is the run to start from: choose another --out")
     for path in (Path(request.init), request.weights):
-        if path is not None and _is_run_file(request.out, path):
+        if path is not None and RunFolder(request.out).owns(path):
             raise UsageError(f"'{path}' is in the run folder and would be replaced: choose another --out, or move it")
     size = None if config.data.size == "auto" else config.data.size
     return open_start(request.init, weights=request.weights, head=request.head, size=size, trust=request.trust)
-
-
-def _is_run_file(folder: Path, path: Path) -> bool:
-    """Whether a path is among what a run keeps in its folder."""
-    full, own = path.expanduser().resolve(), folder.expanduser().resolve()
-    if not full.exists() or not full.is_relative_to(own) or full == own:
-        return False
-    return full.relative_to(own).parts[0] in (*RUN_FILES, GALLERY, MEMBERS, NETWORK)
 
 
 def _follow_start(request: TrainRequest, config: RunConfig, start: Start) -> RunConfig:
@@ -353,7 +327,9 @@ def finish_run(
     """Save, test, draw; ``snapshots`` are validation images as the network saw them at ``snapshot_epochs``."""
     folder = request.out
     predictor.save(folder)
-    save_json(folder / CLASSES, {**_classes(splits), **_clusters(relabelling), "snapshot_epochs": snapshot_epochs})
+    save_json(
+        folder / RunFile.CLASSES, {**_classes(splits), **_clusters(relabelling), "snapshot_epochs": snapshot_epochs}
+    )
     _write_training_gallery(folder, splits, predictor, relabelling, snapshots)
     warn_if_nothing_is_flagged(predictor)
     results = None
@@ -486,14 +462,14 @@ def _check_folder(request: TrainRequest) -> None:
     folder = request.out
     if request.resume and request.overwrite:
         raise UsageError("--resume continues a run and --overwrite replaces it: give one of them")
-    started, finished = holds_run(folder), (folder / "detector.safetensors").exists()
+    started, finished = holds_run(folder), RunFolder(folder).is_finished()
     if started and not request.resume and not request.overwrite:
         raise UsageError(f"'{folder}' already holds a run: add --resume to continue it, --overwrite to replace it")
     if not request.resume:
         return
     if not started:
         raise UsageError(f"there is no run in '{folder}' to resume: check --out, or leave out --resume to start one")
-    if not (folder / CHECKPOINT).exists() and not any((folder / MEMBERS).glob(f"*/{CHECKPOINT}")):
+    if not RunFolder(folder).has_checkpoint():
         if finished:
             raise UsageError(f"'{folder}' is a finished run: there is nothing to resume; choose another --out")
         warn(f"'{folder}' has no checkpoint yet: the training starts from the beginning")
@@ -503,7 +479,7 @@ def holds_run(folder: Path) -> bool:
     """Whether there is a run in a folder that was chosen for one."""
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"'{folder}' is a file: choose a folder for --out")
-    started = (folder / CONFIG).exists()
+    started = (folder / RunFile.CONFIG).exists()
     if started:
         read_run_config(folder, oldest=1)  # a file of that name that is not ours is not to be replaced
     return started
@@ -552,29 +528,26 @@ def prepare_folder(
     it would ``start`` from.
     """
     folder = request.out
-    if request.overwrite and (folder / CONFIG).exists():
-        for name in RUN_FILES:
-            (folder / name).unlink(missing_ok=True)
-        for name in (GALLERY, MEMBERS, NETWORK):
-            shutil.rmtree(folder / name, ignore_errors=True)
+    if request.overwrite and (folder / RunFile.CONFIG).exists():
+        RunFolder(folder).clear()
     if start is not None:
-        save_backbone(folder / START, start)
+        save_backbone(folder / RunFile.START, start)
     root = request.data_root or os.environ.get("MAPLE_DATA")
     origin = {
         "format": FORMAT_VERSION,
         **dataclasses.replace(request, data_root=Path(root) if root else None).origin(),
         "command": request.command,
     }
-    write_atomic(folder / CONFIG, to_toml({"origin": origin, **sections}))
+    write_atomic(folder / RunFile.CONFIG, to_toml({"origin": origin, **sections}))
 
 
 def read_run_config(folder: Path, oldest: int = FORMAT_VERSION) -> tuple[dict[str, Any], dict[str, Any]]:
     """The sections of a run's ``config.toml``: where its images come from, and its options."""
-    if not (folder / CONFIG).is_file():
-        raise RunError(f"'{folder}' is not a run folder: it has no {CONFIG}")
-    sections = read_toml(folder / CONFIG)
+    if not (folder / RunFile.CONFIG).is_file():
+        raise RunError(f"'{folder}' is not a run folder: it has no {RunFile.CONFIG}")
+    sections = read_toml(folder / RunFile.CONFIG)
     origin = sections.pop("origin", {})
-    check_format(origin, folder / CONFIG, oldest)
+    check_format(origin, folder / RunFile.CONFIG, oldest)
     return origin, sections
 
 
@@ -593,7 +566,7 @@ def announce_images(request: RunRequest, splits: Splits, options: DataOptions, m
     )
     say(f"run folder: {request.out}")
     if splits.skipped:
-        warn(f"{describe_skipped(splits.skipped)}; all are listed in {CLASSES} of the run")
+        warn(f"{describe_skipped(splits.skipped)}; all are listed in {RunFile.CLASSES} of the run")
     few = [name for name in splits.left_out if name not in options.leave_out]
     if few:
         warn(f"{len(few)} classes with fewer than {options.min_images} images are left out")
@@ -646,7 +619,7 @@ def _write_training_gallery(
     distances = predictor.detector.squared_distances(outputs)
     assert outputs.cluster_ids is not None
     write_gallery(
-        folder / GALLERY,
+        folder / RunFile.GALLERY,
         train=(splits.train.subset(rows), outputs),
         squared_distance=distances[np.arange(len(rows)), outputs.cluster_ids],
         cluster_sizes=np.bincount(relabelling.cluster_ids, minlength=relabelling.n_clusters),
@@ -831,7 +804,7 @@ def own_splits(folder: Path, origin: dict[str, Any], config: RunConfig, size: in
         splits = load_run_splits(origin, same_size, data_root)
     except UsageError as error:
         raise RunError(f"the images of the run cannot be opened again; give test images with --ind: {error}") from None
-    digests = load_json(folder / CLASSES).get("digests", {})
+    digests = load_json(folder / RunFile.CLASSES).get("digests", {})
     if any(digest_images(getattr(splits, name)) != digest for name, digest in digests.items()):
         raise RunError(
             f"the data changed since training ('{origin['source']}'), so that the test images of the run are not known "
@@ -883,9 +856,9 @@ def _evaluate(
         seed=options.seed,
         provenance=provenance,
     )
-    write_atomic(folder / "results.json", results.to_json())
+    write_atomic(folder / RunFile.RESULTS, results.to_json())
     write_gallery(
-        folder / GALLERY,
+        folder / RunFile.GALLERY,
         test=(test, predictor.predict_outputs(outputs["test"])),
         ood={name: (unknown[name], predictor.predict_outputs(part)) for name, part in ood.items()},
     )
@@ -922,7 +895,7 @@ def _provenance(config: RunConfig, own: Mapping[str, Any], predictor: Predictor,
 
 def run_demo(out: Path, seed: int = 0) -> Results:
     """The whole method on simulated diatoms, with unknown taxa that resemble the known ones and with debris."""
-    again = (out / CONFIG).exists()
+    again = (out / RunFile.CONFIG).exists()
     if again and not str(read_run_config(out, oldest=1)[0].get("command")).startswith(DEMO_COMMAND):
         raise UsageError(f"'{out}' holds a run that is not a demo: choose another --out")
     results = train_run(

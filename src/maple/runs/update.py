@@ -39,7 +39,7 @@ from maple.data.splits import split_indices
 from maple.decisions.calibration import Calibration
 from maple.detectors.base import Source
 from maple.errors import DataError, RunError, UsageError, suggest
-from maple.files import load_json, save_json
+from maple.files import RunFile, load_json, save_json
 from maple.networks.architectures import use_fast_allocator
 from maple.networks.backbone import embed, embed_batches
 from maple.prediction.predictor import Predictor, load_predictor
@@ -56,8 +56,6 @@ from maple.reporting.gallery import (
 from maple.reporting.report import write_report
 from maple.runs.predict import describe_skipped, warn_if_nothing_is_flagged
 from maple.runs.train import (
-    CLASSES,
-    GALLERY,
     GALLERY_SAMPLE,
     absolute_source,
     digest_images,
@@ -68,7 +66,7 @@ from maple.text import join_names, plural
 from maple.types import Outputs, Skipped
 
 TEACHING_SHARE = 0.5  # of the images of --calibrate: they teach temperature and score, the others calibrate
-MEASURED = ("results.json", "report.html")  # what an earlier evaluation wrote, void after an update
+MEASURED = (RunFile.RESULTS, RunFile.REPORT)  # what an earlier evaluation wrote, void after an update
 
 
 # --- predictors -------------------------------------------------------------------------------------------------------
@@ -254,7 +252,7 @@ def update_run(request: UpdateRequest) -> Update:
     target = _check_request(request)
     predictor = load_predictor(request.run)
     origin, sections = read_run_config(request.run)
-    classes = load_json(request.run / CLASSES)
+    classes = load_json(request.run / RunFile.CLASSES)
     root = request.data_root or (Path(origin["data_root"]) if origin.get("data_root") else None)
     use_fast_allocator()
     held = None if request.calibrate is None else _open(predictor, request.calibrate, root, "validation")
@@ -269,7 +267,7 @@ def update_run(request: UpdateRequest) -> Update:
     if held is not None:
         validation, calibration = cut_calibration(held, names, sections.get("data", {}).get("split_seed", 0))
     if skipped:
-        warn(f"{describe_skipped(tuple(skipped))}; all are listed in {CLASSES} of the run")
+        warn(f"{describe_skipped(tuple(skipped))}; all are listed in {RunFile.CLASSES} of the run")
     with counting("embedding") as progress:
         updated = update_predictor(
             predictor, images, calibration, validation, workers=request.workers, progress=progress
@@ -285,8 +283,8 @@ def update_run(request: UpdateRequest) -> Update:
     )
     with _draft(request.run, target) as folder:
         updated.save(folder)
-        save_json(folder / CLASSES, _updated_classes(classes, updated, update, skipped))
-        _update_gallery(folder / GALLERY, updated, images)
+        save_json(folder / RunFile.CLASSES, _updated_classes(classes, updated, update, skipped))
+        _update_gallery(folder / RunFile.GALLERY, updated, images)
         for name in MEASURED:
             (folder / name).unlink(missing_ok=True)
     if request.report:

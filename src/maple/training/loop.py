@@ -26,7 +26,7 @@ from torch import nn
 from maple.data.batches import count_batches, training_batches
 from maple.data.image_set import ImageSet
 from maple.errors import DataError, RunError, TrainError, UsageError
-from maple.files import load_arrays, save_arrays, write_atomic
+from maple.files import RunFile, load_arrays, save_arrays, write_atomic
 from maple.networks.backbone import Backbone, embed
 from maple.options import TrainOptions, as_dict, build_options
 from maple.progress import TrainDisplay
@@ -53,7 +53,6 @@ HISTORY_COLUMNS = (
     "relabel_seconds",
     "seconds",
 )
-CHECKPOINT = "resume.safetensors"
 SNAPSHOT_IMAGES = 2000
 
 
@@ -492,7 +491,7 @@ class _Loop:
         due = self.epoch % self.options.checkpoint_every == 0 or last
         if self.folder is None or not self.fabric.is_global_zero or not due:
             return
-        write_atomic(self.folder / "history.csv", history_csv(self.history))
+        write_atomic(self.folder / RunFile.HISTORY, history_csv(self.history))
         arrays = {f"weights/{name}": tensor.cpu().numpy() for name, tensor in self.backbone.state_dict().items()}
         for name, values in named_state(self.raw_optimizer, self.backbone).items():
             arrays |= {f"optimizer/{name}/{key}": value.cpu().numpy() for key, value in values.items()}
@@ -505,7 +504,7 @@ class _Loop:
             "options": self._fixed_options(),
             "data": data_digest(self.train_images),
         }
-        save_arrays(self.folder / CHECKPOINT, arrays, metadata)
+        save_arrays(self.folder / RunFile.CHECKPOINT, arrays, metadata)
 
     def _fixed_options(self) -> dict[str, Any]:
         """What a resumed run must share with the run it continues."""
@@ -513,10 +512,10 @@ class _Loop:
 
     def restore(self) -> None:
         """Continue from the checkpoint in the run folder; without one, from the start."""
-        if self.folder is None or not self.fabric.broadcast((self.folder / CHECKPOINT).exists()):
+        if self.folder is None or not self.fabric.broadcast((self.folder / RunFile.CHECKPOINT).exists()):
             return
         with together(self.fabric):
-            state = self._load(self.folder / CHECKPOINT)
+            state = self._load(self.folder / RunFile.CHECKPOINT)
         self._set_up(state)
 
     def _load(self, path: Path) -> NamedState:

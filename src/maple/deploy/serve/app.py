@@ -44,6 +44,7 @@ from maple.deploy.serve.options import ServeOptions, check_options
 from maple.deploy.serve.service import UPLOAD_SECONDS, Service
 from maple.deploy.serve.uploads import FIELD, ImageRequest, Limits, UploadError
 from maple.errors import RunError
+from maple.files import RunFile
 from maple.prediction.base import BasePredictor
 from maple.progress import say, warn
 from maple.reporting.gallery import read_gallery
@@ -304,7 +305,7 @@ def read_exemplars(source: Path, predictor: BasePredictor) -> dict[int, np.ndarr
     own = getattr(predictor, "exemplars", None)
     if own is not None:
         return dict(own)
-    return {found.cluster: found.thumbnails for found in read_gallery(source / "gallery").clusters}
+    return {found.cluster: found.thumbnails for found in read_gallery(source / RunFile.GALLERY).clusters}
 
 
 def listen_at(host: str, port: int) -> socket.socket:

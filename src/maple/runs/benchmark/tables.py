@@ -5,9 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import math
-import os
 import platform
-import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +21,7 @@ from maple.reporting.page import render_page
 from maple.reporting.plots import BLUE, Line, Panel, Plot, plot_quantiles, plot_reliability, plot_rows, standalone_svg
 from maple.reporting.report import draw_projections, read_run
 from maple.runs.benchmark.trainings import FACTS, Job, ensure_evaluated, training_facts
+from maple.runs.provenance import describe_hardware, find_commit
 from maple.stats.metrics import format_spread
 
 PLOTTED = ("accuracy", "ece", "auroc", "gaussian_error")  # kinds of figures worth a panel
@@ -93,19 +92,12 @@ def _read(row: Row, column: str, results: Results, corrupted: Results | None, fa
 def _provenance(jobs: Sequence[Job], command: str) -> dict[str, Any]:
     return {
         "command": command,
-        "commit": _commit(),
+        "commit": find_commit(),
         "maple": maple.__version__,
         "python": platform.python_version(),
-        "hardware": f"{platform.machine()}, {os.cpu_count()} cores",
+        "hardware": describe_hardware(),
         "trainings": {job.folder.name: job.title for job in jobs},
     }
-
-
-def _commit() -> str | None:
-    """The commit of the source, where this is a working copy."""
-    here = Path(__file__).resolve().parent
-    asked = subprocess.run(["git", "-C", here, "rev-parse", "--short", "HEAD"], capture_output=True, text=True)
-    return asked.stdout.strip() or None if asked.returncode == 0 else None
 
 
 # --- text ------------------------------------------------------------------------------------------------------------

@@ -31,21 +31,21 @@ from maple.data.splits import fold_shares
 from maple.errors import RunError, UsageError
 from maple.evaluation.evaluate import Results
 from maple.evaluation.paper.suites import STANDARD_DETECTORS, Profile, Protocol, Suite, Training
-from maple.files import FORMAT_VERSION, take_lock, write_atomic
+from maple.files import FORMAT_VERSION, RunFile, take_lock, write_atomic
 from maple.networks.backbone import create_backbone
 from maple.options import RunConfig, resolve_config
 from maple.prediction.predictor import load_backbone
 from maple.progress import is_first_process, say
 from maple.runs.train import LEFT_OUT, TrainRequest, evaluate_run, recipe_options, train_run
 from maple.training.distributed import make_fabric
-from maple.training.loop import CHECKPOINT, FREE_OPTIONS, fit_head
+from maple.training.loop import FREE_OPTIONS, fit_head
 from maple.training.loss import weighted_sum
 from maple.training.recipe import Step, create_recipe, unused_options
 
 TRAININGS = "trainings"
 EVALUATIONS = "evaluations"
 FACTS = ("minutes", "parameters")  # columns that the training tells, not the results
-FINISHED = "results.json"  # the last file of a training that matters
+FINISHED = RunFile.RESULTS  # the last file of a training that matters
 TIMED_BATCHES = (4, 4, 64)  # to warm up, for large networks, and for those that are fast enough
 TIMED_IMAGES = 1000
 TIMED_SECONDS = 0.5  # a step that takes longer is not tried with more images
@@ -135,7 +135,7 @@ class Job:
 
     @property
     def is_started(self) -> bool:
-        return not self.is_finished and any(self.folder.rglob(CHECKPOINT))
+        return not self.is_finished and any(self.folder.rglob(RunFile.CHECKPOINT))
 
 
 def _digest(content: bytes) -> str:
@@ -296,9 +296,9 @@ def _evaluate(job: Job, folder: Path, detectors: Sequence[str], corrupted: bool)
 
 def training_facts(job: Job) -> dict[str, float]:
     """What is known of a training: minutes that it took, and parameters of the network."""
-    with (job.folder / "history.csv").open(encoding="utf-8", newline="") as lines:
+    with (job.folder / RunFile.HISTORY).open(encoding="utf-8", newline="") as lines:
         seconds = sum(float(row["seconds"]) for row in csv.DictReader(lines))
-    backbone = load_backbone(job.folder / "weights.safetensors")
+    backbone = load_backbone(job.folder / RunFile.WEIGHTS)
     return {"minutes": seconds / 60, "parameters": float(sum(p.numel() for p in backbone.parameters()))}
 
 

@@ -50,7 +50,7 @@ from maple.evaluation.search_space import (
     current_value,
     with_settings,
 )
-from maple.files import load_json, save_json, take_lock, write_atomic
+from maple.files import RunFile, load_json, save_json, take_lock, write_atomic
 from maple.networks.backbone import create_backbone
 from maple.options import (
     RunConfig,
@@ -65,7 +65,7 @@ from maple.reporting.trial_plots import plot_trials
 from maple.runs.train import check_flags, check_options, digest_images, recipe_options
 from maple.text import compact, number
 from maple.training.distributed import count_processes
-from maple.training.loop import CHECKPOINT, FREE_OPTIONS, Run, train_backbone
+from maple.training.loop import FREE_OPTIONS, Run, train_backbone
 from maple.training.recipe import create_recipe, find_recipe, unused_options
 
 Progress = Callable[[int, int], None]
@@ -606,7 +606,7 @@ class _Search:
         tuning = self.tuning()
         for trial in tuning.trials:
             if trial.is_done:
-                (self.out / TRIALS_FOLDER / trial.folder / CHECKPOINT).unlink(missing_ok=True)
+                (self.out / TRIALS_FOLDER / trial.folder / RunFile.CHECKPOINT).unlink(missing_ok=True)
         write_atomic(self.out / TABLE, trials_csv(tuning))
         if tuning.best is not None:
             write_atomic(self.out / BEST, best_toml(tuning))

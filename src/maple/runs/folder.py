@@ -1,0 +1,198 @@
+"""``RunFolder``: the one owner of what a run folder holds.
+
+Names are those of :class:`maple.files.RunFile`, which modules below ``runs/`` join to a path on their own.
+Everything else goes through here: reading and writing ``config.toml`` and ``classes.json``, whether a run is there,
+finished or resumable, clearing it, and the lock.
+
+A command that writes a run holds its lock (``with RunFolder(path).lock(command): ...``); a second one fails with the
+command, process, host and start time of the first. Commands that only read take no lock.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from maple.errors import RunError, UsageError
+from maple.files import (
+    FORMAT_VERSION,
+    RunFile,
+    check_format,
+    check_unlocked,
+    load_json,
+    lock_folder,
+    save_json,
+    write_atomic,
+)
+from maple.options import read_toml, to_toml
+from maple.types import Skipped
+
+_FOLDERS = (RunFile.GALLERY, RunFile.MEMBERS, RunFile.NETWORK)
+_LOCKS = (RunFile.LOCK, RunFile.HOLDER)
+_FILES = tuple(name for name in RunFile if name not in (*_FOLDERS, *_LOCKS))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Origin:
+    """Section [origin] of ``config.toml``: images, network and command of a run; paths are absolute."""
+
+    source: str
+    data_root: str | None = None
+    test: str | None = None
+    classes: tuple[str, ...] | None = None  # in the order of the head's outputs, if not that of the data
+    validation: str | None = None
+    calibration: str | None = None
+    init: str | None = None  # network that the training started from
+    weights: str | None = None
+    head: str | None = None
+    preset: str | None = None
+    calibrate: str | None = None  # of maple fit: images that the network was not trained on
+    model: str | None = None  # of maple fit
+    command: str | None = None
+
+    @classmethod
+    def from_toml(cls, section: Mapping[str, Any]) -> Origin:
+        known: dict[str, Any] = {f.name: section[f.name] for f in fields(cls) if f.name in section}
+        known["classes"] = tuple(known["classes"]) if known.get("classes") else None
+        return cls(**known)
+
+    def to_toml(self) -> dict[str, Any]:
+        return {"format": FORMAT_VERSION, **asdict(self)}
+
+    @property
+    def root(self) -> Path | None:
+        """The folder of named data sets that the run was made with."""
+        return Path(self.data_root) if self.data_root else None
+
+
+@dataclass(frozen=True)
+class RunSettings:
+    """The content of ``config.toml``: where the images come from, and the options by section."""
+
+    origin: Origin
+    sections: dict[str, dict[str, Any]]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class RunClasses:
+    """The content of ``classes.json``; clusters are known once the network is trained."""
+
+    classes: tuple[str, ...]
+    skipped: tuple[Skipped, ...] = ()
+    left_out: tuple[str, ...] = ()
+    digests: dict[str, str] = field(default_factory=dict)  # of the images of a split, by its name
+    cluster_to_class: np.ndarray | None = None  # (M,)
+    cluster_sizes: np.ndarray | None = None  # (M,) training images
+    snapshot_epochs: dict[str, int] | None = None
+    updates: tuple[dict[str, Any], ...] = ()  # one per maple update
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> RunClasses:
+        known: dict[str, Any] = {f.name: value[f.name] for f in fields(cls) if f.name in value}
+        known["skipped"] = tuple(Skipped(*item) for item in known.get("skipped", ()))
+        for name in ("classes", "left_out", "updates"):
+            known[name] = tuple(known.get(name, ()))
+        for name in ("cluster_to_class", "cluster_sizes"):
+            known[name] = np.array(known[name]) if name in known else None
+        return cls(**known)
+
+    def to_json(self) -> dict[str, Any]:
+        known = {f.name: getattr(self, f.name) for f in fields(self)}
+        known |= {"skipped": [[item.file, item.reason] for item in self.skipped], "updates": self.updates or None}
+        return {name: value for name, value in known.items() if value is not None}
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """A folder that holds a run, or is chosen for one."""
+
+    path: Path
+
+    def __truediv__(self, name: str) -> Path:
+        return self.path / name
+
+    # -- what is there
+
+    def holds_run(self) -> bool:
+        """Whether there is a run; a file of the name of ``config.toml`` that is not a run's is an error."""
+        if self.path.exists() and not self.path.is_dir():
+            raise UsageError(f"'{self.path}' is a file: choose a folder for --out")
+        if not (self / RunFile.CONFIG).exists():
+            return False
+        self.read_config(oldest=1)
+        return True
+
+    def is_finished(self) -> bool:
+        """Whether the run can predict."""
+        return (self / RunFile.DETECTOR).exists()
+
+    def has_checkpoint(self) -> bool:
+        """Whether there is a training to resume."""
+        return (self / RunFile.CHECKPOINT).exists() or any(self._member_checkpoints())
+
+    def owns(self, path: Path) -> bool:
+        """Whether an existing path belongs to the run, so that ``--overwrite`` would remove it."""
+        full, own = path.expanduser().resolve(), self.path.expanduser().resolve()
+        if not full.exists() or not full.is_relative_to(own) or full == own:
+            return False
+        return full.relative_to(own).parts[0] in (*_FILES, *_FOLDERS)
+
+    # -- reading and writing
+
+    def read_config(self, oldest: int = FORMAT_VERSION) -> RunSettings:
+        """The settings of the run; ``oldest`` is the lowest format accepted."""
+        path = self / RunFile.CONFIG
+        if not path.is_file():
+            raise RunError(f"'{self.path}' is not a run folder: it has no {RunFile.CONFIG}")
+        sections = read_toml(path)
+        origin = sections.pop("origin", {})
+        check_format(origin, path, oldest)
+        return RunSettings(Origin.from_toml({"source": "", **origin}), sections)
+
+    def write_config(self, settings: RunSettings) -> None:
+        """Write ``config.toml``: from now on the folder holds a run."""
+        write_atomic(self / RunFile.CONFIG, to_toml({"origin": settings.origin.to_toml(), **settings.sections}))
+
+    def read_classes(self) -> RunClasses:
+        return RunClasses.from_json(load_json(self / RunFile.CLASSES))
+
+    def write_classes(self, classes: RunClasses) -> None:
+        save_json(self / RunFile.CLASSES, classes.to_json())
+
+    # -- removing
+
+    def clear(self) -> None:
+        """Remove everything that belongs to a run; other files in the folder stay."""
+        self.remove(*_FILES)
+        for name in _FOLDERS:
+            shutil.rmtree(self / name, ignore_errors=True)
+
+    def remove_training_state(self) -> None:
+        """Remove the files that only an unfinished training needs."""
+        self.remove(RunFile.CHECKPOINT, RunFile.START)
+        for path in self._member_checkpoints():
+            path.unlink()
+
+    def remove(self, *names: RunFile) -> None:
+        """Remove files of the run, if they exist."""
+        for name in names:
+            (self / name).unlink(missing_ok=True)
+
+    def _member_checkpoints(self) -> Sequence[Path]:
+        return list((self / RunFile.MEMBERS).glob(f"*/{RunFile.CHECKPOINT}"))
+
+    # -- the lock
+
+    def lock(self, command: str) -> AbstractContextManager[None]:
+        """Hold the lock of the run while ``command`` writes it; :class:`RunError` names another holder."""
+        return lock_folder(self.path, command)
+
+    def check_unlocked(self) -> None:
+        """Raise :class:`RunError` if another process is writing the run; the folder need not exist."""
+        check_unlocked(self.path)
