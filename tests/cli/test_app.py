@@ -561,7 +561,7 @@ def test_only_the_first_process_speaks(tmp_path, capsys, monkeypatch):
 
 
 def test_output_names_are_checked_before_images_are_read(finished, tmp_path, monkeypatch):
-    monkeypatch.setattr("maple.runs.predict.open_images", _interrupt)
+    monkeypatch.setattr("maple.runs.loading.open_images", _interrupt)
     assert run("predict", finished, "digits", "--out", tmp_path / "p.xls") == 2
 
 

@@ -255,7 +255,7 @@ def test_a_run_without_calibration_images(folder, tmp_path, capsys):
     [(["--out", "plot.png"], ".svg"), (["--level", "0"], "level 0"), (["--false-alarm", "2"], "false")],
 )
 def test_wrong_options_are_refused_before_images_are_read(folder, monkeypatch, capsys, options, message):
-    monkeypatch.setattr("maple.runs.predict.open_images", _interrupt)
+    monkeypatch.setattr("maple.runs.loading.open_images", _interrupt)
     assert run("monitor", folder / "run", folder / "same.parquet", *options) == 2
     errors = capsys.readouterr().err
     assert message in errors and errors.count("\n") == 1

@@ -31,7 +31,7 @@ from maple.data.stream import decode_stream
 from maple.decisions.conformal import benjamini_hochberg
 from maple.errors import DataError, RunError, UsageError
 from maple.runs import writer
-from maple.runs.predict import flag_together, is_graph, open_predictor, predict_images, ready_predictor
+from maple.runs.predict import flag_together, predict_images
 from maple.runs.writer import ResumableFile
 from maple.types import PREDICTION_COLUMNS, Prediction
 
@@ -526,12 +526,3 @@ def test_an_exported_graph_needs_no_torch(tmp_path):
         f"here.predict_images(here.Path({str(tmp_path / 'm.onnx')!r}), [{str(tmp_path / 'images')!r}], {str(out)!r})"
     )
     assert len(read_rows(out)) == 17
-
-
-def test_which_models_are_graphs(cheap, tmp_path):
-    predictor, model = cheap
-    assert open_predictor(model) is predictor
-    (tmp_path / "run.onnx").mkdir()
-    assert is_graph(tmp_path / "A.ONNX") and not is_graph(tmp_path / "run.onnx")
-    with pytest.raises(UsageError, match="is an exported graph, and this needs the run it was made of"):
-        ready_predictor(model)

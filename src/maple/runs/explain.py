@@ -25,7 +25,7 @@ from maple.reporting.gallery import ClusterExemplars, ComponentEnd, ComponentExe
 from maple.reporting.page import render_page
 from maple.reporting.plots import plot_contributions
 from maple.reporting.report import CRISP, data_uri
-from maple.runs.predict import describe_skipped, open_like, ready_predictor
+from maple.runs.loading import describe_skipped, open_like, ready_predictor
 from maple.text import join_names, number, percent, plural, shorten
 from maple.types import Outputs
 

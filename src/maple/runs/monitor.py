@@ -17,7 +17,7 @@ from maple.files import load_arrays, save_arrays, write_atomic
 from maple.prediction.base import BasePredictor
 from maple.progress import counting, warn
 from maple.reporting.plots import plot_drift, standalone_svg
-from maple.runs.predict import MORE_CALIBRATION, describe_skipped, open_like, ready_model
+from maple.runs.loading import MORE_CALIBRATION, describe_skipped, open_like, ready_model
 from maple.text import percent, plural
 
 LEVEL = 0.01

@@ -9,45 +9,34 @@ graph.
 from __future__ import annotations
 
 import hashlib
-import math
 import shutil
 import sys
 import tempfile
 from bisect import bisect_left
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any
 
 import numpy as np
 
 from maple import __version__
 from maple.data.image_set import ImageSet, no_labels
-from maple.data.sources import open_images
 from maple.data.stream import Decoded, Source, decode_stream, open_source
 from maple.decisions.conformal import benjamini_hochberg, can_flag, min_calibration_images
 from maple.decisions.sets import min_labelled_images
 from maple.errors import DataError, UsageError
-from maple.options import DecisionOptions, as_dict, build_options, flag_name
+from maple.options import as_dict, flag_name
 from maple.prediction.base import BasePredictor
 from maple.progress import counting, warn
+from maple.runs.loading import MORE_CALIBRATION, describe_skipped, ready_model
 from maple.runs.writer import PARQUET_SUFFIX, SUFFIXES, ResumableFile, Row, Tally, skipped_path, to_csv
 from maple.text import percent
 from maple.types import PREDICTION_COLUMNS, Prediction, Skipped
 
-if TYPE_CHECKING:
-    from maple.prediction.predictor import Predictor
-
-MORE_CALIBRATION = (  # where there are none, or too few
-    "calibrate with maple update RUN --calibrate IMAGES, or train with more of them (--calibration, or the third share "
-    "of --splits)"
-)
-GRAPH_SUFFIX = ".onnx"
-NO_SCORE = "its embedding or score is NaN or infinite"
-
-AnyPredictor = TypeVar("AnyPredictor", bound=BasePredictor)
+_NO_SCORE = "its embedding or score is NaN or infinite"
 
 
 def predict_images(
@@ -131,7 +120,7 @@ class _Work:
             usable = [self._is_usable(chunk, row) for row in range(len(chunk.files))]
             if all(usable):
                 raise
-        unusable = [Skipped(file, NO_SCORE) for file, is_usable in zip(chunk.files, usable) if not is_usable]
+        unusable = [Skipped(file, _NO_SCORE) for file, is_usable in zip(chunk.files, usable) if not is_usable]
         files = [file for file, is_usable in zip(chunk.files, usable) if is_usable]
         rest = chunk._replace(files=files, pixels=chunk.pixels[usable], skipped=[*chunk.skipped, *unusable])
         return self._predict(rest), rest
@@ -306,112 +295,7 @@ def _describe_file(work: _Work, fdr: float | None, n_images: int) -> dict[str, A
     }
 
 
-# --- what predicting and evaluating share ----------------------------------------------------------------------------
-
-
-def open_predictor(source: Path, trust: bool = False) -> BasePredictor:
-    """The predictor of a run folder, or of a graph that ``maple export`` wrote, which needs no torch."""
-    if is_graph(source):
-        from maple.prediction.onnx import OnnxPredictor
-
-        return OnnxPredictor.open(source)
-    from maple.prediction.predictor import load_predictor
-
-    return load_predictor(source, trust=trust)
-
-
-def is_graph(source: Path) -> bool:
-    """Whether a path names an exported graph, and not a run folder."""
-    return source.suffix.lower() == GRAPH_SUFFIX and not source.is_dir()
-
-
-def ready_model(
-    model: Path,
-    decision: dict[str, Any] | None = None,
-    fdr: float | None = None,
-    check: Callable[[BasePredictor], None] | None = None,
-) -> BasePredictor:
-    """The predictor of a run or an exported graph, deciding as it does or with other options of the decision.
-
-    ``check`` may refuse it before anything is warned about: who cannot go on need not know what would come of it.
-    """
-    decision = _check_flags(decision)
-    predictor = open_predictor(model)
-    if check is not None:
-        check(predictor)
-    return _decide(predictor, decision, fdr)
-
-
-def ready_predictor(folder: Path, decision: dict[str, Any] | None = None) -> Predictor:
-    """As :func:`ready_model`, for what needs the network itself: a run, and not an exported graph."""
-    decision = _check_flags(decision)
-    if is_graph(folder):
-        raise UsageError(f"'{folder}' is an exported graph, and this needs the run it was made of: give its folder")
-    from maple.prediction.predictor import load_predictor
-
-    return _decide(load_predictor(folder), decision)
-
-
-def _check_flags(decision: dict[str, Any] | None) -> dict[str, Any]:
-    """Options of the decision that can be used, so that a wrong flag is called a flag."""
-    build_options(DecisionOptions, decision or {}, where=None)
-    return decision or {}
-
-
-def _decide(predictor: AnyPredictor, decision: dict[str, Any], fdr: float | None = None) -> AnyPredictor:
-    if fdr is None:
-        predictor.decide(**decision)
-        warn_if_nothing_is_flagged(predictor)
-        if predictor.options.per_class and not predictor.decision.n_own_thresholds:
-            warn(
-                "--per-class changes nothing: no class has enough calibration images for a threshold of its own; "
-                + MORE_CALIBRATION
-            )
-    elif decision:
-        flags = " and ".join(flag_name(key) for key in decision)
-        raise UsageError(f"--fdr decides over all images together: leave out {flags}, or leave out --fdr")
-    else:
-        predictor.decide(per_class=False, confidence=None)  # p-values of one shared calibration set
-    if predictor.runtime == "torch":
-        from maple.networks.architectures import use_fast_allocator
-
-        use_fast_allocator()
-    return predictor
-
-
-def open_like(predictor: BasePredictor, source: Any, data_root: Path | None, labelled: bool = False) -> ImageSet:
-    """Images as the predictor wants them."""
-    with counting("decoding") as progress:
-        return open_images(
-            source, size=predictor.size, fit=predictor.fit, data_root=data_root, labelled=labelled, progress=progress
-        )
-
-
-def warn_if_nothing_is_flagged(predictor: BasePredictor) -> None:
-    """With few calibration images no score is unusual enough for a small false-alarm rate."""
-    if predictor.decision.can_flag_any:
-        return
-    options, n = predictor.options, len(predictor.calibration)
-    confidence = "" if options.confidence is None else f" with --confidence {options.confidence:g}"
-    least = math.ceil(1000 / (n + 1)) / 1000
-    other_rate = f", or use --false-alarm {least} or more" if n and options.confidence is None else ""
-    warn(
-        f"no image will be flagged as out-of-distribution: --false-alarm {options.false_alarm:g}{confidence} takes at "
-        f"least {predictor.decision.min_images} calibration images, and the run has {n}; {MORE_CALIBRATION}{other_rate}"
-    )
-
-
-def describe_skipped(skipped: Sequence[Skipped], of: str = "") -> str:
-    """How many files could not be used, and the first of them."""
-    return _describe_losses(len(skipped), skipped[0], of)
-
-
-def _describe_losses(n_skipped: int, first: Skipped, of: str = "") -> str:
-    files = "1 file" if n_skipped == 1 else f"{n_skipped} files"
-    return f"{files}{of} could not be used, first '{first.file}' ({first.reason})"
-
-
 def _report_skipped(state: Tally, path: Path | None) -> None:
     if state.first_skipped is not None:
         where = "" if path is None else f"; all are listed in '{skipped_path(path)}'"
-        warn(_describe_losses(state.skipped, state.first_skipped) + where)
+        warn(describe_skipped([state.first_skipped], count=state.skipped) + where)

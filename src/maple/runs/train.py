@@ -75,7 +75,7 @@ from maple.runs.init import (
     try_recipe,
     why_new_head,
 )
-from maple.runs.predict import describe_skipped, open_like, ready_predictor, warn_if_nothing_is_flagged
+from maple.runs.loading import describe_skipped, open_like, ready_predictor, warn_if_nothing_is_flagged
 from maple.training.distributed import make_fabric, together
 from maple.training.loop import FREE_OPTIONS, check_recipe, snapshot_rows, train_backbone
 from maple.training.recipe import create_recipe, describe_recipe, find_recipe, list_recipes, unused_options

@@ -54,7 +54,7 @@ from maple.reporting.gallery import (
     write_cluster_gallery,
 )
 from maple.reporting.report import write_report
-from maple.runs.predict import describe_skipped, warn_if_nothing_is_flagged
+from maple.runs.loading import describe_skipped, warn_if_nothing_is_flagged
 from maple.runs.train import (
     GALLERY_SAMPLE,
     absolute_source,

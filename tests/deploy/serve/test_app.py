@@ -554,7 +554,7 @@ def run_folder(tmp_path_factory):
 
 def test_a_run_is_served(run_folder):
     from maple.data.splits import load_splits
-    from maple.runs.predict import ready_model
+    from maple.runs.loading import ready_model
 
     predictor = ready_model(run_folder, {"false_alarm": 0.1})
     test = load_splits("digits").test

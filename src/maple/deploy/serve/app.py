@@ -48,7 +48,7 @@ from maple.files import RunFile
 from maple.prediction.base import BasePredictor
 from maple.progress import say, warn
 from maple.reporting.gallery import read_gallery
-from maple.runs.predict import ready_model
+from maple.runs.loading import ready_model
 
 STATIC = Path(__file__).parent / "static"
 KEY_HEADER = "X-API-Key"

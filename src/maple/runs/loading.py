@@ -1,0 +1,133 @@
+"""Load the predictor of a run or of an exported graph, with the decision that flags ask for, and images for it.
+
+Torch is imported only for a run: an exported graph is predicted without it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from maple.data.image_set import ImageSet
+from maple.data.sources import open_images
+from maple.errors import UsageError
+from maple.options import DecisionOptions, build_options, flag_name
+from maple.prediction.base import BasePredictor
+from maple.progress import counting, warn
+from maple.types import Skipped
+
+if TYPE_CHECKING:
+    from maple.prediction.predictor import Predictor
+
+MORE_CALIBRATION = (  # the remedy for missing or too few calibration images
+    "calibrate with maple update RUN --calibrate IMAGES, or train with more of them (--calibration, or the third share "
+    "of --splits)"
+)
+_GRAPH_SUFFIX = ".onnx"
+
+_AnyPredictor = TypeVar("_AnyPredictor", bound=BasePredictor)
+
+
+def open_predictor(source: Path, trust: bool = False) -> BasePredictor:
+    """The predictor of a run folder, or of a graph that ``maple export`` wrote, which needs no torch."""
+    if is_graph(source):
+        from maple.prediction.onnx import OnnxPredictor
+
+        return OnnxPredictor.open(source)
+    from maple.prediction.predictor import load_predictor
+
+    return load_predictor(source, trust=trust)
+
+
+def is_graph(source: Path) -> bool:
+    """Whether a path names an exported graph rather than a run folder."""
+    return source.suffix.lower() == _GRAPH_SUFFIX and not source.is_dir()
+
+
+def ready_model(
+    model: Path,
+    decision: dict[str, Any] | None = None,
+    fdr: float | None = None,
+    check: Callable[[BasePredictor], None] | None = None,
+) -> BasePredictor:
+    """The predictor of a run or an exported graph; ``decision`` overrides options of its decision.
+
+    With ``fdr``, images are flagged together later, from p-values of one shared calibration set. ``check`` may refuse
+    the predictor before any warning is printed.
+    """
+    decision = _check_flags(decision)
+    predictor = open_predictor(model)
+    if check is not None:
+        check(predictor)
+    return _decide(predictor, decision, fdr)
+
+
+def ready_predictor(folder: Path, decision: dict[str, Any] | None = None) -> Predictor:
+    """As :func:`ready_model`, for commands that need the network itself: run folders only."""
+    decision = _check_flags(decision)
+    if is_graph(folder):
+        raise UsageError(f"'{folder}' is an exported graph, and this needs the network: give the folder of its run")
+    from maple.prediction.predictor import load_predictor
+
+    return _decide(load_predictor(folder), decision)
+
+
+def _check_flags(decision: dict[str, Any] | None) -> dict[str, Any]:
+    """Validate options of the decision before the model is loaded, so that errors name the flag."""
+    build_options(DecisionOptions, decision or {}, where=None)
+    return decision or {}
+
+
+def _decide(predictor: _AnyPredictor, decision: dict[str, Any], fdr: float | None = None) -> _AnyPredictor:
+    if fdr is None:
+        predictor.decide(**decision)
+        warn_if_nothing_is_flagged(predictor)
+        if predictor.options.per_class and not predictor.decision.n_own_thresholds:
+            warn(
+                "--per-class changes nothing: no class has enough calibration images for a threshold of its own; "
+                + MORE_CALIBRATION
+            )
+    elif decision:
+        flags = " and ".join(flag_name(key) for key in decision)
+        raise UsageError(f"--fdr decides over all images together: leave out {flags}, or leave out --fdr")
+    else:
+        predictor.decide(per_class=False, confidence=None)  # p-values of one shared calibration set
+    if predictor.runtime == "torch":
+        from maple.networks.architectures import use_fast_allocator
+
+        use_fast_allocator()
+    return predictor
+
+
+def open_like(predictor: BasePredictor, source: Any, data_root: Path | None, labelled: bool = False) -> ImageSet:
+    """Open images at the size and fit of the predictor."""
+    with counting("decoding") as progress:
+        return open_images(
+            source, size=predictor.size, fit=predictor.fit, data_root=data_root, labelled=labelled, progress=progress
+        )
+
+
+def warn_if_nothing_is_flagged(predictor: BasePredictor) -> None:
+    """Warn where there are too few calibration images for the false-alarm rate."""
+    if predictor.decision.can_flag_any:
+        return
+    options, n = predictor.options, len(predictor.calibration)
+    confidence = "" if options.confidence is None else f" with --confidence {options.confidence:g}"
+    least = math.ceil(1000 / (n + 1)) / 1000
+    other_rate = f", or use --false-alarm {least} or more" if n and options.confidence is None else ""
+    warn(
+        f"no image will be flagged as out-of-distribution: --false-alarm {options.false_alarm:g}{confidence} takes at "
+        f"least {predictor.decision.min_images} calibration images, and the run has {n}; {MORE_CALIBRATION}{other_rate}"
+    )
+
+
+def describe_skipped(skipped: Sequence[Skipped], of: str = "", count: int | None = None) -> str:
+    """The number of skipped files and the first of them; ``count`` where ``skipped`` does not hold all.
+
+    >>> describe_skipped([Skipped("a.png", "truncated")], count=3)
+    "3 files could not be used, first 'a.png' (truncated)"
+    """
+    n, first = count or len(skipped), skipped[0]
+    return f"{n} file{'s'[: n > 1]}{of} could not be used, first '{first.file}' ({first.reason})"
