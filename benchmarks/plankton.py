@@ -46,14 +46,13 @@ from maple.reporting.plots import (
     ORANGE,
     Line,
     as_plot,
-    percent,
     plot_coverage,
-    shorten,
     standalone_svg,
 )
 from maple.runs.benchmark.trainings import Job, ensure_trained, list_jobs
 from maple.runs.train import own_splits, read_run_config
 from maple.stats import metrics
+from maple.text import percent, shorten
 from maple.types import Prediction
 
 RATES = (0.01, 0.05, 0.1)

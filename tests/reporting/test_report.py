@@ -29,7 +29,7 @@ from maple.errors import DataError, RunError
 from maple.evaluation.evaluate import ClassFlagged, Classification, Detection, Histogram, Method, Reliability, Results
 from maple.files import save_json
 from maple.options import to_toml
-from maple.reporting.gallery import write_gallery
+from maple.reporting.gallery import write_evaluation_gallery, write_training_gallery
 from maple.reporting.plots import Plot
 from maple.reporting.report import caught_at, compare, read_predictions, read_run, summary_sentences, write_report
 from maple.runs.writer import to_csv, to_json_lines
@@ -187,10 +187,14 @@ def build_run(folder: Path, names: tuple[str, ...], ood_names: tuple[str, ...] =
     write_history(folder / "history.csv", names)
     outputs = Outputs(pixels[train].astype(np.float32), None, labels[train], cluster_ids, cluster_to_class)
     before = Outputs(rng.normal(size=(899, 8)).astype(np.float32), labels=labels[train])
-    write_gallery(
+    write_training_gallery(
         folder / "gallery",
-        train=(as_set(pictures[train], labels[train], "train"), outputs),
+        as_set(pictures[train], labels[train], "train"),
+        outputs,
         snapshots={"before": before, "after": outputs},
+    )
+    write_evaluation_gallery(
+        folder / "gallery",
         test=(as_set(pictures[~train], labels[~train], "digits/test"), said),
         ood={name: (as_set(unknown[name], None, name), said_ood[name]) for name in unknown},
     )

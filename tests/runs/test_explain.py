@@ -25,7 +25,7 @@ from maple.files import load_json, save_json
 from maple.networks.backbone import create_backbone, embed
 from maple.prediction.explain import component_coordinates
 from maple.prediction.predictor import fit_predictor, load_predictor
-from maple.reporting.gallery import read_gallery, write_gallery
+from maple.reporting.gallery import read_gallery, write_training_gallery
 from maple.runs.explain import (
     MAX_IMAGES,
     explain_images,
@@ -59,7 +59,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     predictor.save(folder)
     outputs = embed(backbone, train, cluster_ids=cluster_ids, cluster_to_class=cluster_to_class)
     components = component_coordinates(predictor.detector.gaussians_, outputs.embeddings)
-    write_gallery(folder / "gallery", train=(train, outputs), components=components)
+    write_training_gallery(folder / "gallery", train, outputs, components=components)
     return folder
 
 

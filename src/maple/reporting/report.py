@@ -1076,9 +1076,7 @@ def draw_projections(record: RunRecord) -> list[Plot]:
         found = projections[name]
         names = dict(enumerate(found.class_names or record.class_names))
         title = _projection_title(record, name)
-        plots.append(
-            plot_projection(title, found.points, found.class_ids, found.cluster_ids, names, colours, found.explained)
-        )
+        plots.append(plot_projection(title, found, names, colours))
     return plots
 
 

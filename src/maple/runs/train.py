@@ -62,7 +62,7 @@ from maple.prediction.predictor import (
     save_backbone,
 )
 from maple.progress import counting, is_first_process, say, track, warn
-from maple.reporting.gallery import write_gallery
+from maple.reporting.gallery import write_evaluation_gallery, write_training_gallery
 from maple.reporting.report import write_report
 from maple.runs.folder import RunFolder
 from maple.runs.init import (
@@ -618,13 +618,13 @@ def _write_training_gallery(
         )
     distances = predictor.detector.squared_distances(outputs)
     assert outputs.cluster_ids is not None
-    write_gallery(
+    write_training_gallery(
         folder / RunFile.GALLERY,
-        train=(splits.train.subset(rows), outputs),
+        splits.train.subset(rows),
+        outputs,
         squared_distance=distances[np.arange(len(rows)), outputs.cluster_ids],
         cluster_sizes=np.bincount(relabelling.cluster_ids, minlength=relabelling.n_clusters),
         snapshots=snapshots,
-        class_names=splits.class_names,
         components=component_coordinates(predictor.detector.gaussians_, outputs.embeddings),
     )
 
@@ -857,7 +857,7 @@ def _evaluate(
         provenance=provenance,
     )
     write_atomic(folder / RunFile.RESULTS, results.to_json())
-    write_gallery(
+    write_evaluation_gallery(
         folder / RunFile.GALLERY,
         test=(test, predictor.predict_outputs(outputs["test"])),
         ood={name: (unknown[name], predictor.predict_outputs(part)) for name, part in ood.items()},

@@ -538,7 +538,7 @@ def run_folder(tmp_path_factory):
     from maple.data.splits import load_splits
     from maple.networks.backbone import create_backbone, embed
     from maple.prediction.predictor import fit_predictor
-    from maple.reporting.gallery import write_gallery
+    from maple.reporting.gallery import write_cluster_gallery
 
     splits = load_splits("digits")
     torch.manual_seed(0)
@@ -548,7 +548,7 @@ def run_folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("run")
     predictor.save(folder)
     some = splits.train.subset(np.arange(200))
-    write_gallery(folder / "gallery", train=(some, embed(predictor.backbone, some)))
+    write_cluster_gallery(folder / "gallery", some, embed(predictor.backbone, some))
     return folder
 
 

@@ -36,7 +36,7 @@ from maple.networks.backbone import create_backbone, embed
 from maple.options import DataOptions, read_toml, resolve_config
 from maple.prediction.predictor import fit_predictor
 from maple.reporting.plots import Plot
-from maple.reporting.trial_plots import plot_trials
+from maple.reporting.plots.trials import plot_trials
 from maple.runs.tune.search import TuneRequest, make_plan, tune_recipe
 from maple.training.loop import train_backbone
 from maple.training.recipe import MapleRecipe

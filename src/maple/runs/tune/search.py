@@ -61,7 +61,7 @@ from maple.options import (
 from maple.prediction.predictor import channel_statistics
 from maple.progress import counting, say, warn
 from maple.reporting.plots import standalone_svg
-from maple.reporting.trial_plots import plot_trials
+from maple.reporting.plots.trials import plot_trials
 from maple.runs.train import check_flags, check_options, digest_images, recipe_options
 from maple.text import compact, number
 from maple.training.distributed import count_processes

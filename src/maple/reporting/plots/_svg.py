@@ -1,0 +1,84 @@
+"""From a Matplotlib figure to inline or standalone SVG."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import re
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import wraps
+from typing import ParamSpec
+
+from markupsafe import Markup
+from matplotlib import rc_context
+from matplotlib.figure import Figure
+
+from maple.reporting.plots._style import LIGHT, PAGE_COLOURS, STYLE
+
+
+@dataclass(frozen=True)
+class Plot:
+    """A drawing and its text alternative."""
+
+    svg: Markup
+    alt: str
+
+
+Arguments = ParamSpec("Arguments")
+
+
+def as_plot(draw: Callable[Arguments, tuple[Figure, str]]) -> Callable[Arguments, Plot]:
+    """Turn a function that returns a figure and its description into one that returns a :class:`Plot`."""
+
+    @wraps(draw)
+    def wrapper(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Plot:
+        with rc_context(STYLE), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="Glyph .* missing from")  # the browser chooses the font
+            figure, alt = draw(*args, **kwargs)
+            buffer = io.StringIO()
+            figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
+        return Plot(inline_svg(buffer.getvalue(), alt), alt)
+
+    return wrapper
+
+
+def inline_svg(text: str, alt: str) -> Markup:
+    """Turn a Matplotlib SVG file into an element of a page: unique ids, CSS variables for colours, an aria-label."""
+    text = text[text.index("<svg") :]
+    text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
+    text = text.replace("xlink:href", "href")
+    prefix = hashlib.sha256((alt + text).encode("utf-8", "replace")).hexdigest()[:8]
+    used = set(re.findall(r"(?<=[(\"])#([^)\"]+)", text))  # in url(#..) and href="#.."
+
+    def rename(match: re.Match[str]) -> str:
+        if match[1].startswith("label"):
+            return ' class="label"'
+        return f' id="{prefix}-{match[1]}"' if match[1] in used else ""
+
+    def restyle(match: re.Match[str]) -> str:
+        """Rewrite one tag; text between tags (names of classes) is left alone."""
+        tag = re.sub(r"font-family: [^;\"]*;? ?", "", match[0])
+        tag = re.sub(r' id="([^"]*)"', rename, tag)
+        tag = re.sub(r"(?<=url\(#)|(?<=href=\"#)", f"{prefix}-", tag)
+        return re.sub(r"#[0-9a-f]{6}", lambda colour: PAGE_COLOURS.get(colour[0], colour[0]), tag)
+
+    text = re.sub(r"<[^>]*>", restyle, text)
+    view = re.search(r'viewBox="[^"]*"', text)
+    opening = f'<svg {view[0] if view else ""} role="img" aria-label="{Markup.escape(alt)}">'
+    text = re.sub(r"<svg [^>]*>", lambda _: opening, text, count=1)
+    return Markup(re.sub(r">\s+<", "><", text).strip())
+
+
+def standalone_svg(plot: Plot) -> str:
+    """The drawing as an SVG file: light colours on white, with XML namespaces."""
+
+    def restyle(match: re.Match[str]) -> str:
+        tag = match[0].replace(" href=", " xlink:href=")
+        return re.sub(r"var\(--(\w+)\)", lambda name: LIGHT[name[1]], tag)
+
+    namespaces = 'xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink"'
+    opening, drawing = re.sub(r"<[^>]*>", restyle, str(plot.svg)).split(">", 1)
+    opening = opening.replace("<svg", f'<svg {namespaces} font-family="sans-serif"')
+    return f'{opening}><rect width="100%" height="100%" fill="{LIGHT["card"]}"/>{drawing}\n'

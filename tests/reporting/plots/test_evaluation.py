@@ -1,0 +1,63 @@
+"""Plots of an evaluation: legends clear of lines, empty bins left out, axes that fit the data."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from drawings import check_plot, words
+from maple.evaluation.evaluate import Reliability
+from maple.reporting.plots import BLUE, ORANGE, Line, plot_coverage, plot_reliability, plot_roc, plot_scores
+
+
+@pytest.mark.parametrize("threshold", [None, 0.0, 2.0])
+def test_scores_with_and_without_threshold(threshold: float | None) -> None:
+    shown = words(check_plot(plot_scores("far", [0, 1, 2], [0, 0], [0, 3], threshold)))
+    assert ("threshold" in shown) == (threshold is not None)
+
+
+def test_shares_of_scores_end_above_the_highest_bar_and_never_far_beyond_all_images() -> None:
+    def top_ticks(ind: list[int], ood: list[int]) -> list[float]:
+        shown = words(check_plot(plot_scores("far", [0, 1, 2, 3, 4], ind, ood, 2.5)))
+        return sorted(float(text.split()[0]) for text in shown if text.endswith("%"))
+
+    assert top_ticks([9, 0, 0, 0], [0, 0, 3, 3])[-1] == 100
+    assert top_ticks([7, 6, 6, 6], [6, 6, 6, 7])[-1] <= 28
+
+
+def test_no_line_can_lie_on_a_legend() -> None:
+    steep = (Line("MAPLE, chi-square tail, AUROC 0.123", BLUE, "-"), [0, 0.9, 1], [0, 0.1, 1])
+    for plot, names in (
+        (plot_roc("near", [steep, steep], 0.05), [steep[0].label, "5 % false alarms"]),
+        (plot_scores("near", [0, 1, 2], [9, 0], [0, 9], 1.5), ["known", "unknown: near", "threshold"]),
+    ):
+        drawing = check_plot(plot)
+        height = {"".join(text.itertext()): float(text.attrib["y"]) for text in drawing.iter("text")}
+        highest_tick = min(y for text, y in height.items() if text.endswith("%"))
+        assert all(height[name] < highest_tick for name in names)
+
+
+def test_scores_leave_out_the_far_end_of_other_sets() -> None:
+    edges = np.linspace(0, 100, 51).tolist()
+    ind, ood = [50, 50] + 48 * [0], [20, 50, 30] + 47 * [0]
+    ticks = [float(text) for text in words(check_plot(plot_scores("near", edges, ind, ood, 3.0))) if text.isdigit()]
+    assert max(ticks) <= 6
+
+
+def test_reliability_leaves_out_empty_bins() -> None:
+    nan = float("nan")
+    curve = Reliability([0, 0.5, 1], [0, 9], [nan, 0.8], [nan, 0.7])
+    plot = plot_reliability([(Line("MAPLE", BLUE, "-"), curve), (Line("softmax", ORANGE, "--"), curve)])
+    drawing = check_plot(plot)
+    assert "nan" not in plot.svg
+    height = {"".join(text.itertext()): float(text.attrib["y"]) for text in reversed(list(drawing.iter("text")))}
+    assert max(height["MAPLE"], height["softmax"]) < height["100 %"]  # above all lines, which may pass anywhere below
+
+
+def test_coverage_ignores_the_error_rate_of_a_handful_of_images() -> None:
+    kept, accuracy = np.arange(1, 101) / 100, np.full(100, 0.9)
+    accuracy[0] = 0.0  # the single most certain image is wrong
+    plot = plot_coverage([(Line("MAPLE", BLUE, "-"), kept.tolist(), accuracy.tolist())])
+    shares = [float(text.split()[0]) for text in words(check_plot(plot)) if text.endswith("%")]
+    assert sorted(shares)[-1] == 100 and "MAPLE" in words(check_plot(plot))
+    assert max(share for share in shares if share < 20) <= 11  # of the error rates

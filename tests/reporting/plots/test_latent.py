@@ -1,0 +1,48 @@
+"""Projections: every point is drawn, and labels do not cover each other."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+import numpy as np
+
+from drawings import check_plot, words
+from maple.reporting.gallery import Projection
+from maple.reporting.plots import CLASS_COLOURS, Plot, plot_projection
+
+
+def draw(points: np.ndarray, class_ids: np.ndarray, names: Mapping[int, str], colours: Mapping[int, str]) -> Plot:
+    projection = Projection("after", points, class_ids, class_ids, (), (0.5, 0.25), len(points))
+    return plot_projection("t", projection, names, colours)
+
+
+def test_projection_names_coloured_classes_only(rng: np.random.Generator) -> None:
+    points, class_ids = rng.normal(size=(60, 2)), np.repeat([0, 1, -1], 20)
+    plot = draw(points, class_ids, {0: "a", 1: "b"}, {0: CLASS_COLOURS[0]})
+    shown = words(check_plot(plot))
+    assert "a" in shown and "b" not in shown
+    assert "var(--c0)" in plot.svg and "var(--rest)" in plot.svg
+    assert "axis 1: 50 % of the variance" in shown
+
+
+def test_projection_draws_every_point(rng: np.random.Generator) -> None:
+    points = rng.normal(size=(500, 2))
+    zeros = np.zeros(500, int)
+    plot = draw(points, zeros, {0: "a"}, {0: CLASS_COLOURS[0]})
+    (dots,) = [path for path in check_plot(plot).iter("path") if "var(--c0)" in path.get("style", "")]
+    assert dots.attrib["d"].count("M") == 500
+    assert "stroke-linecap: round" in dots.attrib["style"]
+    assert len(plot.svg) < 40_000
+
+
+def test_labels_do_not_cover_each_other(rng: np.random.Generator) -> None:
+    points, class_ids = np.repeat(rng.normal(size=(20, 2)), 10, axis=0), np.arange(200) % 10  # all on one spot
+    names, colours = {i: f"class {i}" for i in range(10)}, dict(enumerate(CLASS_COLOURS))
+    plot = draw(points, class_ids, names, colours)
+    labels = [
+        text for group in check_plot(plot).iter("g") if group.get("class") == "label" for text in group.iter("text")
+    ]
+    heights = sorted(float(re.findall(r"[-.\d]+", text.attrib["transform"])[-1]) for text in labels)
+    assert len(heights) == 10
+    assert min(np.diff(heights)) > 10  # the size of the letters

@@ -1,0 +1,50 @@
+"""Inline and standalone SVG: colours of the page, text as text, names never markup."""
+
+from __future__ import annotations
+
+import re
+import xml.etree.ElementTree as ElementTree
+from importlib.resources import files
+
+import pytest
+
+from drawings import check_plot, words
+from maple.reporting.plots import BLUE, LIGHT, Line, plot_quantiles, plot_roc, plot_scores, standalone_svg
+
+
+def test_text_stays_text_and_colours_are_the_page_s() -> None:
+    plot = plot_roc("near", [(Line("MAPLE", BLUE, "-"), [0, 0.1, 1], [0, 0.9, 1])], 0.05)
+    drawing = check_plot(plot)
+    assert {"MAPLE", "known images flagged", "5 % false alarms"} <= set(words(drawing))
+    assert "var(--blue)" in plot.svg and "var(--ink)" in plot.svg
+
+
+def test_equal_numbers_give_equal_text_and_different_plots_share_no_ids() -> None:
+    one, again = (plot_quantiles([1, 2, 3], [1, 2, 4], 2) for _ in range(2))
+    other = plot_quantiles([1, 2, 3], [1, 2, 5], 2)
+    assert one == again
+    ids = [set(re.findall(r' id="([^"]*)"', plot.svg)) for plot in (one, other)]
+    assert ids[0] and not ids[0] & ids[1]
+
+
+@pytest.mark.parametrize("name", ["<script>", "$x$", 'a"b', "#010101", "url(#x)", "珪藻", ' id="label"', "x" * 200])
+def test_names_are_never_markup(name: str) -> None:
+    drawing = check_plot(plot_scores(name, [0, 1, 2], [3, 1], [1, 3], 1.5))
+    assert name in drawing.attrib["aria-label"]
+    assert any(name[:20] in text for text in words(drawing))
+    assert not list(drawing.iter("script"))
+
+
+def test_a_drawing_may_stand_alone() -> None:
+    plot = plot_scores("var(--ink) href=", [0, 1, 2], [3, 1], [1, 3], 1.5)
+    drawing = ElementTree.fromstring(standalone_svg(plot))
+    assert drawing.tag == "{http://www.w3.org/2000/svg}svg"
+    tags = re.sub(r' aria-label="[^"]*"', "", " ".join(re.findall(r"<[^>]*>", standalone_svg(plot))))
+    assert "var(" not in tags and LIGHT["blue"] in tags and " href=" not in tags
+    assert "unknown: var(--ink) href=" in "".join(drawing.itertext())
+
+
+def test_colours_are_those_of_the_pages() -> None:
+    page = (files("maple.reporting") / "templates" / "style.css").read_text(encoding="utf-8")
+    light = dict(re.findall(r"--(\w+): (#[0-9a-f]{6})", page.partition("@media")[0]))
+    assert LIGHT.items() <= light.items()
