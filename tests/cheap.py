@@ -61,10 +61,12 @@ class Cheap(BasePredictor):
             class_names=self.class_names,
         )
 
-    def predict_batches(self, images: ImageSet, *, batch_size: int = 256, **_: Any) -> Iterator[Prediction]:
-        for start in range(0, len(images), batch_size):
-            self.n_chunks += 1
-            yield self.predict_pixels(images.pixels[start : start + batch_size])
+    def predict_usable(self, pixels: np.ndarray) -> tuple[Prediction, np.ndarray]:
+        self.n_chunks += 1
+        return self.predict_pixels(pixels), np.ones(len(pixels), dtype=bool)
+
+    def predict_batches(self, images: ImageSet, **_: Any) -> Iterator[Prediction]:
+        raise AssertionError("maple predict reads no image set")
 
 
 def use(predictor: BasePredictor, save_seconds: float = 0.0) -> None:
@@ -166,9 +168,9 @@ def predict_slowly(model: str, images: str, out: str, workers: int, seconds: flo
     """In at least 50 ms per chunk; an image may take so many ``seconds`` to decode."""
 
     class Slow(Cheap):
-        def predict_batches(self, *arguments: Any, **options: Any) -> Iterator[Prediction]:
+        def predict_usable(self, pixels: np.ndarray) -> tuple[Prediction, np.ndarray]:
             time.sleep(0.05)
-            return super().predict_batches(*arguments, **options)
+            return super().predict_usable(pixels)
 
     use(Slow())
     predict_files.decode_stream = partial(decode_stream, seconds=seconds)  # type: ignore[assignment]

@@ -82,6 +82,9 @@ class Colours(BasePredictor):
             position=colours[:, :2],
         )
 
+    def predict_usable(self, pixels: np.ndarray) -> tuple[Prediction, np.ndarray]:
+        return self.predict_pixels(pixels), np.ones(len(pixels), dtype=bool)
+
     def predict_batches(self, images: Any, **_: Any) -> Iterator[Prediction]:
         raise NotImplementedError
 

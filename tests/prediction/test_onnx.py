@@ -97,6 +97,17 @@ def test_another_level(file, predictor, splits, options):
     assert opened.run(splits.test.pixels)["is_ood"].sum() < said.is_ood.sum()  # that of 0.05
 
 
+def test_images_without_a_score_are_left_out(opened, splits, monkeypatch):
+    pixels = splits.test.pixels[:6]
+    expected = opened.predict_pixels(pixels)
+    said = opened.run(pixels)
+    said["score"][[1, 4]] = np.nan
+    monkeypatch.setattr(opened, "run", lambda _: said)
+    prediction, usable = opened.predict_usable(pixels)
+    assert usable.tolist() == [True, False, True, True, False, True]
+    np.testing.assert_array_equal(prediction.class_id, expected.class_id[usable])
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 def test_batches_of_images_on_disk(opened, splits, tmp_path, workers):
     for i, pixels in enumerate(splits.test.pixels[:23]):

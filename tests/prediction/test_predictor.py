@@ -66,6 +66,24 @@ def test_batch_composition_does_not_matter(predictor, splits):
     assert single.squared_distance[0] == pytest.approx(whole.squared_distance[7], rel=1e-4)
 
 
+@pytest.mark.parametrize("broken", [[], [1, 4], [0, 1, 2, 3, 4, 5]])
+def test_images_without_a_finite_embedding_are_left_out(predictor, splits, broken):
+    def overflow(body: torch.nn.Module, inputs: object, features: torch.Tensor) -> torch.Tensor:
+        n_passes.append(len(features))
+        return features.index_fill(0, torch.tensor(broken, dtype=torch.long), math.inf)
+
+    n_passes: list[int] = []
+    hook = predictor.backbone.body.register_forward_hook(overflow)
+    try:
+        said, usable = predictor.predict_usable(splits.test.pixels[:6])
+    finally:
+        hook.remove()
+    assert n_passes == [6] and np.flatnonzero(~usable).tolist() == broken
+    expected = predictor.predict_pixels(splits.test.pixels[:6])
+    np.testing.assert_allclose(said.score, expected.score[usable], rtol=1e-4)
+    assert len(said) == usable.sum()
+
+
 def test_fit_sees_no_augmentation(backbone, splits, predictor):
     """The same images with another augmentation setting give the same Gaussians to the last bit."""
     flipped = dataclasses.replace(splits.train, augment="crop,flip-both")

@@ -12,7 +12,6 @@ import subprocess
 import sys
 import time
 import types
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -223,10 +222,10 @@ class Overflowing(Cheap):
 
     limit = 200
 
-    def predict_pixels(self, pixels: np.ndarray) -> Prediction:
-        if (pixels.mean((1, 2, 3)) >= self.limit).any():
-            self.decision.p_values(np.full(len(pixels), np.nan), np.zeros(len(pixels), int))
-        return super().predict_pixels(pixels)
+    def predict_usable(self, pixels: np.ndarray) -> tuple[Prediction, np.ndarray]:
+        self.n_chunks += 1
+        usable = pixels.mean((1, 2, 3)) < self.limit
+        return self.predict_pixels(pixels[usable]), usable
 
 
 @pytest.mark.parametrize("fdr", [None, 0.6])
@@ -235,8 +234,9 @@ def test_an_image_without_a_score_is_skipped_and_named(cheap, tmp_path, capsys, 
     _, model = cheap
     folder, out = write_images(tmp_path / "images", 30), tmp_path / f"p.{form}"
     predict_images(model, [str(folder)], str(tmp_path / f"all.{form}"), batch_size=8)
-    use(Overflowing())
+    use(predictor := Overflowing())
     assert predict_images(model, [str(folder)], str(out), fdr=fdr, batch_size=8) == 21
+    assert predictor.n_chunks == 4  # each once
     kept = [row for row in read_rows(tmp_path / f"all.{form}") if row["file"] < str(folder / "0024.png")]
     assert [row | {"is_ood": None} for row in read_rows(out)] == [row | {"is_ood": None} for row in kept]
     with (tmp_path / "p.skipped.csv").open(newline="") as file:
@@ -290,10 +290,10 @@ def test_names_with_commas_quotes_and_new_lines(cheap, tmp_path, rng):
 class Interrupting(Cheap):
     """Ctrl-C in the third chunk."""
 
-    def predict_batches(self, *arguments: Any, **options: Any) -> Iterator[Prediction]:
+    def predict_usable(self, pixels: np.ndarray) -> tuple[Prediction, np.ndarray]:
         if self.n_chunks == 2:
             raise KeyboardInterrupt
-        return super().predict_batches(*arguments, **options)
+        return super().predict_usable(pixels)
 
 
 @pytest.fixture(params=FORMATS)

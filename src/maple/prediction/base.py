@@ -76,6 +76,13 @@ class BasePredictor(ABC):
         """Predict images as they are, (N, S, S, 3) uint8, S the ``size``; with their ``position`` on the map."""
 
     @abstractmethod
+    def predict_usable(self, pixels: np.ndarray) -> tuple[Prediction, np.ndarray]:
+        """Predict those of the images (N, S, S, 3) that have a finite embedding and a score, and which these are (N,).
+
+        The network runs once, on all images together.
+        """
+
+    @abstractmethod
     def predict_batches(
         self,
         images: ImageSet,

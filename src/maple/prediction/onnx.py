@@ -320,6 +320,11 @@ class OnnxPredictor(BasePredictor):
             raise UsageError(f"images of shape {pixels.shape}: the graph takes (N, {self.size}, {self.size}, 3) uint8")
         return self._predict_all(pixels[rows] for rows in _plan(len(pixels)))
 
+    def predict_usable(self, pixels: np.ndarray) -> tuple[Prediction, np.ndarray]:
+        said = self.run(pixels)
+        usable = ~np.isnan(said["score"])  # (N,)
+        return self._predict({name: values[usable] for name, values in said.items()}), usable
+
     def predict_batches(
         self,
         images: ImageSet,

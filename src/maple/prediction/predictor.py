@@ -120,6 +120,16 @@ class Predictor(BasePredictor):
         found = self.detector.describe(outputs)
         return replace(self.predict_described(found), position=found.position)
 
+    def predict_usable(self, pixels: np.ndarray) -> tuple[Prediction, np.ndarray]:
+        batch_size = max(1, len(pixels))
+        outputs = embed(self.backbone, pixels, batch_size=batch_size, cluster_to_class=self.cluster_to_class)
+        usable = np.isfinite(outputs.embeddings).all(axis=1)  # (N,)
+        found = self.detector.describe(outputs[usable])
+        if np.isnan(found.score).any():
+            usable[usable] = ~np.isnan(found.score)
+            found = self.detector.describe(outputs[usable])
+        return self.predict_described(found), usable
+
     def predict_batches(
         self,
         images: ImageSet,

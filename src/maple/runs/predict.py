@@ -17,13 +17,13 @@ from collections.abc import Generator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
+from itertools import compress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from maple import __version__
-from maple.data.image_set import ImageSet, no_labels
 from maple.data.stream import Decoded, Source, decode_stream, open_source
 from maple.decisions.conformal import benjamini_hochberg, can_flag, min_calibration_images
 from maple.decisions.sets import min_labelled_images
@@ -34,7 +34,7 @@ from maple.progress import counting, warn
 from maple.runs.loading import MORE_CALIBRATION, describe_skipped, ready_model
 from maple.runs.writer import PARQUET_SUFFIX, SUFFIXES, ResumableFile, Row, Tally, skipped_path, to_csv
 from maple.text import percent
-from maple.types import PREDICTION_COLUMNS, Prediction, Skipped
+from maple.types import PREDICTION_COLUMNS, Skipped
 
 _NO_SCORE = "its embedding or score is NaN or infinite"
 
@@ -107,45 +107,19 @@ class _Work:
         )
         with counting("predicting") as progress, closing(decoded):
             for chunk in decoded:
-                said, chunk = self._predict_usable(chunk)
-                yield self._rows(said, chunk), chunk
+                yield self._predict(chunk)
                 if progress is not None:
                     progress(chunk.stop, len(self.source))
 
-    def _predict_usable(self, chunk: Decoded) -> tuple[Prediction | None, Decoded]:
-        """What is said about a chunk. Images that nothing can be said about are skipped, like those of no pixels."""
-        try:
-            return self._predict(chunk), chunk
-        except DataError:  # which does not say of which image
-            usable = [self._is_usable(chunk, row) for row in range(len(chunk.files))]
-            if all(usable):
-                raise
-        unusable = [Skipped(file, _NO_SCORE) for file, is_usable in zip(chunk.files, usable) if not is_usable]
-        files = [file for file, is_usable in zip(chunk.files, usable) if is_usable]
-        rest = chunk._replace(files=files, pixels=chunk.pixels[usable], skipped=[*chunk.skipped, *unusable])
-        return self._predict(rest), rest
-
-    def _is_usable(self, chunk: Decoded, row: int) -> bool:
-        try:
-            self._predict(chunk._replace(files=[chunk.files[row]], pixels=chunk.pixels[row : row + 1]))
-        except DataError:
-            return False
-        return True
-
-    def _predict(self, chunk: Decoded) -> Prediction | None:
+    def _predict(self, chunk: Decoded) -> tuple[list[Row], Decoded]:
+        """The rows of a chunk; images without a finite embedding and score join those that were skipped."""
         if not chunk.files:
-            return None
-        labels, class_names = no_labels(len(chunk.files))
-        keys = np.zeros(len(chunk.files), dtype="S32")
-        images = ImageSet(labels, class_names, tuple(chunk.files), self.predictor.size, keys, chunk.pixels)
-        (said,) = self.predictor.predict_batches(images, batch_size=self.batch_size)
-        return said
-
-    def _rows(self, said: Prediction | None, chunk: Decoded) -> list[Row]:
-        if said is None:
-            return []
+            return [], chunk
+        said, usable = self.predictor.predict_usable(chunk.pixels)
+        unusable = [Skipped(file, _NO_SCORE) for file in compress(chunk.files, ~usable)]
         sets = None if self.coverage is None else self.predictor.prediction_sets(said, self.coverage)
-        return list(said.rows(chunk.files, self.all_probabilities, sets))
+        rows = said.rows(list(compress(chunk.files, usable)), self.all_probabilities, sets)
+        return list(rows), chunk._replace(skipped=[*chunk.skipped, *unusable])
 
 
 def _write(work: _Work, file: ResumableFile, fdr: float | None) -> Tally:
