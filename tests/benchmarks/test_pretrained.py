@@ -45,7 +45,6 @@ needs_packages = pytest.mark.skipif(not all(map(find_spec, PACKAGES)), reason="t
 def at_the_root(monkeypatch):
     """Commands that open the network are started there."""
     monkeypatch.chdir(ROOT)
-    monkeypatch.delenv("MAPLE_TRUST", raising=False)
 
 
 @pytest.fixture

@@ -176,9 +176,8 @@ def run_page(page: str, folder: Path) -> None:
 
 @pytest.fixture(autouse=True)
 def environment(monkeypatch):
-    """No data root, no trust, and lines of the usual width."""
-    for name in ("MAPLE_DATA", "MAPLE_TRUST"):
-        monkeypatch.delenv(name, raising=False)
+    """No data root, and lines of the usual width."""
+    monkeypatch.delenv("MAPLE_DATA", raising=False)
     monkeypatch.setenv("COLUMNS", "100")
 
 

@@ -593,14 +593,13 @@ def test_a_function_that_returns_a_module(zoo: str, tmp_path: Path) -> None:
         load_predictor(tmp_path / "run")
 
 
-def test_the_environment_may_trust(zoo: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_caller_can_trust(zoo: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     backbone = open_model(f"python:{zoo}:make", trust=True)
     save_backbone(tmp_path / "weights.safetensors", backbone)
-    monkeypatch.setenv("MAPLE_TRUST", "0")
+    monkeypatch.setenv("MAPLE_TRUST", "1")  # the environment has no say
     with pytest.raises(UsageError, match="--trust"):
         load_backbone(tmp_path / "weights.safetensors")
-    monkeypatch.setenv("MAPLE_TRUST", "1")
-    assert load_backbone(tmp_path / "weights.safetensors").origin == backbone.origin
+    assert load_backbone(tmp_path / "weights.safetensors", trust=True).origin == backbone.origin
 
 
 def test_weights_beside_a_function(zoo: str, tmp_path: Path) -> None:

@@ -77,7 +77,6 @@ def place(tmp_path_factory, digits):
 @pytest.fixture
 def here(place, monkeypatch):
     monkeypatch.chdir(place[0])
-    monkeypatch.delenv("MAPLE_TRUST", raising=False)
     return place
 
 
@@ -147,21 +146,15 @@ def test_other_commands_take_the_run(finished, here, tmp_path, capsys):
     assert run("report", finished, "--out", tmp_path / "r.html") == 0
 
 
-@pytest.mark.parametrize("command", ["predict", "evaluate", "explain", "monitor"])
-def test_commands_do_not_trust_by_themselves(finished, here, command, capsys):
-    images = () if command == "evaluate" else ("test.npz",)
-    assert run(command, finished, *images) == 2
-    assert "add --trust" in flat(capsys.readouterr().err)
-
-
-def test_trust_lasts_for_one_command(finished, here, monkeypatch, capsys):
+@pytest.mark.parametrize("command", ["predict", "evaluate", "explain", "monitor", "update", "export", "serve"])
+def test_commands_trust_only_if_told(finished, here, command, capsys):
+    """Also in the process, and with the environment, of a command that was told."""
+    before = dict(os.environ)
     assert run("explain", finished, "test.npz", "--limit", 1, "--trust") == 0
-    assert "MAPLE_TRUST" not in os.environ
-    monkeypatch.setenv("MAPLE_TRUST", "0")
-    assert run("explain", finished, "test.npz", "--limit", 1, "--trust") == 0
-    assert os.environ["MAPLE_TRUST"] == "0"
-    monkeypatch.setenv("MAPLE_TRUST", "1")
-    assert run("explain", finished, "test.npz", "--limit", 1) == 0
+    assert dict(os.environ) == before
+    images = {"evaluate": (), "serve": ("--port", 0), "update": ("--calibrate", "test.npz"), "export": ("x.onnx",)}
+    assert run(command, finished, *images.get(command, ("test.npz",))) == 2
+    assert "--trust" in flat(capsys.readouterr().err)
 
 
 def test_unseen_images_are_split_and_seen_ones_left_out(here, digits, tmp_path):

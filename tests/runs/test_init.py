@@ -107,7 +107,6 @@ def place(tmp_path_factory, digits):
 @pytest.fixture
 def here(place, monkeypatch):
     monkeypatch.chdir(place[0])
-    monkeypatch.delenv("MAPLE_TRUST", raising=False)
     return place
 
 

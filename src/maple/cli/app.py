@@ -48,24 +48,9 @@ OodSources = Annotated[list[str] | None, typer.Option(help="NAME=SOURCE of unkno
 AsJson = Annotated[bool, typer.Option("--json", help="print JSON instead of a table")]
 
 
-def _trust(context: typer.Context, value: bool) -> bool:
-    """Let whatever opens a run while the command lasts, in any process, trust it: by the environment, MAPLE_TRUST=1."""
-    if value:
-        before = os.environ.get("MAPLE_TRUST")
-        os.environ["MAPLE_TRUST"] = "1"
-        context.call_on_close(lambda: _set_environment("MAPLE_TRUST", before))
-    return value
-
-
-def _set_environment(name: str, value: str | None) -> None:
-    os.environ.pop(name, None)
-    if value is not None:
-        os.environ[name] = value
-
-
 Trust = Annotated[
     bool,
-    typer.Option("--trust", callback=_trust, help="let the network run code, which TorchScript, .pt2 and python: do"),
+    typer.Option("--trust", help="allow a network that runs code: TorchScript, .pt2 and python:"),
 ]
 FLAG_GROUPS = GROUPS | {"serve": ServeOptions}
 PANELS = {name: name.capitalize() for name in GROUPS} | {
@@ -205,8 +190,7 @@ def train(
         bool,
         typer.Option(
             "--trust",
-            callback=_trust,
-            help="let that network run code, which python: does",
+            help="allow a network that runs code: python:",
             rich_help_panel=START_PANEL,
         ),
     ] = False,
@@ -485,6 +469,7 @@ def predict(
         data_root=data_root,
         workers=workers,
         overwrite=overwrite,
+        trust=trust,
     )
 
 
@@ -506,7 +491,9 @@ def explain(
     """Why each image was called what it was: nearest cluster, runner-up, and what sets the image apart."""
     from maple.runs.explain import explain_images, to_json, to_text
 
-    cases = explain_images(run, images, out, decision=flags, limit=limit, data_root=data_root, workers=workers)
+    cases = explain_images(
+        run, images, out, decision=flags, limit=limit, data_root=data_root, workers=workers, trust=trust
+    )
     if as_json or out is None:
         print(to_json(cases) if as_json else to_text(cases))
     else:
@@ -548,6 +535,7 @@ def evaluate(
         workers,
         None if detector is None else _names(detector),
         ood_validation,
+        trust=trust,
     )
     _finish(results, as_json)
 
@@ -586,6 +574,7 @@ def update(
         out=out,
         data_root=data_root,
         workers=workers,
+        trust=trust,
     )
     done = update_run(request)
     if as_json:
@@ -768,6 +757,7 @@ def monitor(
         data_root=data_root,
         batch_size=batch_size,
         workers=workers,
+        trust=trust,
     )
     if as_json:
         print(json.dumps(found.to_dict(), indent=1))
@@ -806,6 +796,7 @@ def export(
         quantise=quantise,
         ood=_named_sources(ood or []),
         data_root=data_root,
+        trust=trust,
     )
     print(json.dumps(report.to_dict()) if as_json else report.describe())
 
@@ -834,7 +825,7 @@ def serve(
 
     decision = {f.name: flags.pop(f.name) for f in fields(DecisionOptions) if f.name in flags}
     options = build_options(ServeOptions, {**flags, "api_key": api_key}, where=None)
-    serve_model(model, options, decision)
+    serve_model(model, options, decision, trust=trust)
 
 
 @app.command()

@@ -516,6 +516,7 @@ def export_run(
     quantise: bool = False,
     ood: Mapping[str, str] | None = None,
     data_root: Path | None = None,
+    trust: bool = False,
 ) -> ExportReport:
     """Export the predictor of a run to ``out``, whose suffix says how; with images of its clusters, if wanted.
 
@@ -528,7 +529,7 @@ def export_run(
         raise UsageError("--quantise is for ONNX: end the name in .onnx, or leave it out")
     if ood and not quantise:
         raise UsageError("--ood is for what --quantise changes: add --quantise, or leave it out")
-    predictor = load_predictor(folder)
+    predictor = load_predictor(folder, trust=trust)
     gallery = read_gallery(folder / RunFile.GALLERY)
     shown = {each.cluster: each.thumbnails[:EXEMPLARS_PER_CLUSTER] for each in gallery.clusters} if exemplars else {}
     check = _gallery_images(gallery, predictor.size)

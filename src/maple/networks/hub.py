@@ -3,15 +3,14 @@
 What a network is made of is written down as plain JSON, ``Backbone.origin``, from which ``rebuild_model`` makes the
 same layers again, without a download and without the file that the weights came from: a run holds all tensors itself.
 
-Nothing that runs code is opened unless the caller says ``trust=True`` (``--trust``, or MAPLE_TRUST=1 in the
-environment): a TorchScript or ``torch.export`` file is a program, and ``python:`` imports a module.
+Nothing that runs code is opened unless the caller says ``trust=True`` (``--trust``): a TorchScript or
+``torch.export`` file is a program, and ``python:`` imports a module.
 """
 
 from __future__ import annotations
 
 import difflib
 import json
-import os
 import re
 import sys
 import zipfile
@@ -61,7 +60,6 @@ RUNS_CODE = {  # why some kinds need trust
 ARCHITECTURES = ("own", "timm", "torchvision")  # layers without weights
 GRAPHS = ("torchscript", "export")
 CHANNELS_LAST = ("timm", "torchvision")  # kinds whose networks are known to compute in that memory
-TRUST = "MAPLE_TRUST"  # environment variable
 EMBEDDING_OUTPUTS = ("embedding", "embeddings")  # what the output of an ONNX graph is called, where it has one
 MAX_CONFIG_BYTES = 10**6
 FOREIGN_KEYS = {  # of a Hugging Face configuration: they name code to be loaded, or files elsewhere
@@ -244,7 +242,7 @@ def _kind_of_file(path: Path) -> Kind:
 
 def check_trust(kind: str, spec: str, trust: bool) -> None:
     """Refuse to run code that nobody vouched for."""
-    if kind in RUNS_CODE and not trust and os.environ.get(TRUST) != "1":
+    if kind in RUNS_CODE and not trust:
         raise UsageError(
             f"'{spec}' is not opened, since {RUNS_CODE[kind]}: add --trust (in Python trust=True) if you know where it "
             "comes from"

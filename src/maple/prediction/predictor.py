@@ -223,10 +223,7 @@ class Predictor(BasePredictor):
 def load_predictor(folder: str | Path, *, trust: bool = False) -> Predictor:
     """The predictor of a finished run.
 
-    ``trust`` allows networks that run code (see :mod:`maple.networks.hub`), as does MAPLE_TRUST=1 in the
-    environment. That is
-    what ``--trust`` sets while a command lasts: whatever opens a run on the way to a prediction, also in another
-    process, then opens it without being told.
+    ``trust`` allows a network that runs code: see :mod:`maple.networks.hub`.
     """
     folder = Path(folder)
     if folder.is_file():

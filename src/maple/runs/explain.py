@@ -54,6 +54,7 @@ def explain_images(
     limit: int | None = None,
     data_root: Path | None = None,
     workers: int = 0,
+    trust: bool = False,
 ) -> list[Case]:
     """Explain the predictions of a run for some images; with ``out``, on one HTML page.
 
@@ -64,7 +65,7 @@ def explain_images(
         raise UsageError(f"--out '{out}': end the name in .html, or leave it out to print")
     if limit is not None and not 1 <= limit <= MAX_IMAGES:
         raise UsageError(f"--limit {limit}: explain between 1 and {MAX_IMAGES} images")
-    predictor = ready_predictor(folder, decision)
+    predictor = ready_predictor(folder, decision, trust=trust)
     images = open_like(predictor, sources if len(sources) > 1 else sources[0], data_root)
     if limit is None and len(images) > MAX_IMAGES:
         raise UsageError(

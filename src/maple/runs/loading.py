@@ -49,29 +49,31 @@ def is_graph(source: Path) -> bool:
 def ready_model(
     model: Path,
     decision: dict[str, Any] | None = None,
+    *,
     fdr: float | None = None,
     check: Callable[[BasePredictor], None] | None = None,
+    trust: bool = False,
 ) -> BasePredictor:
     """The predictor of a run or an exported graph; ``decision`` overrides options of its decision.
 
     With ``fdr``, images are flagged together later, from p-values of one shared calibration set. ``check`` may refuse
-    the predictor before any warning is printed.
+    the predictor before any warning is printed; ``trust`` allows a network that runs code.
     """
     decision = _check_flags(decision)
-    predictor = open_predictor(model)
+    predictor = open_predictor(model, trust)
     if check is not None:
         check(predictor)
     return _decide(predictor, decision, fdr)
 
 
-def ready_predictor(folder: Path, decision: dict[str, Any] | None = None) -> Predictor:
+def ready_predictor(folder: Path, decision: dict[str, Any] | None = None, *, trust: bool = False) -> Predictor:
     """As :func:`ready_model`, for commands that need the network itself: run folders only."""
     decision = _check_flags(decision)
     if is_graph(folder):
         raise UsageError(f"'{folder}' is an exported graph, and this needs the network: give the folder of its run")
     from maple.prediction.predictor import load_predictor
 
-    return _decide(load_predictor(folder), decision)
+    return _decide(load_predictor(folder, trust=trust), decision)
 
 
 def _check_flags(decision: dict[str, Any] | None) -> dict[str, Any]:

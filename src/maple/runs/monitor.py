@@ -141,6 +141,7 @@ def monitor_images(
     data_root: Path | None = None,
     batch_size: int = 256,
     workers: int = 0,
+    trust: bool = False,
 ) -> Monitoring:
     """Compare images with the calibration images of a run; with ``state``, go on with the stream that it holds."""
     if out is not None and out.suffix != SUFFIX:
@@ -148,7 +149,7 @@ def monitor_images(
     # One threshold for all classes: how many images exceed it without drift is known exactly.
     marginal = {"confidence": None, "per_class": False}
     decision = marginal | ({} if false_alarm is None else {"false_alarm": false_alarm})
-    predictor = ready_model(folder, decision, check=partial(_check_calibrated, folder=folder))
+    predictor = ready_model(folder, decision, check=partial(_check_calibrated, folder=folder), trust=trust)
     stream = _open_stream(predictor, level, state)
     images = open_like(predictor, sources if len(sources) > 1 else sources[0], data_root)
     scores = _score(predictor, images, batch_size, workers)

@@ -52,6 +52,7 @@ def predict_images(
     data_root: Path | None = None,
     workers: int = 0,
     overwrite: bool = False,
+    trust: bool = False,
 ) -> int:
     """Write one row per image to ``out``; the number of rows. Files that are not images are listed beside it.
 
@@ -65,7 +66,7 @@ def predict_images(
             f"--out '{out}': end the name in {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}, or use - to print"
         )
     check = partial(_check_request, fdr=fdr, coverage=coverage, all_probabilities=all_probabilities)
-    predictor = ready_model(model, decision, fdr, check)
+    predictor = ready_model(model, decision, fdr=fdr, check=check, trust=trust)
     source = open_source(sources, size=predictor.size, fit=predictor.fit, data_root=data_root)
     if path is not None:
         _check_place(path, source, sources)

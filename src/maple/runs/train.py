@@ -655,6 +655,7 @@ def evaluate_run(
     detectors: Sequence[str] | None = None,
     ood_validation: str | None = None,
     report: bool = True,
+    trust: bool = False,
 ) -> Results:
     """Evaluate a run on its own test split, or on ``ind``, against named sources of unknown images.
 
@@ -670,7 +671,7 @@ def evaluate_run(
         raise UsageError("--ood-validation is for detectors tuned on unknown images: add --detector lee-md-ood")
     origin, sections = read_run_config(folder)
     config = resolve_config({} if workers is None else {"workers": workers}, sections)
-    predictor = ready_predictor(folder, decision)
+    predictor = ready_predictor(folder, decision, trust=trust)
     if detectors and predictor.detector.appended_:
         raise UsageError(
             "--detector fits others on the training images of the run, and those of the classes that maple update "

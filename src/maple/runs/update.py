@@ -205,6 +205,7 @@ class UpdateRequest:
     only: tuple[str, ...] = ()  # classes of ``data`` to learn; all of them where none is named
     data_root: Path | None = None
     workers: int = 0
+    trust: bool = False
     report: bool = True
 
 
@@ -250,7 +251,7 @@ def update_run(request: UpdateRequest) -> Update:
     void and not kept.
     """
     target = _check_request(request)
-    predictor = load_predictor(request.run)
+    predictor = load_predictor(request.run, trust=request.trust)
     origin, sections = read_run_config(request.run)
     classes = load_json(request.run / RunFile.CLASSES)
     root = request.data_root or (Path(origin["data_root"]) if origin.get("data_root") else None)

@@ -289,14 +289,16 @@ def _announces_body(scope: Scope) -> bool:
 # --- the server ------------------------------------------------------------------------------------------------------
 
 
-def serve_model(source: Path, options: ServeOptions, decision: dict[str, Any] | None = None) -> None:
+def serve_model(
+    source: Path, options: ServeOptions, decision: dict[str, Any] | None = None, trust: bool = False
+) -> None:
     """Serve a run folder or an exported ``.onnx`` file until a signal ends it.
 
-    ``decision`` holds options of the decision that differ from the model's.
+    ``decision`` holds options of the decision that differ from the model's; ``trust`` allows a network that runs code.
     """
     check_options(options)
     with closing(listen_at(options.host, options.port)) as listener:
-        predictor = ready_model(source, decision)
+        predictor = ready_model(source, decision, trust=trust)
         run_app(create_app(predictor, options, read_exemplars(source, predictor)), options, listener)
 
 
