@@ -25,7 +25,8 @@ import sklearn
 from sklearn.cluster import KMeans
 from threadpoolctl import threadpool_limits
 
-from maple.stats.clustering import GMeans, XMeans
+from maple.stats.gmeans import GMeans
+from maple.stats.xmeans import XMeans
 
 MAX_CLUSTERS = 5
 Cluster = Callable[[np.ndarray, int], int]  # points, seed -> number of clusters

@@ -24,7 +24,9 @@ from scipy.stats import chi2
 from maple.decisions.conformal import conformal_threshold
 from maple.detectors.scores import TAIL, fit_surprise
 from maple.reporting.plots import LIGHT
-from maple.stats.gaussians import Gaussians, Moments, fit_gaussians, log_chi_square_tail
+from maple.stats.chi_square import log_chi_square_tail
+from maple.stats.gaussians import Gaussians, fit_gaussians
+from maple.stats.moments import Moments
 
 CLASS_COLOURS = (LIGHT["c0"], LIGHT["c4"])
 FALSE_ALARM = 0.05

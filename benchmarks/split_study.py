@@ -52,10 +52,10 @@ from maple.files import load_json, save_json
 from maple.networks.backbone import Backbone, create_backbone, embed
 from maple.options import DataOptions
 from maple.prediction.predictor import channel_statistics
-from maple.stats.clustering import ClusterMethod, ClusterSpace
-from maple.stats.gaussians import Moments, class_maximum, fit_gaussians, log_posterior
+from maple.stats.gaussians import class_maximum, fit_gaussians, log_posterior
 from maple.stats.metrics import accuracy, auroc, format_spread, negative_log_likelihood
-from maple.stats.splitting import split_clusters
+from maple.stats.moments import Moments
+from maple.stats.splitting import ClusterMethod, ClusterSpace, split_clusters
 from maple.training.loop import Run, train_backbone
 from maple.training.recipe import MapleRecipe, Recipe, create_recipe
 from maple.types import Outputs, Relabelling

@@ -36,7 +36,7 @@ def test_names_do_not_shadow_modules():
         ("import maple", ["torch", "scipy", "sklearn", "matplotlib", "pyarrow", "numpy"]),
         ("import maple.cli.app", ["torch", "scipy", "sklearn", "matplotlib", "pyarrow"]),
         (
-            "import maple.stats.gaussians, maple.stats.clustering, maple.stats.metrics, maple.decisions.calibration, "
+            "import maple.stats.gaussians, maple.stats.splitting, maple.stats.metrics, maple.decisions.calibration, "
             "maple.detectors.maple",
             ["torch", "matplotlib"],
         ),

@@ -19,7 +19,9 @@ from maple.detectors.maple import MapleDetector
 from maple.detectors.registry import create_detector, list_detectors, register_detector, restore_detector
 from maple.errors import ConfigError, FitError, NotFittedError, UsageError
 from maple.options import DetectorOptions, as_dict
-from maple.stats.gaussians import Moments, fit_gaussians, normalise
+from maple.stats.arrays import normalise
+from maple.stats.gaussians import fit_gaussians
+from maple.stats.moments import Moments
 from maple.types import Outputs
 from ranks import in_two_ranks
 

@@ -25,7 +25,7 @@ from maple.detectors.distance import (
 from maple.detectors.maple import MapleDetector
 from maple.detectors.registry import create_detector, restore_detector
 from maple.errors import ConfigError, DataError, FitError
-from maple.stats.gaussians import normalise
+from maple.stats.arrays import normalise
 from maple.types import Outputs
 
 N, D, C = 900, 12, 3

@@ -44,8 +44,9 @@ from maple.detectors.registry import create_detector, restore_detector
 from maple.errors import ConfigError, DataError, FitError, NotFittedError, UsageError
 from maple.networks._torchvision import import_torchvision
 from maple.networks.backbone import Backbone, create_backbone, embed, normalise, wrap_backbone
-from maple.stats.gaussians import Gaussians, Moments, fit_gaussians
+from maple.stats.gaussians import Gaussians, fit_gaussians
 from maple.stats.metrics import auroc
+from maple.stats.moments import Moments
 from maple.types import Outputs
 
 MEAN, STD = (0.4, 0.5, 0.6), (0.1, 0.2, 0.4)

@@ -14,8 +14,9 @@ from maple.detectors.maple import MapleDetector
 from maple.detectors.registry import restore_detector
 from maple.detectors.scores import FUSED, SCORES, TAIL, Surprise, energy_score, fit_surprise, spread_score
 from maple.errors import DataError, NotFittedError, UsageError
-from maple.stats.gaussians import Moments, fit_background
+from maple.stats.background import fit_background
 from maple.stats.metrics import auroc
+from maple.stats.moments import Moments
 from maple.types import Outputs
 
 N_CLASSES, DIM, CHANNELS = 4, 10, 5

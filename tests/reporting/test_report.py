@@ -34,6 +34,7 @@ from maple.reporting.plots import Plot
 from maple.reporting.report import caught_at, compare, read_predictions, read_run, summary_sentences, write_report
 from maple.runs.writer import to_csv, to_json_lines
 from maple.stats import metrics
+from maple.stats.chi_square import gaussian_test, qq_points
 from maple.types import PREDICTION_COLUMNS, Outputs, Prediction
 
 HOSTILE = "<script>alert('x')</script>"
@@ -138,7 +139,7 @@ def build_run(folder: Path, names: tuple[str, ...], ood_names: tuple[str, ...] =
     flagged = {name: float(p.is_ood.mean()) for name, p in said_ood.items()}
     softmax = {name: 1 - p.probability for name, p in said_ood.items()}
     confusion = metrics.confusion_matrix(labels[~train], said.class_id, len(names))
-    theoretical, observed = metrics.qq_points(said.squared_distance, 9)
+    theoretical, observed = qq_points(said.squared_distance, 9)
     paper = replace(judge(log_p, labels[~train]), brier=math.nan, ece=0.4)
     results = Results(
         class_names=list(names),
@@ -154,7 +155,7 @@ def build_run(folder: Path, names: tuple[str, ...], ood_names: tuple[str, ...] =
         n_components=9,
         n_clusters=2 * len(names),
         false_alarm=float(said.is_ood.mean()),
-        gaussian_error=metrics.gaussian_test(said.squared_distance, 9),
+        gaussian_error=gaussian_test(said.squared_distance, 9),
         qq_theoretical=theoretical.tolist(),
         qq_observed=observed.tolist(),
         confusion=confusion.tolist(),

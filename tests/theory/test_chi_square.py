@@ -11,7 +11,7 @@ from scipy.stats import chi2, kstest
 
 from maple.decisions.conformal import conformal_p_values, conformal_threshold
 from maple.detectors.maple import MapleDetector
-from maple.stats.gaussians import log_chi_square_tail
+from maple.stats.chi_square import log_chi_square_tail
 from maple.types import Outputs
 
 pytestmark = pytest.mark.slow

@@ -18,7 +18,7 @@ from maple.decisions.conformal import (
     sort_scores,
 )
 from maple.errors import DataError, UsageError
-from maple.stats.gaussians import as_array
+from maple.stats.arrays import as_array
 from maple.text import percent
 
 # A predicted class with fewer calibration images has no threshold of its own: at 100, a false-alarm rate of 5 % varies

@@ -21,7 +21,7 @@ from numpy.typing import ArrayLike
 from scipy.special import betainc, betaincinv
 
 from maple.errors import DataError, UsageError
-from maple.stats.gaussians import as_array
+from maple.stats.arrays import as_array
 
 # Tolerance for rounding: conformal p-values lie on a grid, often exactly on the line of Benjamini and Hochberg, and the
 # beta distribution is accurate to about this many digits.

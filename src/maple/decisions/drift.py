@@ -29,7 +29,7 @@ from scipy.stats import betabinom, ks_2samp
 
 from maple.decisions.conformal import conformal_threshold, count_allowed
 from maple.errors import DataError, RunError, UsageError
-from maple.stats.gaussians import as_array
+from maple.stats.arrays import as_array
 
 # ------------------------------------------------------------------------------------------------------- one batch
 

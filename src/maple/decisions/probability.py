@@ -20,7 +20,8 @@ from scipy.optimize import minimize, minimize_scalar
 from scipy.special import logsumexp, softmax
 
 from maple.errors import DataError, UsageError
-from maple.stats.gaussians import as_array, log_posterior
+from maple.stats.arrays import as_array
+from maple.stats.gaussians import log_posterior
 
 ClassRule = Literal["sum", "max"]
 TEMPERATURE_RANGE = (1e-3, 1e6)

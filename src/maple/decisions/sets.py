@@ -9,7 +9,7 @@ from numpy.typing import ArrayLike
 
 from maple.decisions.conformal import check_rate, sort_scores
 from maple.errors import DataError
-from maple.stats.gaussians import as_array
+from maple.stats.arrays import as_array
 
 
 def true_class_scores(log_probabilities: ArrayLike, labels: ArrayLike) -> np.ndarray:

@@ -34,7 +34,8 @@ from maple.detectors.scores import FUSED, Part, Score, Surprise
 from maple.errors import UsageError
 from maple.networks.backbone import channel_responses, listening
 from maple.prediction.predictor import Predictor
-from maple.stats.gaussians import Background, Gaussians, float32_suffices
+from maple.stats.background import Background
+from maple.stats.gaussians import Gaussians, float32_suffices
 
 OUTPUTS = (
     "class_id",

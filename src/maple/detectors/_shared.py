@@ -8,7 +8,7 @@ import numpy as np
 
 from maple.detectors.base import Detector, State
 from maple.errors import DataError, FitError
-from maple.stats.gaussians import as_embeddings, count_broken
+from maple.stats.arrays import as_embeddings, count_broken
 from maple.types import Outputs
 
 

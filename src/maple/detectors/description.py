@@ -11,7 +11,9 @@ from scipy.special import logsumexp
 
 from maple.detectors.scores import FUSED, NEEDS_PLAIN, SCORES, Score, energy_score, spread_score
 from maple.errors import NotFittedError, UsageError
-from maple.stats.gaussians import as_array, class_logsumexp, class_maximum, log_chi_square_tail, log_posterior
+from maple.stats.arrays import as_array
+from maple.stats.chi_square import log_chi_square_tail
+from maple.stats.gaussians import class_logsumexp, class_maximum, log_posterior
 
 if TYPE_CHECKING:
     from maple.detectors.maple import MapleDetector

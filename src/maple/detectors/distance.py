@@ -31,16 +31,10 @@ from maple.detectors.maple import MapleDetector
 from maple.detectors.registry import register_detector
 from maple.errors import FitError, UsageError
 from maple.options import Positive, Seed, as_dict, build_options, option
-from maple.stats.gaussians import (
-    BLOCK_ELEMENTS,
-    Background,
-    Moments,
-    as_embeddings,
-    fit_background,
-    normalise,
-    row_blocks,
-    squared_distances,
-)
+from maple.stats.arrays import BLOCK_ELEMENTS, as_embeddings, normalise, row_blocks
+from maple.stats.background import Background, fit_background
+from maple.stats.gaussians import squared_distances
+from maple.stats.moments import Moments
 from maple.types import About, Outputs
 
 PositiveShare = Annotated[float, Field(gt=0, le=1)]

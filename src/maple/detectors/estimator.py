@@ -15,17 +15,10 @@ from sklearn.utils.validation import check_consistent_length, check_is_fitted, c
 from maple.decisions.conformal import conformal_p_values
 from maple.errors import FitError, UsageError
 from maple.options import DetectorOptions, build_options
-from maple.stats.clustering import ClusterMethod, ClusterSpace
-from maple.stats.gaussians import (
-    Gaussians,
-    Moments,
-    add_scatter,
-    fit_gaussians,
-    log_chi_square_tail,
-    log_posterior,
-    with_full_covariances,
-)
-from maple.stats.splitting import split_clusters
+from maple.stats.chi_square import log_chi_square_tail
+from maple.stats.gaussians import Gaussians, add_scatter, fit_gaussians, log_posterior, with_full_covariances
+from maple.stats.moments import Moments
+from maple.stats.splitting import ClusterMethod, ClusterSpace, split_clusters
 from maple.types import Relabelling
 
 
@@ -49,7 +42,7 @@ class MahalanobisClassifier(ClassNamePrefixFeaturesOutMixin, TransformerMixin, C
         norm_exponent: features are divided by their norm to this power; 1, the unit sphere, suits embeddings.
         cluster_method: how each class is split: ``xmeans``, ``gmeans``, ``tmeans`` or ``kmeans``; ``None`` for one
             Gaussian per class. Only ``fit`` finds clusters.
-        cluster_space: in which space they are sought; see :func:`maple.stats.clustering.map_class`.
+        cluster_space: in which space they are sought; see :func:`maple.stats.splitting.map_class`.
         max_clusters: clusters per class at most.
         min_cluster_size: points per cluster at least.
         temperature: T; above 1 for probabilities nearer to each other.

@@ -40,7 +40,8 @@ from maple.detectors.registry import register_detector
 from maple.errors import DataError, FitError, NotFittedError, UsageError
 from maple.networks.backbone import Backbone, Images, count_images, evaluating, read_batches
 from maple.options import AboveZero, NonNegative, as_dict, build_options, option
-from maple.stats.gaussians import class_logsumexp, count_broken
+from maple.stats.arrays import count_broken
+from maple.stats.gaussians import class_logsumexp
 from maple.types import About, Outputs
 
 EPSILONS = (0.0, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.08)  # ODIN chooses among them: those of Hsu et al. 2020, and none

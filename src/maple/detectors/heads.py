@@ -26,7 +26,10 @@ from maple.detectors.registry import register_detector
 from maple.detectors.scores import energy_score
 from maple.errors import FitError, UsageError
 from maple.options import Positive, Share, as_dict, build_options, option
-from maple.stats.gaussians import Background, Moments, principal_axes, row_blocks
+from maple.stats.arrays import row_blocks
+from maple.stats.background import Background
+from maple.stats.covariance import principal_axes
+from maple.stats.moments import Moments
 from maple.types import About, LinearHead, Outputs
 
 

@@ -38,8 +38,9 @@ from maple.errors import FitError, UsageError, suggest
 from maple.networks.backbone import Backbone, listening, same_values
 from maple.networks.ensemble import EnsembleBody
 from maple.options import NonNegative, option
-from maple.stats.gaussians import Gaussians, Moments, class_logsumexp, fit_gaussians, squared_distances
+from maple.stats.gaussians import Gaussians, class_logsumexp, fit_gaussians, squared_distances
 from maple.stats.metrics import auroc
+from maple.stats.moments import Moments
 from maple.types import About
 
 MAGNITUDES = (0.0, 0.0005, 0.001, 0.0014, 0.002, 0.005, 0.01)  # sizes of the step to choose among: the authors'

@@ -25,7 +25,8 @@ from maple.detectors.registry import register_detector
 from maple.detectors.scores import energy_score
 from maple.errors import FitError, UsageError
 from maple.options import AboveZero, Positive, as_dict, build_options, option
-from maple.stats.gaussians import as_array, class_logsumexp
+from maple.stats.arrays import as_array
+from maple.stats.gaussians import class_logsumexp
 from maple.types import About, Outputs
 
 

@@ -14,18 +14,11 @@ from maple.detectors.registry import register_detector
 from maple.detectors.scores import FUSED, NEEDS_PLAIN, Score, Surprise, fit_surprise
 from maple.errors import FitError, UsageError
 from maple.options import DetectorOptions, as_dict, build_options
-from maple.stats.gaussians import (
-    Background,
-    Gaussians,
-    Moments,
-    add_scatter,
-    as_array,
-    as_embeddings,
-    fit_background,
-    fit_gaussians,
-    with_full_covariances,
-)
+from maple.stats.arrays import as_array, as_embeddings
+from maple.stats.background import Background, fit_background
+from maple.stats.gaussians import Gaussians, add_scatter, fit_gaussians, with_full_covariances
 from maple.stats.metrics import auroc
+from maple.stats.moments import Moments
 from maple.types import About, Outputs
 
 EXPONENTS = (0.0, 0.5, 1.0)  # of the norm, to choose from

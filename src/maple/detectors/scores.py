@@ -23,7 +23,7 @@ import numpy as np
 from scipy.special import logsumexp
 
 from maple.errors import DataError
-from maple.stats.gaussians import as_array
+from maple.stats.arrays import as_array
 
 Score = Literal["distance", "relative", "normalised", "residual", "spread", "energy", "shallow", "fused"]
 SCORES: tuple[Score, ...] = get_args(Score)

@@ -16,7 +16,8 @@ from maple.detectors.maple import MapleDetector
 from maple.networks.backbone import embed
 from maple.options import RunConfig, as_dict
 from maple.prediction.predictor import fit_predictor
-from maple.stats.metrics import gaussian_test, negative_log_likelihood
+from maple.stats.chi_square import gaussian_test
+from maple.stats.metrics import negative_log_likelihood
 from maple.training.loop import Run
 
 CRITERIA = {

@@ -32,6 +32,7 @@ from maple.detectors.registry import create_detector
 from maple.errors import DataError, RunError, UsageError
 from maple.files import FORMAT_VERSION
 from maple.stats import metrics
+from maple.stats.chi_square import gaussian_test, qq_points
 from maple.stats.gaussians import class_logsumexp
 from maple.types import Outputs, Prediction
 
@@ -309,7 +310,7 @@ def evaluate(
     methods["maple-paper"] = _method(_paper_reading(found, labels), found.squared_distance, ood_distances, found=found)
 
     degrees = found.degrees_of_freedom
-    theoretical, observed = metrics.qq_points(said.squared_distance, degrees, MAX_CURVE_POINTS)
+    theoretical, observed = qq_points(said.squared_distance, degrees, MAX_CURVE_POINTS)
     confusion = metrics.confusion_matrix(labels, said.class_id, n_classes)
     return Results(
         class_names=list(predictor.class_names),
@@ -319,7 +320,7 @@ def evaluate(
         n_components=int(degrees),
         n_clusters=len(found.cluster_to_class),
         false_alarm=_share_flagged(said),
-        gaussian_error=metrics.gaussian_test(said.squared_distance, degrees),
+        gaussian_error=gaussian_test(said.squared_distance, degrees),
         qq_theoretical=theoretical.tolist(),
         qq_observed=observed.tolist(),
         confusion=confusion.tolist(),
@@ -496,7 +497,7 @@ def _method(
     if found is None:
         return row
     degrees = found.degrees_of_freedom
-    error = metrics.gaussian_test(found.squared_distance, degrees)
+    error = gaussian_test(found.squared_distance, degrees)
     return replace(row, n_components=float(degrees), gaussian_error=error)
 
 

@@ -37,7 +37,9 @@ from maple.detectors.description import Description
 from maple.detectors.maple import MapleDetector
 from maple.detectors.scores import FUSED, Score
 from maple.errors import UsageError
-from maple.stats.gaussians import Gaussians, as_embeddings, count_components
+from maple.stats.arrays import as_embeddings
+from maple.stats.covariance import count_components
+from maple.stats.gaussians import Gaussians
 from maple.text import percent
 from maple.types import Outputs, Prediction
 

@@ -2,7 +2,7 @@
 
 Two families. *Classification*: what is said about N labelled images. *Detection*: how well a score, higher for
 out-of-distribution (OOD) images, separates them from in-distribution (IND) ones; these functions take the scores of
-both sets and never mind any increasing transform of them. All refuse empty and NaN input with a sentence.
+both sets and are invariant under increasing transforms of them. Empty and NaN input is an error.
 """
 
 from __future__ import annotations
@@ -12,85 +12,22 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from scipy.special import gammaincinv
 
 from maple.errors import DataError, UsageError
-
-# Float32 softmax sums may exceed 1 by this much; such probabilities are clipped, others refused.
-_PROBABILITY_SLACK = 1e-5
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Checks
-
-
-def _as_array(values: Any) -> np.ndarray:
-    """A float64 array of lists, arrays, or tensors of any device and precision, with gradients or without."""
-    if hasattr(values, "detach"):
-        values = values.detach().cpu().double()
-    return np.asarray(values, dtype=np.float64)
-
-
-def _check(values: Any, name: str, ndim: int = 1) -> np.ndarray:
-    """The array with ``ndim`` dimensions, at least one row and no NaN."""
-    array = _as_array(values)
-    if array.ndim != ndim:
-        raise UsageError(f"{name} has the shape {array.shape}: give an array with {ndim} dimension(s)")
-    if array.size == 0:
-        raise DataError(f"{name} is empty: give at least one image")
-    if missing := int(np.isnan(array).sum()):
-        raise DataError(f"{name} holds {missing} NaN among {array.size} values: find the images they come from")
-    return array
-
-
-def _check_finite(values: Any, name: str) -> np.ndarray:
-    """The vector without infinities either."""
-    array = _check(values, name)
-    if infinite := int(np.isinf(array).sum()):
-        raise DataError(f"{name} holds {infinite} infinite values among {array.size}: find the images they come from")
-    return array
-
-
-def _check_unit(values: Any, name: str, ndim: int = 1) -> np.ndarray:
-    """Probabilities, clipped to [0, 1] where rounding left it."""
-    array = _check(values, name, ndim)
-    if outside := int(((array < -_PROBABILITY_SLACK) | (array > 1 + _PROBABILITY_SLACK)).sum()):
-        raise DataError(f"{name} holds {outside} values outside [0, 1]: give probabilities, not logits or scores")
-    return np.clip(array, 0.0, 1.0)
-
-
-def _check_ids(values: Any, name: str, n_classes: int | None = None) -> np.ndarray:
-    """Integer ids; with ``n_classes``, ids of those classes."""
-    array = _check(values, name)
-    ids = array.astype(np.int64)
-    if not np.array_equal(ids, array):
-        raise DataError(f"{name} holds values that are not whole numbers: give class ids")
-    if n_classes is not None and (wrong := int(((ids < 0) | (ids >= n_classes)).sum())):
-        raise DataError(f"{name} holds {wrong} ids outside 0..{n_classes - 1}: leave out images of unknown class")
-    return ids
+from maple.stats.arrays import PROBABILITY_SLACK, check_ids, check_lengths, check_unit, check_values
 
 
 def _check_correct(values: Any) -> np.ndarray:
     """Right or wrong per image, as booleans."""
-    array = _check(values, "correct")
+    array = check_values(values, "correct")
     if not np.isin(array, (0.0, 1.0)).all():
         raise DataError("correct holds values other than 0 and 1: give whether each image was classified correctly")
     return array.astype(bool)
 
 
-def _check_lengths(**arrays: np.ndarray) -> None:
-    """Refuse arrays about different numbers of images."""
-    if len({len(array) for array in arrays.values()}) > 1:
-        lengths = ", ".join(f"{name} {len(array)}" for name, array in arrays.items())
-        raise UsageError(f"the numbers of images differ ({lengths}): give one entry per image in each")
-
-
 def _check_level(level: float, name: str) -> None:
     if not 0 < level <= 1:
         raise UsageError(f"{name} is {level}: give a share above 0 and at most 1")
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Classification
 
 
 def accuracy(predicted: Any, labels: Any) -> float:
@@ -101,8 +38,8 @@ def accuracy(predicted: Any, labels: Any) -> float:
     >>> accuracy([0, 1, 2, 2], [0, 1, 1, 2])
     0.75
     """
-    predicted, labels = _check_ids(predicted, "predicted"), _check_ids(labels, "labels")
-    _check_lengths(predicted=predicted, labels=labels)
+    predicted, labels = check_ids(predicted, "predicted"), check_ids(labels, "labels")
+    check_lengths(predicted=predicted, labels=labels)
     return float((predicted == labels).mean())
 
 
@@ -114,9 +51,9 @@ def confusion_matrix(labels: Any, predicted: Any, n_classes: int) -> np.ndarray:
            [0, 1, 0],
            [0, 0, 1]])
     """
-    labels = _check_ids(labels, "labels", n_classes)
-    predicted = _check_ids(predicted, "predicted", n_classes)
-    _check_lengths(labels=labels, predicted=predicted)
+    labels = check_ids(labels, "labels", n_classes)
+    predicted = check_ids(predicted, "predicted", n_classes)
+    check_lengths(labels=labels, predicted=predicted)
     return np.bincount(labels * n_classes + predicted, minlength=n_classes**2).reshape(n_classes, n_classes)
 
 
@@ -126,7 +63,7 @@ def per_class_accuracy(confusion: Any) -> np.ndarray:
     >>> per_class_accuracy([[3, 1], [0, 0]])
     array([0.75,  nan])
     """
-    counts = _check(confusion, "confusion", ndim=2)  # (C, C)
+    counts = check_values(confusion, "confusion", ndim=2)  # (C, C)
     totals = counts.sum(axis=1)
     return np.divide(np.diag(counts), totals, out=np.full(len(totals), np.nan), where=totals > 0)
 
@@ -150,8 +87,8 @@ def reliability_curve(confidence: Any, correct: Any, bins: int = 15) -> Reliabil
     """
     if bins < 1:
         raise UsageError(f"bins is {bins}: give at least 1")
-    confidence, correct = _check_unit(confidence, "confidence"), _check_correct(correct)
-    _check_lengths(confidence=confidence, correct=correct)
+    confidence, correct = check_unit(confidence, "confidence"), _check_correct(correct)
+    check_lengths(confidence=confidence, correct=correct)
     edges = np.linspace(0.0, 1.0, bins + 1)
     index = np.maximum(np.searchsorted(edges, confidence, side="left") - 1, 0)  # edge i closes bin i - 1
     count = np.bincount(index, minlength=bins)
@@ -183,7 +120,7 @@ def calibration_floor(confidence: Any, bins: int = 15, draws: int = 100, seed: i
     >>> round(calibration_floor(np.full(10_000, 0.8)), 3)  # sqrt(2 p (1 - p) / (pi n)) = 0.0032
     0.003
     """
-    confidence = np.sort(_check_unit(confidence, "confidence"))  # so that the order of the images does not matter
+    confidence = np.sort(check_unit(confidence, "confidence"))  # so that the order of the images does not matter
     right = np.random.default_rng(seed).random((draws, len(confidence))) < confidence  # (draws, N)
     return float(np.mean([expected_calibration_error(confidence, row, bins) for row in right]))
 
@@ -200,11 +137,11 @@ def negative_log_likelihood(probabilities: Any, labels: Any, *, log: bool = Fals
     2000.0
     """
     name = "log-probabilities" if log else "probabilities"
-    table = _check(probabilities, name, ndim=2) if log else _check_unit(probabilities, name, ndim=2)  # (N, C)
-    labels = _check_ids(labels, "labels", table.shape[1])
-    _check_lengths(**{name: table, "labels": labels})
+    table = check_values(probabilities, name, ndim=2) if log else check_unit(probabilities, name, ndim=2)  # (N, C)
+    labels = check_ids(labels, "labels", table.shape[1])
+    check_lengths(**{name: table, "labels": labels})
     chosen = table[np.arange(len(labels)), labels]  # (N,)
-    if log and (above := int((chosen > _PROBABILITY_SLACK).sum())):
+    if log and (above := int((chosen > PROBABILITY_SLACK).sum())):
         raise DataError(f"{name} holds {above} values above 0: give logarithms of probabilities, not logits")
     with np.errstate(divide="ignore"):
         return 0.0 - float(np.mean(chosen if log else np.log(chosen)))  # 0 - 0 is 0, where -0 would print a sign
@@ -216,9 +153,9 @@ def brier_score(probabilities: Any, labels: Any) -> float:
     >>> round(brier_score([[0.5, 0.5], [0.1, 0.9]], [0, 1]), 12)
     0.26
     """
-    table = _check_unit(probabilities, "probabilities", ndim=2)  # (N, C)
-    labels = _check_ids(labels, "labels", table.shape[1])
-    _check_lengths(probabilities=table, labels=labels)
+    table = check_unit(probabilities, "probabilities", ndim=2)  # (N, C)
+    labels = check_ids(labels, "labels", table.shape[1])
+    check_lengths(probabilities=table, labels=labels)
     # Expanded so that no one-hot matrix is made: sum_c p_c^2 - 2 p_y + 1.
     return float(np.mean((table**2).sum(axis=1) - 2 * table[np.arange(len(labels)), labels] + 1))
 
@@ -231,8 +168,8 @@ def accuracy_above(confidence: Any, correct: Any, level: float) -> tuple[float, 
     >>> accuracy_above([0.95, 0.85, 0.6, 0.3], [1, 1, 0, 0], level=0.5)
     (0.6666666666666666, 0.75)
     """
-    confidence, correct = _check(confidence, "confidence"), _check_correct(correct)
-    _check_lengths(confidence=confidence, correct=correct)
+    confidence, correct = check_values(confidence, "confidence"), _check_correct(correct)
+    check_lengths(confidence=confidence, correct=correct)
     kept = confidence > level
     return (float(correct[kept].mean()) if kept.any() else math.nan), float(kept.mean())
 
@@ -247,8 +184,8 @@ def coverage_curve(confidence: Any, correct: Any) -> tuple[np.ndarray, np.ndarra
     >>> share, accuracy.round(2)
     (array([0.25, 0.5 , 0.75, 1.  ]), array([1.  , 1.  , 0.67, 0.75]))
     """
-    confidence, correct = _check(confidence, "confidence"), _check_correct(correct)
-    _check_lengths(confidence=confidence, correct=correct)
+    confidence, correct = check_values(confidence, "confidence"), _check_correct(correct)
+    check_lengths(confidence=confidence, correct=correct)
     _, group = np.unique(-confidence, return_inverse=True)  # groups of ties, most confident first
     ends = np.cumsum(np.bincount(group))
     errors = np.cumsum(np.bincount(group, weights=~correct))
@@ -290,12 +227,8 @@ def aurc(confidence: Any, correct: Any) -> float:
     return float(1 - coverage_curve(confidence, correct)[1].mean())
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Detection. IND and OOD scores, higher = more OOD.
-
-
 def _check_scores(ind_scores: Any, ood_scores: Any) -> tuple[np.ndarray, np.ndarray]:
-    return _check(ind_scores, "ind_scores"), _check(ood_scores, "ood_scores")
+    return check_values(ind_scores, "ind_scores"), check_values(ood_scores, "ood_scores")
 
 
 def auroc(ind_scores: Any, ood_scores: Any) -> float:
@@ -389,68 +322,13 @@ def fpr95_ind_positive(ind_scores: Any, ood_scores: Any, *, level: float = 0.95)
     return fpr95_ood_positive(-ood, -ind, level=level)
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Gaussian test
-
-
-def chi_square_quantiles(n: int, degrees_of_freedom: float) -> np.ndarray:
-    """The n chi-square quantiles at (i - 1/2) / n, i = 1..n: what n sorted squared distances should be.
-
-    >>> chi_square_quantiles(3, 2).round(4)
-    array([0.3646, 1.3863, 3.5835])
-    """
-    if degrees_of_freedom <= 0:
-        raise UsageError(f"degrees_of_freedom is {degrees_of_freedom}: give the number of components, at least 1")
-    return 2 * gammaincinv(degrees_of_freedom / 2, (np.arange(n) + 0.5) / n)
-
-
-def gaussian_test(squared_distances: Any, degrees_of_freedom: float) -> float:
-    """How far from Gaussian? Mean absolute difference between observed and theoretical chi-square quantiles.
-
-    ``1/N sum_i |d2_(i) - q((i - 1/2) / N)|`` with d2_(i) the sorted squared Mahalanobis distances to the nearest
-    (or the own) cluster and q the quantile function of the chi-square distribution. Zero is perfectly Gaussian.
-
-    >>> gaussian_test([5.0, 1.0, 2.0], degrees_of_freedom=2) == gaussian_test([1.0, 2.0, 5.0], degrees_of_freedom=2)
-    True
-    >>> round(gaussian_test([1.0, 2.0, 5.0], degrees_of_freedom=2), 4)
-    0.8885
-    """
-    observed = np.sort(_check_finite(squared_distances, "squared_distances"))
-    return float(np.abs(observed - chi_square_quantiles(len(observed), degrees_of_freedom)).mean())
-
-
-def qq_points(squared_distances: Any, degrees_of_freedom: float, points: int = 200) -> tuple[np.ndarray, np.ndarray]:
-    """Theoretical and observed quantiles for a Q-Q plot, at most ``points``, evenly spread along the axis.
-
-    Thinning evenly by rank would leave the tail, which is what such a plot is read for, almost empty; the smallest
-    and the largest distance are always kept.
-
-    >>> theoretical, observed = qq_points([5.0, 1.0, 2.0], degrees_of_freedom=2)
-    >>> observed
-    array([1., 2., 5.])
-    """
-    if points < 2:
-        raise UsageError(f"points is {points}: give at least 2")
-    observed = np.sort(_check_finite(squared_distances, "squared_distances"))
-    theoretical = chi_square_quantiles(len(observed), degrees_of_freedom)
-    if len(observed) > points:
-        wanted = np.linspace(theoretical[0], theoretical[-1], points)
-        kept = np.unique(np.searchsorted(theoretical, wanted).clip(max=len(observed) - 1))
-        theoretical, observed = theoretical[kept], observed[kept]
-    return theoretical, observed
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Several runs
-
-
 def mean_and_deviation(values: Any) -> tuple[float, float]:
     """Mean and sample standard deviation (n - 1) over runs; the deviation of a single run is NaN.
 
     >>> mean_and_deviation([1.0, 2.0, 3.0])
     (2.0, 1.0)
     """
-    array = _check(values, "values")
+    array = check_values(values, "values")
     return float(array.mean()), (float(array.std(ddof=1)) if len(array) > 1 else math.nan)
 
 

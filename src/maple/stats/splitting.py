@@ -1,14 +1,28 @@
-"""Split classes into clusters: from embeddings of hard classes to pseudo-labels."""
+"""Split classes into clusters: from embeddings of hard classes to pseudo-labels.
+
+Where a class has clusters depends on how distances are measured: :func:`map_class` offers four geometries.
+"""
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
+from sklearn.metrics.pairwise import euclidean_distances
+from sklearn.utils import check_array
 
-from maple.stats.clustering import ClusterMethod, ClusterSpace, cluster_points, map_class
+from maple.errors import DataError, UsageError, suggest
+from maple.stats._bisect import cluster_means, run_k_means, serial_if_small
+from maple.stats.arrays import as_embeddings, normalise, row_blocks
+from maple.stats.covariance import principal_axes, shrink_if_few
+from maple.stats.gmeans import GMeans
+from maple.stats.moments import Moments
+from maple.stats.tmeans import EXPLAINED_VARIANCE, TMeans
+from maple.stats.xmeans import XMeans
 from maple.types import Relabelling
 
+ClusterMethod = Literal["xmeans", "gmeans", "tmeans", "kmeans"]
+ClusterSpace = Literal["raw", "normalised", "projected", "whitened"]
 ClusterScope = Literal["cluster", "class"]
 
 
@@ -31,7 +45,7 @@ def split_clusters(
     With scope ``cluster`` every cluster of a hard class may split further, the largest first, until the class has
     ``max_clusters``; other classes keep their clusters. With scope ``class`` all classes start again from one cluster
     and the hard ones are clustered as a whole (the paper's algorithm). Either way a class is clustered in its own
-    ``space``, see :func:`~maple.stats.clustering.map_class`.
+    ``space``, see :func:`map_class`.
 
     >>> rng = np.random.default_rng(0)
     >>> points = np.concatenate([rng.normal(-9, 1, (50, 2)), rng.normal(9, 1, (50, 2)), rng.normal(0, 1, (50, 2))])
@@ -92,3 +106,115 @@ def _renumbered(start: Relabelling, children: np.ndarray) -> Relabelling:
     parents = pairs // width  # (M,)
     sizes = np.bincount(start.cluster_ids, minlength=start.n_clusters)
     return Relabelling(cluster_ids.astype(np.int64), start.cluster_to_class[parents], parents, counts / sizes[parents])
+
+
+def map_class(embeddings: Any, space: ClusterSpace = "raw", n_components: int = 5) -> np.ndarray:
+    """The embeddings (n, D) of one class in the space in which it is clustered, (n, D) or (n, K).
+
+    - ``raw``: as they are (the paper).
+    - ``normalised``: on the unit sphere, where detectors measure.
+    - ``projected``: normalised, then the first ``n_components`` principal components of this class. Fewer dimensions
+      make a criterion for spherical clusters ask for more evidence.
+    - ``whitened``: normalised, then all principal components of this class that explain 95 % of its variance, each with
+      variance 1; shrunk (OAS) where images are few.
+
+    A class without variance becomes a single column of zeros.
+
+    Whitening takes length away, and with it what X-Means could find: the variance between clusters is part of the
+    variance of the class. Of K >= 2 components, each of variance 1, two clusters explain one at most, for a
+    gain of K / 2 log(K / (K - 1)) <= log 2 per image, which saying which of two equal halves an image is in costs
+    already. So :func:`bic` never prefers two clusters of about the same size to one, however far apart they are.
+
+    >>> embeddings = np.array([[5.0, 0.0], [0.6, 0.8], [3.0, -4.0]])
+    >>> map_class(embeddings, "normalised")
+    array([[ 1. ,  0. ],
+           [ 0.6,  0.8],
+           [ 0.6, -0.8]])
+    >>> abs(map_class(embeddings, "projected", n_components=1).ravel()).round(6)
+    array([0. , 0.8, 0.8])
+    >>> many = np.random.default_rng(0).standard_normal((100, 3)) * [1, 2, 5]
+    >>> map_class(many, "whitened").std(axis=0).round(6)
+    array([1., 1., 1.])
+    """
+    if space not in get_args(ClusterSpace):
+        raise UsageError(f"unknown space '{space}' for clustering: {suggest(space, get_args(ClusterSpace))}")
+    embeddings = as_embeddings(embeddings)
+    if space == "raw":
+        return embeddings
+    if space == "normalised":
+        return normalise(embeddings)
+    n, dimension = embeddings.shape
+    rounding = (4 * np.finfo(embeddings.dtype).eps) ** 2  # of vectors of length 1
+    moments = Moments(1, dimension, norm_exponent=1.0).update(embeddings, np.zeros(n, np.int64))
+    if n == 0 or np.trace(moments.total_covariance) <= rounding:
+        return np.zeros((n, 1))
+    matrix = _component_map(moments, space, n_components)
+    mapped = np.empty((n, matrix.shape[1]))
+    for rows in row_blocks(n, dimension):
+        mapped[rows] = (normalise(embeddings[rows]) - moments.mean) @ matrix
+    return mapped
+
+
+def _component_map(moments: Moments, space: ClusterSpace, n_components: int) -> np.ndarray:
+    """The map (D, K) from centred embeddings to principal components, of variance 1 where ``space`` is whitened."""
+    if space == "projected":
+        return principal_axes(moments.total_covariance)[1][:, :n_components]
+    variances, axes = principal_axes(moments.total_covariance, EXPLAINED_VARIANCE)
+    return axes / np.sqrt(np.diag(shrink_if_few(np.diag(variances), moments.n_images)))
+
+
+def cluster_points(
+    points: np.ndarray, method: ClusterMethod = "xmeans", *, max_clusters: int, min_cluster_size: int, seed: int
+) -> np.ndarray:
+    """Clusters of the points (n, D) of one class: labels (n,) int64 in 0..k-1, with k at most ``max_clusters`` and
+    each cluster at least ``min_cluster_size`` points, unless all are one cluster.
+
+    ``"kmeans"`` makes as many clusters as allowed and merges those that come out too small with the nearest big one.
+
+    >>> points = np.array([[0.0], [0.1], [0.2], [7.0], [7.1], [7.2]])
+    >>> cluster_points(points, max_clusters=2, min_cluster_size=3, seed=0)
+    array([0, 0, 0, 1, 1, 1])
+    >>> cluster_points(points, max_clusters=2, min_cluster_size=4, seed=0)
+    array([0, 0, 0, 0, 0, 0])
+    """
+    if method not in get_args(ClusterMethod):
+        raise UsageError(f"unknown clustering method '{method}': {suggest(method, get_args(ClusterMethod))}")
+    points = np.asarray(points)
+    if not np.isfinite(points).all():
+        raise DataError("the embeddings to be clustered hold NaN or infinity: lower the learning rate and train again")
+    if max_clusters < 2 or len(points) < 2 * min_cluster_size:
+        return np.zeros(len(points), np.int64)
+    points = check_array(points, dtype=[np.float64, np.float32], order="C")
+    if method == "kmeans":
+        return _k_means_labels(points, max_clusters, min_cluster_size, seed)
+    estimator = {"xmeans": XMeans, "gmeans": GMeans, "tmeans": TMeans}[method]
+    return estimator(max_clusters, min_cluster_size, random_state=seed).fit(points).labels_
+
+
+def merge_small_clusters(points: np.ndarray, labels: np.ndarray, min_cluster_size: int) -> np.ndarray:
+    """Give each cluster of fewer than ``min_cluster_size`` points, the smallest first, to the big cluster with the
+    nearest centre (to any, where none is big); labels (n,) in 0..k-1.
+
+    >>> points = np.array([[0.0], [1.0], [2.0], [9.0], [10.0]])
+    >>> merge_small_clusters(points, np.array([0, 0, 1, 2, 2]), 2)
+    array([0, 0, 0, 1, 1])
+    """
+    while True:
+        labels = np.unique(labels, return_inverse=True)[1].astype(np.int64)
+        counts = np.bincount(labels)
+        smallest = int(counts.argmin())
+        if len(counts) < 2 or counts[smallest] >= min_cluster_size:
+            return labels
+        centers = cluster_means(points, labels)
+        distances = euclidean_distances(centers[smallest : smallest + 1], centers)[0]  # (k,)
+        distances[smallest] = np.inf
+        if counts.max() >= min_cluster_size:
+            distances[counts < min_cluster_size] = np.inf
+        labels = np.where(labels == smallest, distances.argmin(), labels)
+
+
+def _k_means_labels(points: np.ndarray, max_clusters: int, min_cluster_size: int, seed: int) -> np.ndarray:
+    n_clusters = min(max_clusters, len(points) // min_cluster_size)
+    with serial_if_small(points):
+        labels = run_k_means(points, n_clusters, n_init=4, random_state=seed).labels_
+    return merge_small_clusters(points, labels, min_cluster_size)

@@ -1,0 +1,284 @@
+"""The search that X-Means, G-Means and T-Means share: a tree of clusters that grows by bisection.
+
+Each round bisects the leaves and keeps the bisections that a test approves ("improve structure"), then runs K-Means
+over all points from the centres so found ("improve parameters"). Shapes: n points, D dimensions, k clusters.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from abc import ABCMeta, abstractmethod
+from dataclasses import dataclass
+from numbers import Integral
+from typing import Any, NamedTuple
+
+import numpy as np
+from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, ClusterMixin, TransformerMixin
+from sklearn.cluster import KMeans
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.metrics import pairwise_distances_argmin
+from sklearn.metrics.pairwise import euclidean_distances
+from sklearn.utils import Tags, check_random_state
+from sklearn.utils.extmath import randomized_svd
+from sklearn.utils.validation import check_is_fitted, validate_data
+from threadpoolctl import threadpool_limits
+
+from maple.errors import UsageError
+
+_BLOCK = 1024  # rows that are held in float64 at a time
+_N_COMPONENTS = 16  # principal components in which clusters are cut in two
+_SERIAL_SIZE = 2**24  # values below which a second thread costs more than it saves
+
+
+def within_sum_of_squares(points: np.ndarray, labels: np.ndarray, centers: np.ndarray) -> float:
+    """Sum of ||x - mu||^2 over all points, mu being the centre of the point's cluster, in float64 by blocks of rows.
+
+    Args:
+        points: (n, D), float32 or float64; never copied as a whole.
+        labels: (n,) rows of ``centers``.
+        centers: (k, D).
+
+    >>> within_sum_of_squares(np.array([[0.0, 0.0], [2.0, 0.0]]), np.array([0, 0]), np.array([[1.0, 0.0]]))
+    2.0
+    """
+    total = 0.0
+    for start in range(0, len(points), _BLOCK):
+        rows = slice(start, start + _BLOCK)
+        residuals = np.subtract(points[rows], centers[labels[rows]], dtype=np.float64)  # (block, D)
+        total += float(np.vdot(residuals, residuals))
+    return total
+
+
+def cluster_means(points: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    """Means (k, D) of the clusters 0..k-1, summed in float64, in the type of the points; each cluster has a point.
+
+    >>> cluster_means(np.array([[0.0], [2.0], [5.0]]), np.array([0, 0, 1]))
+    array([[1.],
+           [5.]])
+    """
+    n_clusters = int(labels.max()) + 1
+    sums = np.zeros((n_clusters, points.shape[1]))
+    for start in range(0, len(points), _BLOCK):
+        rows = slice(start, start + _BLOCK)
+        members = labels[rows] == np.arange(n_clusters)[:, None]  # (k, block)
+        sums += members.astype(np.float64) @ points[rows].astype(np.float64)
+    return (sums / np.bincount(labels)[:, None]).astype(points.dtype)
+
+
+def bisect_points(
+    points: np.ndarray, *, n_init: int = 4, max_iter: int = 100, random_state: Any = None
+) -> np.ndarray | None:
+    """Cut points in two by 2-Means: labels (n,) of 0 and 1, or ``None`` where all points are the same.
+
+    2-Means sees the 16 leading principal components only, which is a mere rotation up to 16 dimensions and many times
+    faster in 640. The best cut lies along them: the first component is the relaxed solution of 2-Means (Ding & He, ICML
+    2004). The first of ``n_init`` starts has the means of the two halves of a Gaussian, +- sqrt(2 lambda / pi) along
+    that component, lambda being its variance (Hamerly & Elkan); the others are drawn by k-means++. The cut with the
+    least inertia is kept.
+
+    >>> bisect_points(np.array([[0.0, 1.0], [0.0, 1.1], [5.0, 1.0]]), random_state=0)
+    array([0, 0, 1])
+    """
+    if (points == points[0]).all():
+        return None
+    random = check_random_state(random_state)
+    centered = points - cluster_means(points, np.zeros(len(points), np.int64))
+    n_components = min(_N_COMPONENTS, *points.shape)
+    left, singular_values, _ = randomized_svd(centered, n_components, n_iter=2, random_state=random)
+    projection = left * singular_values  # (n, K)
+    start = np.zeros((2, n_components), projection.dtype)
+    start[:, 0] = np.array([-1, 1]) * singular_values[0] * math.sqrt(2 / (math.pi * len(points)))
+    model = run_k_means(projection, 2, init=start, n_init=1, max_iter=max_iter)
+    if n_init > 1:
+        drawn = run_k_means(projection, 2, n_init=n_init - 1, max_iter=max_iter, random_state=random)
+        model = min(model, drawn, key=lambda candidate: candidate.inertia_)
+    # the first point is on side 0 whichever centre came first, so that equal cuts have equal labels
+    return (model.labels_ != model.labels_[0]).astype(np.int64)
+
+
+def run_k_means(points: np.ndarray, n_clusters: int, **options: Any) -> KMeans:
+    """Fitted K-Means, without the warning that repeated points leave a cluster empty: callers expect that."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        return KMeans(n_clusters, **options).fit(points)
+
+
+def serial_if_small(points: np.ndarray) -> threadpool_limits:
+    """One thread while the work is small: threads that wait for each other on a busy machine are slower than one."""
+    return threadpool_limits(1 if points.size < _SERIAL_SIZE else None)
+
+
+class _Model(NamedTuple):
+    """Clusters of all points."""
+
+    labels: np.ndarray  # (n,) int64
+    centers: np.ndarray  # (k, D)
+    n_iter: int  # iterations of the K-Means run that placed the centres
+
+
+@dataclass(frozen=True, eq=False)
+class _Split:
+    """Two children proposed for one cluster, and the evidence for them (above 0: approved)."""
+
+    labels: np.ndarray  # (n,) 0 or 1, for the points of that cluster
+    centers: np.ndarray  # (2, D)
+    gain: float
+
+
+class _ClusterTree:
+    """A cluster and, once it is split, its two children. The leaves are the clusters there are."""
+
+    def __init__(self, center: np.ndarray, indices: np.ndarray) -> None:
+        self.center = center  # (D,)
+        self.indices = indices  # rows of the points that belong to it
+        self.children: tuple[_ClusterTree, ...] = ()
+        self.is_tested = False
+        self.proposal: _Split | None = None
+
+    def __len__(self) -> int:
+        return len(self.leaves())
+
+    def leaves(self) -> list[_ClusterTree]:
+        """The clusters, siblings side by side."""
+        return [leaf for child in self.children for leaf in child.leaves()] if self.children else [self]
+
+    def split(self) -> None:
+        """Make the proposed children."""
+        assert self.proposal is not None
+        self.children = tuple(
+            _ClusterTree(center, self.indices[self.proposal.labels == side])
+            for side, center in enumerate(self.proposal.centers)
+        )
+
+    def move(self, center: np.ndarray, indices: np.ndarray) -> None:
+        """Take the points that K-Means gives this leaf; a leaf whose points stay need not be tested again."""
+        self.is_tested = self.is_tested and np.array_equal(indices, self.indices)
+        self.center, self.indices = center, indices
+
+    def without(self, leaf: _ClusterTree) -> _ClusterTree:
+        """The tree without ``leaf``, whose sibling takes their parent's place."""
+        if leaf in self.children:
+            return self.children[1 - self.children.index(leaf)]
+        self.children = tuple(child.without(leaf) for child in self.children)
+        return self
+
+    def model(self, n_iter: int) -> _Model:
+        """The leaves, as they are after ``n_iter`` iterations of K-Means."""
+        leaves = self.leaves()
+        labels = np.empty(sum(len(leaf.indices) for leaf in leaves), np.int64)
+        for j, leaf in enumerate(leaves):
+            labels[leaf.indices] = j
+        return _Model(labels, np.stack([leaf.center for leaf in leaves]), n_iter)
+
+
+class GrowingMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, BaseEstimator, metaclass=ABCMeta):
+    """The search that all three share. They fill two holes: the test of a cut and the score of a model."""
+
+    max_clusters: int
+    min_cluster_size: int
+    n_init: int
+    max_iter: int
+    random_state: Any
+
+    @abstractmethod
+    def _gain(self, points: np.ndarray, labels: np.ndarray, room: int, random: np.random.RandomState) -> float:
+        """Evidence that the points (n, D) of one cluster are several, say two as in ``labels``; above 0 approves.
+
+        ``room`` is how many clusters they may become before ``max_clusters`` is reached.
+        """
+
+    @abstractmethod
+    def _score(self, points: np.ndarray, labels: np.ndarray, centers: np.ndarray) -> float:
+        """Score of a model of all points; the search returns the model with the highest."""
+
+    def _grow(self, X: Any) -> np.ndarray:
+        """Find the clusters, set the attributes, and return ``X`` as an array (n, D)."""
+        for name in ("max_clusters", "min_cluster_size", "n_init", "max_iter"):
+            value = getattr(self, name)
+            if not isinstance(value, Integral) or value < 1:
+                raise UsageError(f"{name} is {value!r}: give a whole number of at least 1")
+        points = validate_data(self, X, dtype=[np.float64, np.float32], order="C")
+        with serial_if_small(points):
+            model = self._search(points, check_random_state(self.random_state))
+        self.labels_, self.cluster_centers_, self.n_iter_ = model
+        self.n_clusters_ = self._n_features_out = len(self.cluster_centers_)
+        self.inertia_ = within_sum_of_squares(points, self.labels_, self.cluster_centers_)
+        return points
+
+    def predict(self, X: Any) -> np.ndarray:
+        """The nearest cluster of each point: (n,) int64."""
+        check_is_fitted(self)
+        points = validate_data(self, X, reset=False, dtype=[np.float64, np.float32])
+        return pairwise_distances_argmin(points, self.cluster_centers_).astype(np.int64)
+
+    def transform(self, X: Any) -> np.ndarray:
+        """Euclidean distances to the centres: (n, k)."""
+        check_is_fitted(self)
+        points = validate_data(self, X, reset=False, dtype=[np.float64, np.float32])
+        return euclidean_distances(points, self.cluster_centers_)
+
+    def __sklearn_tags__(self) -> Tags:
+        tags = super().__sklearn_tags__()
+        tags.transformer_tags.preserves_dtype = ["float64", "float32"]
+        return tags
+
+    def _search(self, points: np.ndarray, random: np.random.RandomState) -> _Model:
+        """Alternate between better structure and better parameters; the best model passed."""
+        everything = np.arange(len(points))
+        tree = _ClusterTree(cluster_means(points, np.zeros_like(everything))[0], everything)
+        models = [tree.model(n_iter=1)]  # one cluster: its mean
+        while len(tree) < self.max_clusters:
+            n_before = len(tree)
+            self._improve_structure(points, tree, random)
+            if len(tree) == n_before:
+                break
+            tree, n_iter = self._improve_parameters(points, tree)
+            if len(tree) <= n_before:  # whatever was split, K-Means made too small again
+                break
+            models.append(tree.model(n_iter))
+        return max(models, key=lambda model: self._score(points, model.labels, model.centers))
+
+    def _improve_structure(self, points: np.ndarray, tree: _ClusterTree, random: np.random.RandomState) -> None:
+        """Split the leaves whose cut is approved; the best first, where there is not room for all."""
+        leaves = tree.leaves()
+        room = self.max_clusters - len(leaves)
+        for leaf in leaves:
+            if not leaf.is_tested:
+                leaf.proposal, leaf.is_tested = self._propose(points[leaf.indices], room + 1, random), True
+        approved = [(leaf.proposal.gain, leaf) for leaf in leaves if leaf.proposal and leaf.proposal.gain > 0]
+        for _, leaf in sorted(approved, key=lambda pair: pair[0], reverse=True)[:room]:
+            leaf.split()
+
+    def _improve_parameters(self, points: np.ndarray, tree: _ClusterTree) -> tuple[_ClusterTree, int]:
+        """K-Means over all points from the centres of the leaves, again without the smallest while that is too small;
+        the tree and the iterations of the last run."""
+        while True:
+            leaves = tree.leaves()
+            centers = np.stack([leaf.center for leaf in leaves])
+            model = run_k_means(points, len(leaves), init=centers, n_init=1, max_iter=self.max_iter)
+            for j, leaf in enumerate(leaves):
+                leaf.move(model.cluster_centers_[j], np.flatnonzero(model.labels_ == j))
+            smallest = min(leaves, key=lambda leaf: len(leaf.indices))
+            if len(leaves) == 1 or len(smallest.indices) >= self.min_cluster_size:
+                return tree, model.n_iter_
+            tree = tree.without(smallest)
+
+    def _propose(self, points: np.ndarray, room: int, random: np.random.RandomState) -> _Split | None:
+        """A cut of the points (n, D) of one cluster, tested; ``None`` where they cannot be cut."""
+        labels = self._bisect(points, random)
+        if labels is None:
+            return None
+        return _Split(labels, cluster_means(points, labels), self._gain(points, labels, room, random))
+
+    def _bisect(self, points: np.ndarray, random: np.random.RandomState) -> np.ndarray | None:
+        """Labels (n,) of the best cut; ``None`` where the points are too few, all the same, or a side is too small.
+
+        Two clusters need three points, or there is no variance to speak of.
+        """
+        if len(points) < max(2 * self.min_cluster_size, 3):
+            return None
+        labels = bisect_points(points, n_init=self.n_init, max_iter=self.max_iter, random_state=random)
+        if labels is None or np.bincount(labels, minlength=2).min() < self.min_cluster_size:
+            return None
+        return labels

@@ -1,0 +1,139 @@
+"""Arrays in: conversion of tensors and lists, blocks of rows, normalised embeddings, and checks of values.
+
+Torch tensors are accepted wherever an array is. Shapes: N images, D embedding, C classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from maple.errors import DataError, UsageError
+
+# Elements per row block of what is done element by element: it should stay in the cache.
+BLOCK_ELEMENTS = 1 << 20
+# Float32 softmax sums may exceed 1 by this much; such probabilities are clipped, others refused.
+PROBABILITY_SLACK = 1e-5
+
+
+def as_array(values: Any) -> np.ndarray:
+    """A NumPy array from an array, a list or a torch tensor (of any device and float type)."""
+    if hasattr(values, "detach"):
+        values = values.detach().cpu()
+        if str(values.dtype) == "torch.bfloat16":  # NumPy has none
+            values = values.float()
+    return np.asarray(values)
+
+
+def as_embeddings(values: Any) -> np.ndarray:
+    """An (N, D) array of float32 or float64; half precision and integers become float32."""
+    array = as_array(values)
+    if array.ndim != 2:
+        raise UsageError(f"embeddings must be a table of N rows and D columns, but have shape {array.shape}")
+    return array if array.dtype in (np.float32, np.float64) else array.astype(np.float32)
+
+
+def row_blocks(n_rows: int, n_columns: int, *, elements: int | None = None, min_rows: int = 512) -> Iterator[slice]:
+    """Consecutive slices over the rows, each of at most ``elements`` (``BLOCK_ELEMENTS``), or ``min_rows`` rows.
+
+    The step is a power of two: BLAS works in panels, and a block that is not a whole number of them costs a tenth more.
+
+    >>> list(row_blocks(5000, 512))
+    [slice(0, 2048, None), slice(2048, 4096, None), slice(4096, 5000, None)]
+    """
+    rows = max(min_rows, (elements or BLOCK_ELEMENTS) // max(1, n_columns))
+    step = 1 << (rows.bit_length() - 1)
+    for start in range(0, n_rows, step):
+        yield slice(start, min(start + step, n_rows))
+
+
+def row_norms(embeddings: np.ndarray) -> np.ndarray:
+    """Euclidean norm of each row (N,); rows that over- or underflow in float32 are done again in float64."""
+    with np.errstate(over="ignore", under="ignore", invalid="ignore"):
+        squares = np.vecdot(embeddings, embeddings)  # one BLAS call per row: faster than einsum
+        norms = np.sqrt(squares)
+        extreme = ~((squares > 1e-30) & (squares < 1e30))  # also catches NaN
+        if extreme.any():
+            norms = norms.astype(np.float64)
+            norms[extreme] = np.linalg.norm(embeddings[extreme].astype(np.float64), axis=1)
+    return norms
+
+
+def norm_factors(embeddings: np.ndarray, exponent: float) -> np.ndarray:
+    """1 / ||e||^exponent for each row (N,); 1 for a zero vector, which stays zero."""
+    norms = row_norms(embeddings)
+    norms[norms == 0] = 1
+    return norms**-exponent
+
+
+def normalise(embeddings: Any, exponent: float = 1.0) -> np.ndarray:
+    """Each embedding divided by its norm to the power ``exponent``: e / ||e||^exponent; zero vectors stay zero.
+
+    0 leaves embeddings as they are (the paper), 1 puts them on the unit sphere (Mahalanobis++).
+
+    >>> normalise([[3.0, 4.0], [0.0, 0.0]])
+    array([[0.6, 0.8],
+           [0. , 0. ]])
+    """
+    embeddings = as_embeddings(embeddings)
+    if exponent == 0:
+        return embeddings
+    factors = norm_factors(embeddings, exponent)
+    with np.errstate(invalid="ignore"):  # an infinite embedding becomes NaN here and is reported where it is used
+        return (embeddings * factors[:, None]).astype(embeddings.dtype, copy=False)
+
+
+def count_broken(embeddings: np.ndarray) -> int:
+    """How many rows hold NaN or infinity."""
+    return int((~np.isfinite(embeddings)).any(axis=1).sum())
+
+
+# ----------------------------------------------------------------------------------------------------------- checks
+
+
+def check_values(values: Any, name: str, ndim: int = 1) -> np.ndarray:
+    """The array with ``ndim`` dimensions, at least one row and no NaN."""
+    array = as_array(values).astype(np.float64)
+    if array.ndim != ndim:
+        raise UsageError(f"{name} has the shape {array.shape}: give an array with {ndim} dimension(s)")
+    if array.size == 0:
+        raise DataError(f"{name} is empty: give at least one image")
+    if missing := int(np.isnan(array).sum()):
+        raise DataError(f"{name} holds {missing} NaN among {array.size} values: find the images they come from")
+    return array
+
+
+def check_finite(values: Any, name: str) -> np.ndarray:
+    """The vector without infinities either."""
+    array = check_values(values, name)
+    if infinite := int(np.isinf(array).sum()):
+        raise DataError(f"{name} holds {infinite} infinite values among {array.size}: find the images they come from")
+    return array
+
+
+def check_unit(values: Any, name: str, ndim: int = 1) -> np.ndarray:
+    """Probabilities, clipped to [0, 1] where rounding left it."""
+    array = check_values(values, name, ndim)
+    if outside := int(((array < -PROBABILITY_SLACK) | (array > 1 + PROBABILITY_SLACK)).sum()):
+        raise DataError(f"{name} holds {outside} values outside [0, 1]: give probabilities, not logits or scores")
+    return np.clip(array, 0.0, 1.0)
+
+
+def check_ids(values: Any, name: str, n_classes: int | None = None) -> np.ndarray:
+    """Integer ids; with ``n_classes``, ids of those classes."""
+    array = check_values(values, name)
+    ids = array.astype(np.int64)
+    if not np.array_equal(ids, array):
+        raise DataError(f"{name} holds values that are not whole numbers: give class ids")
+    if n_classes is not None and (wrong := int(((ids < 0) | (ids >= n_classes)).sum())):
+        raise DataError(f"{name} holds {wrong} ids outside 0..{n_classes - 1}: leave out images of unknown class")
+    return ids
+
+
+def check_lengths(**arrays: np.ndarray) -> None:
+    """Refuse arrays about different numbers of images."""
+    if len({len(array) for array in arrays.values()}) > 1:
+        lengths = ", ".join(f"{name} {len(array)}" for name, array in arrays.items())
+        raise UsageError(f"the numbers of images differ ({lengths}): give one entry per image in each")

@@ -1,0 +1,253 @@
+"""Counts, sums and second moments of the embeddings of clusters: all that Gaussians need of the training images.
+
+Shapes: N images, D embedding, M clusters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+from scipy.sparse import csr_array
+
+from maple.errors import FitError
+from maple.stats.arrays import as_array, as_embeddings, count_broken, normalise, row_blocks
+
+# A feature whose deviation is below this share of its mean is a constant that was rounded.
+_CONSTANT_FEATURE = 1e-12
+# Elements per panel of matrix products: BLAS minds the cache itself, and threads that wait for each other, on a busy
+# machine above all, should do so rarely.
+_PANEL_ELEMENTS = 1 << 22
+
+
+class Moments:
+    """Counts, sums and second moment of the embeddings of M clusters, accumulated batch by batch in float64.
+
+    All sums are taken around ``shift`` (by default the mean of the first batch), since E[x²] - E[x]² loses every digit
+    when the mean is large next to the deviation. Two ``Moments`` add up, whatever their shifts. Embeddings are divided
+    by their norm to the power ``norm_exponent`` on the way in (see :func:`normalise`).
+
+    >>> x = np.array([[0.0, 0.0], [2.0, 0.0], [10.0, 4.0], [12.0, 4.0]])
+    >>> moments = Moments(2, 2).update(x, [0, 0, 1, 1])
+    >>> moments.means
+    array([[ 1.,  0.],
+           [11.,  4.]])
+    >>> moments.within_covariance.round(9)
+    array([[1., 0.],
+           [0., 0.]])
+    """
+
+    def __init__(
+        self, n_clusters: int, dim: int, *, shift: ArrayLike | None = None, norm_exponent: float = 0.0
+    ) -> None:
+        self.counts = np.zeros(n_clusters, dtype=np.int64)  # (M,)
+        self.sums = np.zeros((n_clusters, dim))  # (M, D) sum of x - shift
+        self.second = np.zeros((dim, dim))  # (D, D) sum of (x - shift)(x - shift)'
+        self.shift = None if shift is None else np.array(shift, dtype=np.float64)  # (D,)
+        self.norm_exponent = float(norm_exponent)
+
+    def __repr__(self) -> str:
+        return f"Moments(n_clusters={self.n_clusters}, dim={self.dim}, n_images={self.n_images})"
+
+    # -- adding images
+
+    def update(self, embeddings: Any, cluster_ids: Any) -> Moments:
+        """Add a batch: ``embeddings`` (N, D) and ``cluster_ids`` (N,) in 0..M-1. Returns itself."""
+        embeddings = as_embeddings(embeddings)
+        cluster_ids = as_array(cluster_ids)
+        self._check(embeddings, cluster_ids)
+        if len(embeddings) == 0:
+            return self
+        if self.shift is None:
+            first = embeddings[next(row_blocks(*embeddings.shape))]
+            self.shift = normalise(first, self.norm_exponent).mean(axis=0, dtype=np.float64)
+        panels = list(row_blocks(*embeddings.shape, elements=_PANEL_ELEMENTS))
+        centred = np.empty((panels[0].stop, self.dim))  # one panel at a time, float64
+        for panel in panels:
+            self._add_panel(embeddings[panel], cluster_ids[panel], self.shift, centred[: panel.stop - panel.start])
+        self.counts += np.bincount(cluster_ids, minlength=self.n_clusters)
+        return self
+
+    def _add_panel(
+        self, embeddings: np.ndarray, cluster_ids: np.ndarray, shift: np.ndarray, centred: np.ndarray
+    ) -> None:
+        for rows in row_blocks(*embeddings.shape):  # blocks are still in the cache when they are summed
+            np.subtract(normalise(embeddings[rows], self.norm_exponent), shift, out=centred[rows])
+            self._add_sums(centred[rows], cluster_ids[rows])
+        self.second += centred.T @ centred  # NumPy sees that this is symmetric: half the work
+
+    def _add_sums(self, centred: np.ndarray, cluster_ids: np.ndarray) -> None:
+        """Sums by cluster, as a sparse product: N x D additions, whatever M is."""
+        present, index = np.unique(cluster_ids, return_inverse=True)
+        n = len(cluster_ids)
+        members = csr_array((np.ones(n), (index, np.arange(n))), shape=(len(present), n))
+        self.sums[present] += members @ centred
+
+    def _check(self, embeddings: np.ndarray, cluster_ids: np.ndarray) -> None:
+        if embeddings.shape[1] != self.dim:
+            raise FitError(f"embeddings have {embeddings.shape[1]} columns where {self.dim} are expected")
+        if cluster_ids.shape != embeddings.shape[:1]:
+            raise FitError(f"{len(embeddings)} embeddings need as many cluster ids, not shape {cluster_ids.shape}")
+        if not np.issubdtype(cluster_ids.dtype, np.integer) and len(cluster_ids):
+            raise FitError(f"cluster ids must be integers, not {cluster_ids.dtype}")
+        if len(cluster_ids) and (cluster_ids.min() < 0 or cluster_ids.max() >= self.n_clusters):
+            n_wrong = int(((cluster_ids < 0) | (cluster_ids >= self.n_clusters)).sum())
+            raise FitError(
+                f"{n_wrong} of {len(cluster_ids)} images have no label among the {self.n_clusters} known: "
+                "leave them out of the fit"
+            )
+        _check_finite(embeddings)
+
+    # -- combining
+
+    def grow(self, n_clusters: int) -> Moments:
+        """Make room for more clusters, empty so far. Returns itself."""
+        more = n_clusters - self.n_clusters
+        if more > 0:
+            self.counts = np.append(self.counts, np.zeros(more, dtype=np.int64))
+            self.sums = np.vstack([self.sums, np.zeros((more, self.dim))])
+        return self
+
+    def copy(self) -> Moments:
+        return Moments.from_arrays({name: array.copy() for name, array in self.to_arrays().items()})
+
+    def moved_to(self, shift: np.ndarray) -> Moments:
+        """The same moments around another shift.
+
+        With a = old shift - new shift: sum (x + a) = sum x + n a, and
+        sum (x + a)(x + a)' = sum x x' + (sum x) a' + a (sum x)' + n a a'.
+        """
+        moved = Moments(self.n_clusters, self.dim, shift=shift, norm_exponent=self.norm_exponent)
+        if self.shift is not None:
+            step = self.shift - shift  # (D,)
+            cross = np.outer(self.sums.sum(axis=0), step)  # (D, D)
+            moved.counts = self.counts.copy()
+            moved.sums = self.sums + self.counts[:, None] * step
+            moved.second = self.second + cross + cross.T + self.n_images * np.outer(step, step)
+        return moved
+
+    def __add__(self, other: Moments) -> Moments:
+        """The moments of both sets of images, around the shift of the first that has one."""
+        if not isinstance(other, Moments):
+            return NotImplemented
+        if self.dim != other.dim:
+            raise FitError(f"moments of {self.dim} and {other.dim} dimensions do not add up")
+        if self.norm_exponent != other.norm_exponent:
+            raise FitError(f"moments with norm_exponent {self.norm_exponent} and {other.norm_exponent} do not add up")
+        n_clusters = max(self.n_clusters, other.n_clusters)
+        total = self.copy().grow(n_clusters)
+        if other.shift is None:
+            return total
+        if total.shift is None:
+            return other.copy().grow(n_clusters)
+        aligned = other.moved_to(total.shift).grow(n_clusters)
+        total.counts += aligned.counts
+        total.sums += aligned.sums
+        total.second += aligned.second
+        return total
+
+    def merge(self, sum_over_ranks: Callable[[np.ndarray], np.ndarray]) -> Moments:
+        """The moments of all processes, given a function that sums an array over them (an all-reduce).
+
+        Every process calls it and gets the same result; the shifts may differ, the number of clusters may not.
+
+        >>> ranks = [Moments(1, 1).update([[1.0]], [0]), Moments(1, 1).update([[3.0]], [0])]
+        >>> alone = ranks[0].merge(lambda array: array)  # one process: nothing to add
+        >>> alone.means
+        array([[1.]])
+        """
+        votes = np.zeros(self.dim + 1) if self.shift is None else np.append(self.shift, 1.0)
+        votes = sum_over_ranks(votes)  # the common shift is the mean of those there are
+        if votes[-1] == 0:
+            return self.copy()
+        moved = self.moved_to(votes[:-1] / votes[-1])
+        moved.counts = sum_over_ranks(moved.counts)
+        moved.sums = sum_over_ranks(moved.sums)
+        moved.second = sum_over_ranks(moved.second)
+        return moved
+
+    def to_arrays(self) -> dict[str, np.ndarray]:
+        """All there is, by name; counts, sums and second add up over processes that have a common shift."""
+        exponent = np.array([self.norm_exponent])
+        arrays = {"counts": self.counts, "sums": self.sums, "second": self.second, "norm_exponent": exponent}
+        return arrays if self.shift is None else arrays | {"shift": self.shift}
+
+    @classmethod
+    def from_arrays(cls, arrays: dict[str, np.ndarray]) -> Moments:
+        """The inverse of :meth:`to_arrays`."""
+        n_clusters, dim = arrays["sums"].shape
+        moments = cls(n_clusters, dim, shift=arrays.get("shift"), norm_exponent=arrays["norm_exponent"].item())
+        moments.counts = np.asarray(arrays["counts"], dtype=np.int64)
+        moments.sums = np.asarray(arrays["sums"], dtype=np.float64)
+        moments.second = np.asarray(arrays["second"], dtype=np.float64)
+        return moments
+
+    # -- what follows from them; covariances are divided by N, as in the paper
+
+    @property
+    def n_clusters(self) -> int:
+        return len(self.counts)
+
+    @property
+    def dim(self) -> int:
+        return self.sums.shape[1]
+
+    @property
+    def n_images(self) -> int:
+        return int(self.counts.sum())
+
+    @property
+    def mean(self) -> np.ndarray:
+        """Mean of all images (D,)."""
+        return self._shift() + self.sums.sum(axis=0) / self.n_images
+
+    @property
+    def means(self) -> np.ndarray:
+        """Mean of each cluster (M, D); NaN for an empty one."""
+        counts = np.where(self.counts > 0, self.counts, np.nan)
+        return self._shift() + self.sums / counts[:, None]
+
+    @property
+    def deviation(self) -> np.ndarray:
+        """Standard deviation of each feature (D,); exactly 0 for a constant one."""
+        centre = self.sums.sum(axis=0) / self.n_images
+        variance = np.maximum(np.diag(self.second) / self.n_images - centre**2, 0.0)
+        deviation = np.sqrt(variance)
+        return np.where(deviation > _CONSTANT_FEATURE * np.abs(self._shift() + centre), deviation, 0.0)
+
+    @property
+    def total_covariance(self) -> np.ndarray:
+        """Covariance of all images around their mean (D, D)."""
+        centre = self.sums.sum(axis=0) / self.n_images
+        return self.second / self.n_images - np.outer(centre, centre)
+
+    @property
+    def within_covariance(self) -> np.ndarray:
+        """Covariance of the images around the means of their clusters (D, D): the paper's Sigma."""
+        centres = self.sums / np.sqrt(np.maximum(self.counts, 1))[:, None]  # (M, D)
+        return (self.second - centres.T @ centres) / self.n_images
+
+    def _shift(self) -> np.ndarray:
+        if self.shift is None or self.n_images == 0:
+            raise FitError("there are no images to fit: add images")
+        return self.shift
+
+
+def _check_finite(embeddings: np.ndarray) -> None:
+    """NaN, infinity and what overflows when squared are errors, found before anything is added."""
+    for rows in row_blocks(*embeddings.shape):
+        block = embeddings[rows]
+        with np.errstate(over="ignore", invalid="ignore"):
+            if np.isfinite(np.vdot(block, block)):  # one quick pass, nearly always enough
+                continue
+            wide = block.astype(np.float64)
+            fine = np.isfinite(np.vdot(wide, wide))
+        if n_broken := count_broken(embeddings):
+            raise FitError(
+                f"{n_broken} of {len(embeddings)} embeddings hold NaN or infinity: "
+                "the network has diverged or those images are broken; train again or leave them out"
+            )
+        if not fine:
+            raise FitError("embeddings are too large to be squared: scale them down")
