@@ -28,7 +28,7 @@ from maple.data.sources import open_images
 from maple.detectors.registry import list_detectors
 from maple.evaluation.evaluate import Method
 from maple.evaluation.paper.suites import PROFILES, find_suite
-from maple.networks.backbone import create_backbone
+from maple.networks import create_backbone
 from maple.options import recipe_section
 from maple.prediction.predictor import Predictor, load_predictor
 from maple.runs.benchmark.trainings import Job, ensure_evaluated, list_jobs

@@ -27,7 +27,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from maple.detectors.description import Description
-from maple.networks.backbone import embed
+from maple.networks import embed
 from maple.prediction.predictor import load_predictor
 from maple.runs.benchmark.trainings import ensure_trained
 from maple.stats.metrics import auroc

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from maple.errors import UsageError
-from maple.networks.backbone import load_state, read_state
+from maple.networks import load_state, read_state
 
 NAME = "efficientnet-lite0"
 # What maple reads of a module of others. The weights were trained on (pixels - 127) / 128; with ImageNet's mean and

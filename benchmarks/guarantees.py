@@ -41,7 +41,7 @@ from maple.decisions.drift import StreamMonitor, compare_scores
 from maple.decisions.probability import Probability
 from maple.decisions.sets import prediction_sets, true_class_scores
 from maple.detectors.maple import MapleDetector
-from maple.networks.backbone import embed
+from maple.networks import embed
 from maple.types import Outputs
 from resnet20 import OOD, embed_all, public_resnet20
 

@@ -39,7 +39,7 @@ from maple.decisions.probability import Probability
 from maple.deploy.export import drop_idle_abs
 from maple.deploy.graph import OUTPUTS, PredictorGraph
 from maple.detectors.maple import MapleDetector
-from maple.networks.backbone import Backbone, create_backbone, embed, evaluating
+from maple.networks import Backbone, create_backbone, embed, evaluating
 from maple.prediction.onnx import start_session
 from maple.prediction.predictor import Predictor
 from maple.types import Outputs

@@ -34,8 +34,7 @@ from PIL import Image, ImageDraw
 from maple.data.splits import Splits
 from maple.evaluation.paper.suites import PROFILES, find_suite
 from maple.files import RunFile
-from maple.networks.architectures import use_fast_allocator
-from maple.networks.backbone import embed
+from maple.networks import embed, use_fast_allocator
 from maple.options import resolve_config
 from maple.prediction.predictor import Predictor, load_predictor
 from maple.reporting.gallery import ClusterExemplars, read_gallery

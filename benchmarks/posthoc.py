@@ -34,8 +34,7 @@ from maple.detectors.base import Detector
 from maple.detectors.gradient import ImageDetector, ImageReader
 from maple.detectors.lee import LeeDetector
 from maple.detectors.registry import create_detector, list_detectors
-from maple.networks.architectures import use_fast_allocator
-from maple.networks.backbone import Backbone, embed, linear_head
+from maple.networks import Backbone, embed, linear_head, use_fast_allocator
 from maple.prediction.predictor import load_predictor
 from maple.runs.benchmark.trainings import ensure_trained
 from maple.stats.metrics import auroc, negative_log_likelihood

@@ -29,7 +29,7 @@ from PIL import Image
 from maple.data.image_set import ImageSet
 from maple.data.simulate import simulated_diatoms
 from maple.detectors.maple import MapleDetector
-from maple.networks.backbone import create_backbone, embed
+from maple.networks import create_backbone, embed
 from maple.prediction.predictor import Predictor
 from maple.runs.predict import predict_images
 

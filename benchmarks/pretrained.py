@@ -43,9 +43,7 @@ from maple.data.splits import fold_shares, share_out
 from maple.evaluation.evaluate import Results
 from maple.evaluation.paper.suites import PROTOCOLS, Protocol
 from maple.files import RunFile, load_json
-from maple.networks.architectures import use_fast_allocator
-from maple.networks.backbone import Backbone, embed
-from maple.networks.hub import open_model
+from maple.networks import Backbone, embed, open_model, use_fast_allocator
 from maple.options import PRESETS, resolve_config
 from maple.progress import say
 from maple.reporting.plots import BLUE, ORANGE, Line, plot_reliability, plot_scores, standalone_svg

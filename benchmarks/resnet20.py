@@ -27,8 +27,15 @@ from maple.detectors.description import Description
 from maple.detectors.maple import MapleDetector
 from maple.detectors.registry import create_detector
 from maple.files import save_arrays
-from maple.networks.architectures import use_fast_allocator
-from maple.networks.backbone import IMAGENET_MEAN, IMAGENET_STD, Backbone, create_backbone, embed, load_weights
+from maple.networks import (
+    IMAGENET_MEAN,
+    IMAGENET_STD,
+    Backbone,
+    create_backbone,
+    embed,
+    load_weights,
+    use_fast_allocator,
+)
 from maple.stats.metrics import accuracy, auroc, calibration_floor, expected_calibration_error, negative_log_likelihood
 from maple.types import Outputs
 

@@ -90,7 +90,7 @@ def make_run(folder: Path) -> Path:
     import torch
 
     from maple.data.splits import load_splits
-    from maple.networks.backbone import create_backbone
+    from maple.networks import create_backbone
     from maple.prediction.predictor import fit_predictor
 
     splits = load_splits("simulated-diatoms?n=600&size=32")

@@ -49,7 +49,7 @@ from maple.data.splits import Splits, load_splits
 from maple.decisions.probability import class_probabilities, fit_temperature
 from maple.detectors.scores import energy_score, spread_score
 from maple.files import load_json, save_json
-from maple.networks.backbone import Backbone, create_backbone, embed
+from maple.networks import Backbone, create_backbone, embed
 from maple.options import DataOptions
 from maple.prediction.predictor import channel_statistics
 from maple.stats.gaussians import class_maximum, fit_gaussians, log_posterior

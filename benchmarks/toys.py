@@ -40,7 +40,7 @@ from maple.detectors.base import Detector
 from maple.detectors.maple import MapleDetector
 from maple.detectors.registry import create_detector
 from maple.files import save_json
-from maple.networks.backbone import Backbone, embed
+from maple.networks import Backbone, embed
 from maple.options import TrainOptions, build_options
 from maple.reporting.plots import LIGHT
 from maple.stats.metrics import accuracy, auroc

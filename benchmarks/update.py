@@ -32,8 +32,7 @@ from maple.data.sources import open_images
 from maple.data.splits import fold_shares, split_indices
 from maple.detectors.maple import MapleDetector, nearest_of_class
 from maple.evaluation.paper.suites import PROFILES, Training
-from maple.networks.architectures import use_fast_allocator
-from maple.networks.backbone import embed
+from maple.networks import embed, use_fast_allocator
 from maple.options import as_dict, resolve_config
 from maple.prediction.predictor import Predictor, load_predictor
 from maple.runs.benchmark.trainings import Job, ensure_trained

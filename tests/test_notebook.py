@@ -13,7 +13,7 @@ from maple.detectors.estimator import MahalanobisClassifier
 from maple.detectors.maple import MapleDetector
 from maple.detectors.registry import create_detector
 from maple.evaluation.evaluate import Results, evaluate
-from maple.networks.backbone import create_backbone
+from maple.networks import create_backbone
 from maple.prediction.predictor import Predictor
 from maple.types import Outputs, Prediction, Relabelling
 

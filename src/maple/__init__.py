@@ -11,11 +11,11 @@ from typing import Any
 __version__ = "0.1.0"
 
 _EXPORTS = {
-    "Backbone": "maple.networks.backbone",
-    "create_backbone": "maple.networks.backbone",
-    "embed": "maple.networks.backbone",
-    "list_backbones": "maple.networks.backbone",
-    "wrap_backbone": "maple.networks.backbone",
+    "Backbone": "maple.networks",
+    "create_backbone": "maple.networks",
+    "embed": "maple.networks",
+    "list_backbones": "maple.networks",
+    "wrap_backbone": "maple.networks",
     "evaluate": "maple.evaluation.evaluate",
     "Calibration": "maple.decisions.calibration",
     "benjamini_hochberg": "maple.decisions.conformal",
@@ -33,7 +33,7 @@ _EXPORTS = {
     "export_onnx": "maple.deploy.export",
     "Moments": "maple.stats.moments",
     "ImageSet": "maple.data.image_set",
-    "open_model": "maple.networks.hub",
+    "open_model": "maple.networks",
     "StreamMonitor": "maple.decisions.drift",
     "compare_scores": "maple.decisions.drift",
     "OnnxPredictor": "maple.prediction.onnx",

@@ -19,7 +19,7 @@ from maple.baselines.due import DueRecipe, SparseGPHead, batch_statistics
 from maple.baselines.spectral import BoundedBatchNorm2d, bound_layers
 from maple.data.splits import load_splits
 from maple.errors import ConfigError, DataError, TrainError, UsageError
-from maple.networks.backbone import Backbone, create_backbone
+from maple.networks import Backbone, create_backbone
 from maple.options import DataOptions
 from maple.training.loop import train_backbone
 from maple.training.recipe import Step, create_recipe

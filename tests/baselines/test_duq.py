@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from maple.baselines.duq import DuqHead, DuqRecipe, gradient_penalty, log_complement, one_against_rest
 from maple.data.splits import load_splits
 from maple.detectors.registry import create_detector
-from maple.networks.backbone import Backbone, create_backbone, normalise
+from maple.networks import Backbone, create_backbone, normalise_images
 from maple.options import DataOptions
 from maple.training.loop import train_backbone
 from maple.training.loss import weighted_sum
@@ -160,7 +160,7 @@ def double_penalty(backbone, images):
     penalties = []
     with torch.no_grad():
         for image in images:
-            x, gradient = normalise(image[None], backbone.mean, backbone.std)[0], []
+            x, gradient = normalise_images(image[None], backbone.mean, backbone.std)[0], []
             for i in range(x.numel()):
                 shift = torch.zeros(x.numel(), dtype=torch.float64).index_fill_(0, torch.tensor(i), 1e-5).view_as(x)
                 gradient.append((total(x + shift) - total(x - shift)) / 2e-5)
@@ -170,7 +170,7 @@ def double_penalty(backbone, images):
 
 def penalty(backbone, images):
     images = images.clone().requires_grad_()
-    logits = backbone.head(backbone.body(normalise(images, backbone.mean, backbone.std)))
+    logits = backbone.head(backbone.body(normalise_images(images, backbone.mean, backbone.std)))
     return gradient_penalty(logits, images, backbone.std)
 
 
@@ -198,7 +198,8 @@ def test_penalty_does_not_depend_on_who_normalises():
     images, targets = torch.rand(4, 3, 2, 2), torch.tensor([0, 1, 2, 0])
     recipe = DuqRecipe()
     inside = recipe.loss(make_step(backbone, images, targets))["gradient_penalty"]
-    outside = recipe.loss(make_step(other, normalise(images, backbone.mean, backbone.std), targets))["gradient_penalty"]
+    normalised = normalise_images(images, backbone.mean, backbone.std)
+    outside = recipe.loss(make_step(other, normalised, targets))["gradient_penalty"]
     assert inside.weight == recipe.duq_gradient_penalty
     torch.testing.assert_close(inside.value, outside.value)
     assert inside.value.item() == pytest.approx(penalty(backbone, images).item(), rel=1e-5)

@@ -12,7 +12,7 @@ from maple.baselines.ensemble import member_seeds, train_ensemble
 from maple.data.sources import open_images
 from maple.errors import RunError, UsageError
 from maple.files import RunFile
-from maple.networks.backbone import create_backbone, embed
+from maple.networks import create_backbone, embed
 from maple.options import MAX_MEMBERS, PRESETS, TrainOptions, build_options, resolve_config
 from maple.training.loop import train_backbone
 from maple.training.recipe import create_recipe
@@ -48,7 +48,7 @@ def test_members_are_independent_trainings_with_their_own_seeds(digits):
     np.testing.assert_allclose(torch.from_numpy(outputs.logits).softmax(dim=1).numpy(), probabilities, atol=1e-5)
     assert outputs.embeddings.shape == (100, 256)
     assert run.snapshots["after"].shape == (100, 256)
-    assert run.backbone.made_by["recipe"] == "ensemble"
+    assert run.backbone.made_by.recipe == "ensemble"
 
 
 def test_a_killed_ensemble_goes_on(digits, tmp_path):

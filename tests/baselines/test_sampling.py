@@ -18,7 +18,7 @@ from maple.baselines.sampling import (
     join_members,
 )
 from maple.errors import UsageError
-from maple.networks.backbone import Backbone, create_backbone, embed, linear_head
+from maple.networks import Backbone, create_backbone, embed, linear_head
 from maple.prediction.predictor import load_backbone, save_backbone
 from maple.training.loop import describe_maker
 from maple.training.recipe import create_recipe

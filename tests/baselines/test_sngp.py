@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from maple.baselines.sngp import RandomFeatureHead, SngpRecipe, mean_field_logits
 from maple.data.splits import load_splits
 from maple.errors import TrainError
-from maple.networks.backbone import Backbone, create_backbone
+from maple.networks import Backbone, create_backbone
 from maple.options import DataOptions
 from maple.training.loop import train_backbone
 from maple.training.recipe import Step, create_recipe

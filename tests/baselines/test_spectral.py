@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from maple.baselines.spectral import BoundedBatchNorm2d, SpectralBound, bound_layers, fold
 from maple.errors import UsageError
-from maple.networks.backbone import Backbone, create_backbone
+from maple.networks import Backbone, create_backbone
 
 
 def dense_norm(operator, weight, shape):

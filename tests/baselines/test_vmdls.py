@@ -14,7 +14,7 @@ from torch.distributions import kl_divergence as reference_divergence
 
 from maple.baselines.vmdls import VmdlsHead, VmdlsRecipe, kl_divergence, sample_gaussian
 from maple.data.splits import load_splits
-from maple.networks.backbone import Backbone, create_backbone
+from maple.networks import Backbone, create_backbone
 from maple.options import DataOptions
 from maple.training.loop import train_backbone
 from maple.training.loss import weighted_sum

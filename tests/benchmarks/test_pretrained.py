@@ -28,8 +28,7 @@ from maple.data.splits import load_splits
 from maple.errors import UsageError
 from maple.evaluation.evaluate import Results
 from maple.evaluation.paper.suites import Protocol
-from maple.networks.backbone import embed
-from maple.networks.hub import open_model
+from maple.networks import embed, open_model
 from maple.options import resolve_config
 from maple.prediction.predictor import load_predictor
 

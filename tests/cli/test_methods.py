@@ -70,7 +70,7 @@ def test_a_recipe_from_training_to_prediction(recipe, tmp_path, capsys):
     assert run("evaluate", folder, "--json") == 0
     again = json.loads(capsys.readouterr().out)
     assert again["methods"][recipe]["classification"]["nll"] == pytest.approx(own["classification"]["nll"], rel=1e-6)
-    assert load_predictor(folder).backbone.made_by["recipe"] == recipe
+    assert load_predictor(folder).backbone.made_by.recipe == recipe
     assert run("predict", folder, "digits", "--out", tmp_path / "p.csv") == 0
     assert (folder / "report.html").is_file()
 

@@ -25,7 +25,7 @@ from maple.deploy.graph import OUTPUTS, DescriptionGraph, PredictorGraph, PValue
 from maple.detectors.maple import MapleDetector
 from maple.detectors.scores import FUSED, SCORES, Surprise, fit_surprise
 from maple.errors import RunError, UsageError
-from maple.networks.backbone import Backbone, create_backbone, embed
+from maple.networks import Backbone, create_backbone, embed
 from maple.prediction.predictor import Predictor, fit_predictor
 from maple.reporting.gallery import write_cluster_gallery
 from maple.types import Outputs, Relabelling
@@ -311,7 +311,7 @@ def test_absolute_values_of_what_is_never_negative_are_left_out(onnx):
 
 def test_a_network_of_timm(tmp_path, onnx):
     from maple.deploy.export import export_onnx
-    from maple.networks.hub import open_model
+    from maple.networks import open_model
 
     if find_spec("timm") is None:
         pytest.skip("timm is not installed")

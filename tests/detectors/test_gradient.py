@@ -42,8 +42,8 @@ from maple.detectors.lee import (
 )
 from maple.detectors.registry import create_detector, restore_detector
 from maple.errors import ConfigError, DataError, FitError, NotFittedError, UsageError
+from maple.networks import Backbone, create_backbone, embed, normalise_images, wrap_backbone
 from maple.networks._torchvision import import_torchvision
-from maple.networks.backbone import Backbone, create_backbone, embed, normalise, wrap_backbone
 from maple.stats.gaussians import Gaussians, fit_gaussians
 from maple.stats.metrics import auroc
 from maple.stats.moments import Moments
@@ -122,7 +122,7 @@ def in_float64(backbone: Backbone, z: torch.Tensor) -> torch.Tensor:
 
 
 def normalised(x: torch.Tensor) -> torch.Tensor:
-    return normalise(x.double(), torch.tensor(MEAN, dtype=torch.float64), torch.tensor(STD, dtype=torch.float64))
+    return normalise_images(x.double(), torch.tensor(MEAN, dtype=torch.float64), torch.tensor(STD, dtype=torch.float64))
 
 
 def odin_step(backbone: Backbone, x: torch.Tensor, temperature: float = 1000.0) -> torch.Tensor:
@@ -326,7 +326,7 @@ def test_features_are_averages_over_space(backbone, test):
     x = tensor_of(test)[:4]
     with torch.no_grad():
         found = average_layers(backbone, x, ["1", "embedding", "0"])
-        first = backbone.body[0](normalise(x, backbone.mean, backbone.std))
+        first = backbone.body[0](normalise_images(x, backbone.mean, backbone.std))
         second = backbone.body[1](first)
     assert list(found) == ["1", "embedding", "0"]
     torch.testing.assert_close(found["0"], first.mean(dim=(2, 3)))
@@ -339,7 +339,7 @@ def test_what_an_in_place_layer_does_afterwards_does_not_matter():
     backbone = Backbone(body, nn.Linear(4, 2), embedding_size=4)
     x = torch.rand(2, 3, 8, 8, requires_grad=True)
     found = average_layers(backbone, x, ["0"])["0"]
-    torch.testing.assert_close(found, body[0](normalise(x, backbone.mean, backbone.std)).mean(dim=(2, 3)))
+    torch.testing.assert_close(found, body[0](normalise_images(x, backbone.mean, backbone.std)).mean(dim=(2, 3)))
     assert torch.autograd.grad(found.sum(), x)[0].abs().sum() > 0
 
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from maple.errors import UsageError
+from maple.networks import _torchvision as compat
 from maple.networks._torchvision import import_torchvision
-from maple.networks.architectures import _torchvision as compat
 
 FIXED = """
 from torchvision import extension
@@ -77,7 +77,7 @@ def test_a_missing_torchvision_says_what_to_do(monkeypatch):
         raise ModuleNotFoundError(f"No module named '{name}'", name=name)
 
     monkeypatch.setattr(compat, "import_module", missing)
-    with pytest.raises(UsageError, match="not installed: pip install torchvision"):
+    with pytest.raises(UsageError, match="pip install torchvision"):
         import_torchvision()
 
 

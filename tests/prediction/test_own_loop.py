@@ -19,7 +19,7 @@ import maple
 from maple.data.batches import training_batches
 from maple.data.splits import load_splits
 from maple.errors import DataError, TrainError, UsageError
-from maple.networks.backbone import create_backbone, wrap_backbone
+from maple.networks import create_backbone, wrap_backbone
 from maple.options import DataOptions, TrainOptions
 from maple.prediction.callback import _make_callback
 from maple.prediction.own_loop import Indexed, Relabeller, resize_head

@@ -17,7 +17,7 @@ from maple.decisions.conformal import conformal_threshold
 from maple.detectors.maple import MapleDetector
 from maple.errors import DataError, RunError, UsageError
 from maple.files import load_arrays, save_arrays
-from maple.networks.backbone import create_backbone, embed, wrap_backbone
+from maple.networks import create_backbone, embed, wrap_backbone
 from maple.options import DecisionOptions
 from maple.prediction.predictor import (
     Predictor,

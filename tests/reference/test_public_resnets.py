@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from maple.data.sources import open_images
-from maple.networks.backbone import create_backbone, embed, load_weights
+from maple.networks import create_backbone, embed, load_weights
 
 
 @pytest.mark.shared

@@ -22,7 +22,7 @@ from maple.data.splits import load_splits
 from maple.errors import UsageError
 from maple.evaluation.evaluate import evaluate
 from maple.files import load_json, save_json
-from maple.networks.backbone import create_backbone, embed
+from maple.networks import create_backbone, embed
 from maple.prediction.explain import component_coordinates
 from maple.prediction.predictor import fit_predictor, load_predictor
 from maple.reporting.gallery import read_gallery, write_training_gallery

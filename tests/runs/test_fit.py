@@ -21,8 +21,7 @@ from maple.data.sources import open_images
 from maple.data.splits import load_splits, split_indices
 from maple.errors import DataError, UsageError
 from maple.files import load_json
-from maple.networks.backbone import create_backbone, load_weights, wrap_backbone
-from maple.networks.hub import open_model
+from maple.networks import create_backbone, load_weights, open_model, wrap_backbone
 from maple.options import read_toml, resolve_config
 from maple.prediction.predictor import fit_predictor, load_predictor
 from maple.runs.fit import FitRequest, check_head, fit_run

@@ -25,8 +25,8 @@ from maple.data.image_set import ImageSet
 from maple.data.sources import open_images
 from maple.errors import UsageError
 from maple.files import RunFile, load_arrays, load_json
+from maple.networks import Backbone, create_backbone, embed, wrap_backbone
 from maple.networks._torchvision import import_torchvision
-from maple.networks.backbone import Backbone, create_backbone, embed, wrap_backbone
 from maple.options import TrainOptions, read_toml, resolve_config
 from maple.prediction.predictor import Predictor, load_predictor, save_backbone
 from maple.runs.init import Start, follow_network, leave_out_unused, open_start, try_recipe, why_new_head

@@ -353,7 +353,7 @@ def test_evaluation_of_a_run_whose_head_does_not_know_all_classes(nine, digits):
 
 
 def outputs_of(predictor: Predictor, images: ImageSet) -> Outputs:
-    from maple.networks.backbone import embed
+    from maple.networks import embed
 
     return embed(predictor.backbone, images)
 

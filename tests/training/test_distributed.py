@@ -14,7 +14,7 @@ import pytest
 
 from maple.data.splits import load_splits
 from maple.errors import UsageError
-from maple.networks.backbone import embed
+from maple.networks import embed
 from maple.options import DataOptions, TrainOptions
 from maple.prediction.predictor import fit_predictor, load_predictor
 from maple.training.distributed import count_processes, make_fabric
@@ -32,7 +32,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from maple.networks.backbone import create_backbone
+from maple.networks import create_backbone
 from maple.options import DataOptions, TrainOptions
 from maple.errors import DataError
 from maple.prediction.predictor import fit_predictor

@@ -17,7 +17,7 @@ from maple.data.batches import count_batches
 from maple.data.splits import load_splits
 from maple.errors import DataError, RunError, TrainError, UsageError
 from maple.files import load_arrays
-from maple.networks.backbone import Backbone, create_backbone
+from maple.networks import Backbone, create_backbone
 from maple.options import DataOptions, TrainOptions
 from maple.training.head import inherit_rows, named_state
 from maple.training.loop import (

@@ -11,7 +11,7 @@ from torch import nn
 
 from maple.decisions.probability import class_probabilities
 from maple.errors import ConfigError, UsageError
-from maple.networks.backbone import Backbone
+from maple.networks import Backbone
 from maple.options import PRESETS, RecipeOptions
 from maple.training.loss import contrastive_loss
 from maple.training.recipe import RECIPES, MapleRecipe, Step, create_recipe, grow_linear, unused_options

@@ -38,7 +38,7 @@ from torch.nn.utils import parametrize
 from maple.baselines.sampling import average_logits
 from maple.baselines.spectral import BoundedBatchNorm2d, bound_layers, fold
 from maple.errors import DataError, TrainError, UsageError
-from maple.networks.backbone import Backbone
+from maple.networks import Backbone
 from maple.options import DueOptions
 from maple.training.loss import LossTerm
 from maple.training.recipe import EmbedRows, Recipe, Step, register_recipe

@@ -15,7 +15,7 @@ from maple.baselines.sampling import EnsembleRecipe, join_members
 from maple.data.image_set import ImageSet
 from maple.errors import UsageError
 from maple.files import RunFile, write_atomic
-from maple.networks.backbone import Backbone
+from maple.networks import Backbone
 from maple.options import MAX_MEMBERS, N_SEEDS, TrainOptions
 from maple.progress import say
 from maple.training.loop import Run, describe_maker, history_csv, train_backbone
@@ -81,7 +81,7 @@ def join_runs(runs: list[Run], recipe: EnsembleRecipe, folder: Path | None = Non
     asked = None if isinstance(layer, nn.Identity) else first.backbone.embedding_size
     maker = describe_maker(recipe, len(first.class_names))
     assert maker is not None
-    backbone.made_by = {**maker, "embedding_size": asked}
+    backbone.made_by = replace(maker, embedding_size=asked)
     backbone.origin = first.backbone.origin
     history = [_mean_row(list(rows)) for rows in zip(*(run.history for run in runs))]
     if folder is not None:

@@ -19,8 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from maple.errors import UsageError
-from maple.networks.backbone import Backbone, listening
-from maple.networks.ensemble import EnsembleBody
+from maple.networks import Backbone, EnsembleBody, listening
 from maple.options import DropoutOptions, EnsembleOptions
 from maple.training.loss import LossTerm
 from maple.training.recipe import Recipe, Step, register_recipe
@@ -173,7 +172,7 @@ class EnsembleHead(nn.Module):
 def join_members(members: Sequence[Backbone]) -> Backbone:
     """One backbone that is the ensemble of its members, which must be alike but for their weights.
 
-    >>> from maple.networks.backbone import create_backbone
+    >>> from maple.networks import create_backbone
     >>> ensemble = join_members([create_backbone("resnet9", n_classes=10) for _ in range(3)])
     >>> ensemble.embedding_size
     384

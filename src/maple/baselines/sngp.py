@@ -48,7 +48,7 @@ from torch.nn import functional as F
 from maple.baselines.sampling import CrossEntropy
 from maple.baselines.spectral import bound_layers, fold
 from maple.errors import TrainError
-from maple.networks.backbone import Backbone
+from maple.networks import Backbone
 from maple.options import SngpOptions
 from maple.training.recipe import Step, register_recipe
 from maple.types import About

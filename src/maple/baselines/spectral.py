@@ -30,7 +30,7 @@ from torch.nn import functional as F
 from torch.nn.utils import parametrize
 
 from maple.errors import UsageError
-from maple.networks.backbone import Backbone
+from maple.networks import Backbone
 
 FIRST_ITERATIONS = 30  # of the power method, from a random direction
 EXAMPLE_SIZE = 32  # side of the images where a backbone does not say how large its own are

@@ -37,8 +37,7 @@ from maple.decisions.probability import raise_odds
 from maple.deploy.graph import OUTPUTS, PredictorGraph
 from maple.errors import MapleError, RunError, UsageError, naming_extras
 from maple.files import RunFile, write_atomic
-from maple.networks.backbone import as_image_batch, embed, evaluating
-from maple.networks.hub import OnnxBackbone
+from maple.networks import OnnxBackbone, as_image_batch, embed, evaluating
 from maple.options import resolve_config
 from maple.prediction.onnx import INPUT, MAX_FILE_BYTES, METADATA, OnnxPredictor, write_metadata
 from maple.prediction.predictor import Predictor, load_predictor

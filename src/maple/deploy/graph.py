@@ -32,7 +32,7 @@ from maple.decisions.probability import LOWEST, ClassRule, Probability
 from maple.detectors.maple import MapleDetector
 from maple.detectors.scores import FUSED, Part, Score, Surprise
 from maple.errors import UsageError
-from maple.networks.backbone import channel_responses, listening
+from maple.networks import channel_responses, listening
 from maple.prediction.predictor import Predictor
 from maple.stats.background import Background
 from maple.stats.gaussians import Gaussians, float32_suffices
@@ -631,7 +631,7 @@ def _score_part(name: Score, detector: MapleDetector) -> nn.Module | None:
 class PredictorGraph(nn.Module):
     """From images to ``OUTPUTS``: (N, 3, S, S) float32 in [0, 1], or with ``preprocess`` (N, S, S, 3) uint8.
 
-    >>> from maple.networks.backbone import create_backbone, embed
+    >>> from maple.networks import create_backbone, embed
     >>> from maple.detectors.maple import MapleDetector
     >>> from dataclasses import replace
     >>> pixels = np.random.default_rng(0).integers(0, 256, (64, 8, 8, 3), dtype=np.uint8)

@@ -38,7 +38,7 @@ from maple.detectors._shared import LearnedNumbers
 from maple.detectors.logits import ColumnDetector, probability_of_others
 from maple.detectors.registry import register_detector
 from maple.errors import DataError, FitError, NotFittedError, UsageError
-from maple.networks.backbone import Backbone, Images, count_images, evaluating, read_batches
+from maple.networks import Backbone, Images, count_images, evaluating, read_batches
 from maple.options import AboveZero, NonNegative, as_dict, build_options, option
 from maple.stats.arrays import count_broken
 from maple.stats.gaussians import class_logsumexp
@@ -319,7 +319,7 @@ class OdinDetector(OdinOptions, LearnedNumbers, ImageDetector):
     temperature divides that: had it divided the logits, a class of two clusters would have probability 2/M for any
     image. So splitting a class without changing its probability leaves the score as it is.
 
-    >>> from maple.networks.backbone import create_backbone
+    >>> from maple.networks import create_backbone
     >>> train = ImageSet.from_arrays(np.random.default_rng(0).random((4, 8, 8, 3)))
     >>> backbone = create_backbone("resnet9", n_classes=3)
     >>> detector = OdinDetector().fit_images(backbone, train)

@@ -35,8 +35,7 @@ from maple.detectors.gradient import (
 )
 from maple.detectors.registry import register_detector
 from maple.errors import FitError, UsageError, suggest
-from maple.networks.backbone import Backbone, listening, same_values
-from maple.networks.ensemble import EnsembleBody
+from maple.networks import Backbone, EnsembleBody, listening, same_values
 from maple.options import NonNegative, option
 from maple.stats.gaussians import Gaussians, class_logsumexp, fit_gaussians, squared_distances
 from maple.stats.metrics import auroc
@@ -71,7 +70,7 @@ def find_layers(backbone: Backbone, images: Tensor) -> tuple[str, ...]:
     one member of an ensemble, whose members are alike. Left out are single pixels, and a stage whose average is that of
     a later one or the embedding.
 
-    >>> from maple.networks.backbone import create_backbone
+    >>> from maple.networks import create_backbone
     >>> find_layers(create_backbone("resnet20", n_classes=10), torch.rand(2, 3, 32, 32))
     ('layer1', 'layer2', 'embedding')
     >>> find_layers(create_backbone("wrn-10-1", n_classes=10), torch.rand(2, 3, 32, 32))
@@ -111,7 +110,7 @@ def average_layers(backbone: Backbone, images: Tensor, layers: Sequence[str]) ->
 
     Those of an ensemble are the features of the same layer of all members side by side, as its embedding is.
 
-    >>> from maple.networks.backbone import create_backbone
+    >>> from maple.networks import create_backbone
     >>> found = average_layers(create_backbone("resnet20", n_classes=10), torch.rand(2, 3, 32, 32), ["layer1"])
     >>> found["layer1"].shape
     torch.Size([2, 16])
@@ -347,7 +346,7 @@ class LeeDetector(LayerDistances):
     strong the noise is, it sets by hand for each attack, network and dataset. Their step goes away from the label, ours
     from the predicted class: the same for images that were right.
 
-    >>> from maple.networks.backbone import create_backbone
+    >>> from maple.networks import create_backbone
     >>> pixels, labels = np.random.default_rng(0).random((120, 8, 8, 3)), np.arange(120) % 2
     >>> train = ImageSet.from_arrays(pixels[:80], labels[:80])
     >>> validation = ImageSet.from_arrays(pixels[80:], labels[80:])

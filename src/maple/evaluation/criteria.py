@@ -13,7 +13,7 @@ import numpy as np
 from maple.data.image_set import ImageSet
 from maple.decisions.conformal import conformal_threshold
 from maple.detectors.maple import MapleDetector
-from maple.networks.backbone import embed
+from maple.networks import embed
 from maple.options import RunConfig, as_dict
 from maple.prediction.predictor import fit_predictor
 from maple.stats.chi_square import gaussian_test

@@ -1,4 +1,4 @@
-"""Several networks side by side as one."""
+"""The body of an ensemble: several networks side by side as one."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 
 class EnsembleBody(nn.Module):
-    """The embeddings of all members, side by side (N, S D); a member is a body and an embedding layer."""
+    """Concatenated embeddings (N, S D) of S members; a member is a body followed by an embedding layer."""
 
     def __init__(self, members: Sequence[nn.Sequential]) -> None:
         super().__init__()
@@ -18,7 +18,7 @@ class EnsembleBody(nn.Module):
 
     @property
     def member_bodies(self) -> list[nn.Module]:
-        """The bodies of the members, without their embedding layers."""
+        """Bodies of the members, without their embedding layers."""
         return [next(member.children()) for member in self.members]
 
     def forward(self, x: Tensor) -> Tensor:

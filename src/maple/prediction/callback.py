@@ -20,8 +20,8 @@ import torch
 
 from maple.data.image_set import ImageSet
 from maple.errors import UsageError
+from maple.networks import Backbone
 from maple.networks._torchvision import import_torchvision
-from maple.networks.backbone import Backbone
 from maple.prediction.own_loop import EpochEnd, Relabeller, assert_head, check_head, resize_head
 from maple.prediction.predictor import Predictor
 from maple.training.head import knows_head
@@ -33,7 +33,7 @@ PACKAGES = {"pytorch_lightning": "pytorch_lightning", "lightning": "lightning.py
 class MapleHooks:
     """What ``maple.MapleCallback`` does in a training by Lightning: pseudo-labels, splits between epochs, and the fit.
 
-    The ``LightningModule`` has a :class:`~maple.networks.backbone.Backbone` in its attribute ``backbone`` (or as
+    The ``LightningModule`` has a :class:`~maple.networks.Backbone` in its attribute ``backbone`` (or as
     named), and its
     batches are (x, label, index), as :class:`~maple.prediction.own_loop.Indexed` makes them. Whatever its
     ``training_step`` does

@@ -30,7 +30,7 @@ from torch.utils.data import Dataset, TensorDataset
 from maple.data.batches import to_input
 from maple.data.image_set import ImageSet
 from maple.errors import DataError, TrainError, UsageError
-from maple.networks.backbone import Backbone, Images, as_image_batch, embed
+from maple.networks import Backbone, Images, as_image_batch, embed
 from maple.prediction.predictor import Predictor, fit_predictor
 from maple.training.head import check_knows_head, grow_head, named_state, probability_shift, replace_head
 from maple.training.loss import weighted_sum
@@ -158,7 +158,7 @@ class Relabeller:
         """After ``epoch``, counted from 1: split hard classes where the recipe wants it, and grow the head, in place.
 
         ``train`` holds the training images in the order of the labels and without augmentation, whatever
-        :func:`~maple.networks.backbone.embed` takes but a loader; ``validation`` images with labels, or outputs. The
+        :func:`~maple.networks.embed` takes but a loader; ``validation`` images with labels, or outputs. The
         optimiser
         goes on with the new head, of which the rows keep their parents' state. Modules that hold parameters of the
         backbone themselves (DistributedDataParallel, an average of weights) have to be made anew after a split.

@@ -24,8 +24,7 @@ from maple.detectors.description import Description
 from maple.detectors.maple import MapleDetector
 from maple.errors import DataError, RunError, UsageError
 from maple.files import RunFile, load_arrays, save_arrays, write_atomic
-from maple.networks.backbone import Backbone, create_backbone, embed, embed_batches
-from maple.networks.hub import rebuild_model
+from maple.networks import Backbone, MadeBy, Origin, create_backbone, embed, embed_batches, rebuild_model
 from maple.options import DecisionOptions, as_dict, build_options
 from maple.prediction.base import BasePredictor
 from maple.text import shorten, shorten_list
@@ -250,12 +249,12 @@ def save_backbone(path: Path, backbone: Backbone) -> None:
     """Write the weights with what is needed to build the network again; a network that is a file is copied beside."""
     asked = None if isinstance(backbone.embedding_layer, nn.Identity) else backbone.embedding_size
     n_outputs = backbone.head.out_features if isinstance(backbone.head, nn.Linear) else 0
-    metadata = {
+    metadata: dict[str, Any] = {
         "backbone": backbone.name,
         "n_outputs": n_outputs,
         "embedding_size": asked,
-        "made_by": backbone.made_by,
-        "origin": backbone.origin,
+        "made_by": None if backbone.made_by is None else backbone.made_by.to_dict(),
+        "origin": None if backbone.origin is None else backbone.origin.to_dict(),
     }
     state = backbone.state_dict()
     if not _can_rebuild(state, metadata):
@@ -264,8 +263,8 @@ def save_backbone(path: Path, backbone: Backbone) -> None:
             "module by python:package.module:function, or keep its own weights and call fit_predictor again after "
             "loading them"
         )
-    if backbone.origin and "file" in backbone.origin:
-        metadata["origin"] = {**backbone.origin, "file": _copy_network(Path(backbone.origin["file"]), path.parent)}
+    if backbone.origin is not None and backbone.origin.file is not None:
+        metadata["origin"]["file"] = _copy_network(Path(backbone.origin.file), path.parent)
     save_arrays(path, {name: tensor.detach().cpu().numpy() for name, tensor in state.items()}, metadata)
 
 
@@ -291,20 +290,19 @@ def _can_rebuild(state: dict[str, torch.Tensor], metadata: dict[str, Any]) -> bo
 
 def _new_backbone(metadata: dict[str, Any], shapes: Mapping[str, Sequence[int]], trust: bool) -> Backbone:
     """A network of the same layers, with random weights; ``shapes`` are those of its tensors."""
-    maker, embedding_size = metadata.get("made_by"), metadata["embedding_size"]
-    n_outputs = metadata["n_outputs"]
+    maker = MadeBy.from_dict(metadata["made_by"]) if metadata.get("made_by") else None
+    n_outputs, embedding_size = metadata["n_outputs"], metadata["embedding_size"]
     if maker is not None:
-        n_outputs = maker["n_outputs"]
-        embedding_size = maker.get("embedding_size", embedding_size)  # of a member, in an ensemble
+        n_outputs, embedding_size = maker.n_outputs, maker.embedding_size or embedding_size
     if metadata.get("origin"):
-        backbone = rebuild_model(metadata["origin"], shapes, trust=trust)
+        backbone = rebuild_model(Origin.from_dict(metadata["origin"]), shapes, trust=trust)
     else:
         has_head = any(name.startswith("head.") for name in shapes)
         backbone = create_backbone(metadata["backbone"], n_outputs if has_head else 1, embedding_size=embedding_size)
         backbone.head = backbone.head if has_head else None
     if maker is None:
         return backbone
-    recipe = create_recipe(maker["recipe"], **maker["options"])
+    recipe = create_recipe(maker.recipe, **maker.options)
     if recipe.own_head or getattr(backbone.head, "out_features", None) != n_outputs:
         backbone.head = recipe.build_head(backbone.embedding_size, n_outputs)
     backbone.made_by = maker

@@ -17,7 +17,7 @@ from maple.data.image_set import ImageSet
 from maple.errors import UsageError
 from maple.evaluation.evaluate import Results
 from maple.files import RunFile, write_atomic
-from maple.networks.backbone import embed_batches
+from maple.networks import embed_batches
 from maple.prediction.explain import PART_MEANINGS, USUAL_SHARE, Components, Explanation, Match, explain_outputs
 from maple.prediction.predictor import Predictor
 from maple.progress import counting, warn

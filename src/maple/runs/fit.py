@@ -10,9 +10,7 @@ from maple.data.splits import Splits
 from maple.detectors.maple import MapleDetector
 from maple.errors import UsageError
 from maple.evaluation.evaluate import Results
-from maple.networks.architectures import use_fast_allocator
-from maple.networks.backbone import Backbone, embed
-from maple.networks.hub import open_model
+from maple.networks import Backbone, Origin, embed, open_model, use_fast_allocator
 from maple.options import RunConfig, as_dict, resolve_config
 from maple.prediction.predictor import Predictor, fit_predictor
 from maple.progress import counting, say, warn
@@ -39,7 +37,7 @@ SECTIONS = ("data", "detector", "decision")  # of the options, those that fittin
 
 @dataclass(frozen=True, kw_only=True)
 class FitRequest(RunRequest):
-    """What ``maple fit`` was asked to do; options of the network as for :func:`~maple.networks.hub.open_model`."""
+    """What ``maple fit`` was asked to do; options of the network as for :func:`~maple.networks.open_model`."""
 
     model: str
     calibrate: str | None = None  # images that the network has not seen, for validation and calibration
@@ -81,10 +79,11 @@ def fit_run(request: FitRequest) -> Results | None:
     check_weights(request.model, request.weights)
     config = resolve_config(request.flags)
     backbone = _open_backbone(request, config)
-    config = follow_network(config, backbone.size, (backbone.origin or {}).get("fit"), request.flags)
+    origin = backbone.origin or Origin()
+    config = follow_network(config, backbone.size, origin.fit, request.flags)
     splits = load_run_splits(request.origin(), config, request.data_root)
     if backbone.head is not None:
-        request, splits = order_like_head(request, splits, (backbone.origin or {}).get("class_names", ()))
+        request, splits = order_like_head(request, splits, origin.class_names)
     if not len(splits.validation):
         raise UsageError("fitting needs validation images: give them a share of --splits, or --calibrate")
     if LEFT_OUT in request.ood.values():

@@ -22,8 +22,7 @@ from maple.data.decode import Fit
 from maple.data.image_set import ImageSet
 from maple.errors import MapleError, UsageError
 from maple.files import RunFile
-from maple.networks.backbone import Backbone, embed, evaluating
-from maple.networks.hub import GRAPHS, find_kind, needs_weights, open_model
+from maple.networks import GRAPHS, Backbone, Origin, embed, evaluating, find_kind, needs_weights, open_model
 from maple.options import RunConfig
 from maple.prediction.predictor import load_predictor
 from maple.training.loop import check_recipe, count_outputs
@@ -50,7 +49,7 @@ def open_start(
     size: int | None = None,
     trust: bool = False,
 ) -> Start:
-    """Open what ``--init`` names: a run folder, or what :func:`~maple.networks.hub.open_model` opens and can be
+    """Open what ``--init`` names: a run folder, or what :func:`~maple.networks.open_model` opens and can be
     trained.
 
     ``size`` is that of the images, where it is not to be the network's own.
@@ -63,18 +62,18 @@ def open_start(
     check_weights(spec, weights)
     _check_kind(find_kind(spec), spec)
     backbone = open_model(spec, weights=weights, head=head, size=size, trust=trust)
-    origin = backbone.origin or {}
-    names = tuple(origin.get("class_names", ()))
+    origin = backbone.origin or Origin()
+    names = origin.class_names
     numbered = names == tuple(f"LABEL_{i}" for i in range(len(names)))  # what Hugging Face calls classes without names
-    return Start(backbone, origin.get("fit"), () if numbered else names)
+    return Start(backbone, origin.fit, () if numbered else names)
 
 
 def _open_run(folder: Path, size: int | None, trust: bool) -> Start:
     """The network of a finished run; heads that belong to a method are left behind."""
     predictor = load_predictor(folder, trust=trust)
     backbone = predictor.backbone
-    _check_kind((backbone.origin or {}).get("kind"), str(folder))
-    recipe = None if backbone.made_by is None else str(backbone.made_by["recipe"])
+    _check_kind((backbone.origin or Origin()).kind, str(folder))
+    recipe = None if backbone.made_by is None else backbone.made_by.recipe
     if recipe is not None:
         if not find_recipe(recipe).own_head:
             raise UsageError(
@@ -127,7 +126,7 @@ def describe_network(backbone: Backbone) -> str:
 def why_new_head(start: Start, class_names: Sequence[str]) -> str | None:
     """Why the network needs a new head for these classes; ``None`` where it keeps its own.
 
-    >>> from maple.networks.backbone import create_backbone
+    >>> from maple.networks import create_backbone
     >>> start = Start(create_backbone("resnet9", n_classes=2), class_names=("cat", "dog"))
     >>> why_new_head(start, ["dog", "cat"])
     >>> why_new_head(start, ["fox", "cat"])

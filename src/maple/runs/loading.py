@@ -97,7 +97,7 @@ def _decide(predictor: _AnyPredictor, decision: dict[str, Any], fdr: float | Non
     else:
         predictor.decide(per_class=False, confidence=None)  # p-values of one shared calibration set
     if predictor.runtime == "torch":
-        from maple.networks.architectures import use_fast_allocator
+        from maple.networks import use_fast_allocator
 
         use_fast_allocator()
     return predictor

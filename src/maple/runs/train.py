@@ -39,7 +39,7 @@ from maple.detectors.registry import create_detector, list_detectors
 from maple.errors import DataError, MapleError, RunError, UsageError
 from maple.evaluation.evaluate import Own, Results, Scored, evaluate, measure_latency
 from maple.files import FORMAT_VERSION, RunFile, check_format, load_json, save_json, write_atomic
-from maple.networks.backbone import Backbone, create_backbone, embed, linear_head
+from maple.networks import Backbone, create_backbone, embed, linear_head
 from maple.options import (
     GROUPS,
     RECIPE_SECTIONS,
@@ -293,7 +293,7 @@ def _settle_start(request: TrainRequest, start: Start, splits: Splits) -> tuple[
     backbone = start.backbone
     backbone.size = splits.train.size
     if backbone.origin is not None:
-        backbone.origin = backbone.origin | {"size": splits.train.size}
+        backbone.origin = dataclasses.replace(backbone.origin, size=splits.train.size)
     if not request.resume:
         say(describe_network(backbone))
         reason = why_new_head(start, splits.class_names)
@@ -869,7 +869,7 @@ def _evaluate(
 def _own_method(backbone: Backbone) -> Own | None:
     if backbone.made_by is None:
         return None
-    recipe = backbone.made_by["recipe"]
+    recipe = backbone.made_by.recipe
     return Own(recipe, find_recipe(recipe).own_detector)
 
 

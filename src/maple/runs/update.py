@@ -40,8 +40,7 @@ from maple.decisions.calibration import Calibration
 from maple.detectors.base import Source
 from maple.errors import DataError, RunError, UsageError, suggest
 from maple.files import RunFile, load_json, save_json
-from maple.networks.architectures import use_fast_allocator
-from maple.networks.backbone import embed, embed_batches
+from maple.networks import embed, embed_batches, use_fast_allocator
 from maple.prediction.predictor import Predictor, load_predictor
 from maple.progress import counting, say, warn
 from maple.reporting.gallery import (

@@ -20,7 +20,7 @@ from lightning_fabric.utilities.exceptions import MisconfigurationException
 from torch import nn
 
 from maple.errors import MapleError, TrainError, UsageError
-from maple.networks.architectures import bfloat16_is_fast, use_fast_allocator
+from maple.networks import bfloat16_is_fast, use_fast_allocator
 from maple.options import TrainOptions
 
 

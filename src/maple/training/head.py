@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from maple.errors import UsageError
-from maple.networks.backbone import Backbone
+from maple.networks import Backbone
 from maple.training.recipe import Recipe
 from maple.types import Outputs, Relabelling
 
@@ -52,7 +52,7 @@ def grow_head(backbone: Backbone, recipe: Recipe, after: Relabelling, state: Nam
 
     The optimiser keeps what it knows, of the head where its rows live on.
 
-    >>> from maple.networks.backbone import create_backbone
+    >>> from maple.networks import create_backbone
     >>> from maple.training.recipe import MapleRecipe
     >>> split = Relabelling(np.array([0, 1, 2]), np.array([0, 0, 1]), np.array([0, 0, 1]), np.array([0.5, 0.5, 1.0]))
     >>> backbone = create_backbone("resnet9", n_classes=2)

@@ -27,7 +27,7 @@ from maple.data.batches import count_batches, training_batches
 from maple.data.image_set import ImageSet
 from maple.errors import DataError, RunError, TrainError, UsageError
 from maple.files import RunFile, load_arrays, save_arrays, write_atomic
-from maple.networks.backbone import Backbone, embed
+from maple.networks import Backbone, MadeBy, embed
 from maple.options import TrainOptions, as_dict, build_options
 from maple.progress import TrainDisplay
 from maple.training.distributed import agree_on_buffers, gather_rows, make_fabric, mean_over_ranks, together
@@ -202,12 +202,12 @@ def check_recipe(recipe: Recipe, backbone: Backbone, n_outputs: int, fabric: Fab
     recipe.prepare(backbone)
 
 
-def describe_maker(recipe: Recipe, n_outputs: int) -> dict[str, Any] | None:
-    """What it takes to build the network of a recipe anew; ``None`` where it is what ``create_backbone`` makes."""
+def describe_maker(recipe: Recipe, n_outputs: int) -> MadeBy | None:
+    """How to build the network of a recipe again; ``None`` if it is one of ``create_backbone``."""
     if recipe.section == MapleRecipe.section:
         return None
     options = {key: value for key, value in recipe.options().items() if key != "recipe"}
-    return {"recipe": recipe.name, "options": options, "n_outputs": n_outputs}
+    return MadeBy(recipe.name, options, n_outputs)
 
 
 def count_outputs(head: nn.Module, embedding_size: int) -> int:

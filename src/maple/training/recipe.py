@@ -37,7 +37,7 @@ from torch.nn import functional as F
 
 from maple.decisions.probability import class_probabilities
 from maple.errors import ConfigError, UsageError, same_class, suggest
-from maple.networks.backbone import Backbone
+from maple.networks import Backbone
 from maple.options import GROUPS, RECIPE_SECTIONS, SWITCHES, RecipeOptions, as_dict, build_options
 from maple.stats.splitting import split_clusters
 from maple.training.loss import LossTerm, contrastive_loss, prototype_loss, triplet_loss

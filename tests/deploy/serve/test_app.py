@@ -536,7 +536,7 @@ def run_folder(tmp_path_factory):
     import torch
 
     from maple.data.splits import load_splits
-    from maple.networks.backbone import create_backbone, embed
+    from maple.networks import create_backbone, embed
     from maple.prediction.predictor import fit_predictor
     from maple.reporting.gallery import write_cluster_gallery
 

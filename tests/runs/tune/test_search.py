@@ -32,7 +32,7 @@ from maple.data.image_set import ImageSet
 from maple.data.splits import load_splits
 from maple.errors import DataError, RunError, TrainError, UsageError
 from maple.evaluation.search_space import Choices, Span, Trial
-from maple.networks.backbone import create_backbone, embed
+from maple.networks import create_backbone, embed
 from maple.options import DataOptions, read_toml, resolve_config
 from maple.prediction.predictor import fit_predictor
 from maple.reporting.plots import Plot

@@ -32,7 +32,7 @@ from maple.errors import RunError, UsageError
 from maple.evaluation.evaluate import Results
 from maple.evaluation.paper.suites import STANDARD_DETECTORS, Profile, Protocol, Suite, Training
 from maple.files import FORMAT_VERSION, RunFile, take_lock, write_atomic
-from maple.networks.backbone import create_backbone
+from maple.networks import create_backbone
 from maple.options import RunConfig, resolve_config
 from maple.prediction.predictor import load_backbone
 from maple.progress import is_first_process, say

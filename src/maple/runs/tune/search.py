@@ -51,7 +51,7 @@ from maple.evaluation.search_space import (
     with_settings,
 )
 from maple.files import RunFile, load_json, save_json, take_lock, write_atomic
-from maple.networks.backbone import create_backbone
+from maple.networks import create_backbone
 from maple.options import (
     RunConfig,
     flag_name,

@@ -1,0 +1,237 @@
+"""Finding the head, and with it the embedding, inside a trained classifier."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from maple.errors import UsageError, suggest
+from maple.networks.backbone import Backbone, normalise_images, per_channel
+from maple.networks.embedding import as_image_batch
+from maple.networks.hooks import evaluating, listening
+from maple.networks.origin import Origin
+
+EXAMPLE_SIZES = (32, 64, 224)  # tried in turn where the size of a module's images is not known
+
+
+class Pick(nn.Module):
+    """A module that returns one entry of the dictionary or tuple that another module returns."""
+
+    def __init__(self, module: nn.Module, path: tuple[Any, ...]) -> None:
+        super().__init__()
+        self.module = module
+        self.path = path
+
+    def forward(self, x: Tensor) -> Tensor:
+        output = self.module(x)
+        for key in self.path:
+            output = output[key]
+        return output
+
+
+class _Call(NamedTuple):
+    """Input and output of one call of a layer."""
+
+    input: Tensor
+    output: Tensor
+
+
+def wrap_backbone(
+    module: nn.Module,
+    *,
+    head: str | None = None,
+    mean: Sequence[float] | None = None,
+    std: Sequence[float] | None = None,
+    example: Tensor | np.ndarray | None = None,
+    shallow: str | None = None,
+) -> Backbone:
+    """A trained classifier as a backbone: its embedding is the input of the linear layer that gives its logits.
+
+    The head is the linear layer whose output is the output of the module (or an entry of it, if the module returns a
+    tuple or a dictionary). It is found by running ``example``, a batch of images in [0, 1] (random ones by default).
+    ``head`` names it ("classifier.1") if there are several or if it is no ``nn.Linear``. head(embedding) equals the
+    logits of the module, which is checked on the example. The module is not changed: the backbone holds a copy.
+
+    ``mean`` and ``std`` are those of the module's training; the default is that of a timm model's configuration, else
+    (0, 0, 0) and (1, 1, 1), so the module gets images in [0, 1]. ``shallow`` names an intermediate layer with channels
+    (N, F, H, W) for the ``shallow`` score ("layer2").
+
+    >>> classifier = nn.Sequential(nn.Conv2d(3, 8, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 5))
+    >>> wrap_backbone(classifier).embedding_size
+    8
+    """
+    if isinstance(module, Backbone):
+        return module
+    check_dtype(module)
+    settings = _timm_settings(module)
+    mean = settings.get("mean", (0.0, 0.0, 0.0)) if mean is None else mean
+    std = settings.get("std", (1.0, 1.0, 1.0)) if std is None else std
+    size = settings["input_size"][-1] if "input_size" in settings else None
+    if example is not None:
+        size = int(np.shape(example)[-2])  # height in (N, 3, H, W), width in (N, H, W, 3): images are square
+
+    module = copy.deepcopy(module)
+    if shallow is not None and shallow not in dict(module.named_modules()):
+        raise UsageError(f"the module has no layer '{shallow}': {suggest(shallow, dict(module.named_modules()))}")
+    layers = _possible_heads(module, head)
+    with evaluating(module):
+        x, calls, output = run_example(module, layers, example, size, mean, std)
+        name, path = _find_head(calls, dict(leaves(output)), head)
+        body, found = split_head(module, name, path)
+        embedding = _check_split(name, calls[name], body, found, x)
+    backbone = Backbone(
+        body,
+        found,
+        embedding_size=embedding.shape[1],
+        mean=mean,
+        std=std,
+        name=type(module).__name__,
+        size=size,
+        shallow=f"module.{shallow}" if shallow and path else shallow,
+    )
+    backbone.origin = Origin(head=name, path=path)
+    return backbone.to(embedding.device)
+
+
+def _check_split(name: str, call: _Call, body: nn.Module, head: nn.Module, x: Tensor) -> Tensor:
+    """Embeddings (N, D) of ``x``; refuses a split in which body or head differ from the recorded ``call``."""
+    if call.input.ndim != 2:
+        raise UsageError(
+            f"the input of the head '{name}' is {tuple(call.input.shape)}, not one vector per image (N, D): "
+            "name a layer behind the pooling with head=..., or pool inside the module"
+        )
+    embedding = body(x)
+    if not same_values(embedding, call.input) or not same_values(head(embedding), call.output):
+        raise UsageError(
+            f"without its head '{name}' the module does not return the input of the head: "
+            "let forward return the output of the head unchanged, and call the head once"
+        )
+    return embedding
+
+
+def check_dtype(module: nn.Module) -> None:
+    """Raise ``UsageError`` for networks that do not compute in float32."""
+    if other := {p.dtype for p in module.parameters() if p.is_floating_point()} - {torch.float32}:
+        raise UsageError(f"the module computes in {other.pop()}: call module.float() before wrapping it")
+
+
+def split_head(module: nn.Module, head: str, path: Sequence[Any] = ()) -> tuple[nn.Module, nn.Module]:
+    """The module with the layer ``head`` replaced by the identity, and that layer; ``path`` leads to the logits.
+
+    >>> body, head = split_head(nn.Sequential(nn.Flatten(), nn.Linear(12, 5)), "1")
+    >>> body(torch.rand(2, 3, 2, 2)).shape, head.out_features
+    (torch.Size([2, 12]), 5)
+    """
+    layer = module.get_submodule(head)
+    module.set_submodule(head, nn.Identity())
+    return (Pick(module, tuple(path)) if path else module), layer
+
+
+def _timm_settings(module: nn.Module) -> dict[str, Any]:
+    """Configuration of a timm model: mean, std, input_size and others; empty for other modules."""
+    settings = getattr(module, "pretrained_cfg", None)
+    return dict(settings) if isinstance(settings, Mapping) else {}
+
+
+def _possible_heads(module: nn.Module, head: str | None) -> dict[str, nn.Module]:
+    """All linear layers by name, or the one layer that ``head`` names."""
+    if head is None:
+        return {name: layer for name, layer in module.named_modules() if name and isinstance(layer, nn.Linear)}
+    layers = {name: layer for name, layer in module.named_modules() if name}
+    if head not in layers:
+        linear = [name for name, layer in layers.items() if isinstance(layer, nn.Linear)]
+        raise UsageError(f"the module has no layer '{head}'; its linear layers: {', '.join(linear) or 'none'}")
+    return {head: layers[head]}
+
+
+def run_example(
+    module: nn.Module,
+    layers: dict[str, nn.Module],
+    example: Tensor | np.ndarray | None,
+    size: int | None,
+    mean: Sequence[float],
+    std: Sequence[float],
+) -> tuple[Tensor, dict[str, _Call], Any]:
+    """Run the module once; returns normalised input, last call of each layer (in order of calls), and output."""
+    tensors = [*module.parameters(), *module.buffers()]
+    device = tensors[0].device if tensors else torch.device("cpu")
+    if example is not None:
+        examples = [as_image_batch(example)]
+    else:
+        generator = torch.Generator().manual_seed(0)
+        sizes = EXAMPLE_SIZES if size is None else (size,)
+        examples = [torch.rand(2, 3, s, s, generator=generator) for s in sizes]
+    failure: Exception | None = None
+    for images in examples:
+        x = normalise_images(images, per_channel(mean, "mean"), per_channel(std, "std")).contiguous().to(device)
+        try:
+            calls, output = _trace(module, layers, x)
+        except Exception as error:  # the forward of any module may raise anything
+            failure = error
+            continue
+        return x, calls, output
+    tried = ", ".join(f"{images.shape[-1]}" for images in examples)
+    reason = " ".join(str(failure).split())
+    raise UsageError(
+        f"the module failed on images of {tried} pixels ({type(failure).__name__}: {reason}): "
+        "pass example=, a batch (N, 3, H, W) in [0, 1] of the size it takes (maple fit: --size)"
+    ) from failure
+
+
+def _trace(module: nn.Module, layers: dict[str, nn.Module], x: Tensor) -> tuple[dict[str, _Call], Any]:
+    """The last call of each layer while ``module`` runs on ``x``, and the output of the module."""
+    calls: dict[str, _Call] = {}
+
+    def record(name: str, layer: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
+        if len(inputs) == 1 and isinstance(inputs[0], Tensor) and isinstance(output, Tensor):
+            calls.pop(name, None)
+            calls[name] = _Call(inputs[0].clone(), output.clone())  # against in-place operations behind it
+
+    with listening(layers, record):
+        return calls, module(x)
+
+
+def leaves(output: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Tensor]]:
+    """Every tensor in nested tuples, lists and dictionaries, with the keys that lead to it."""
+    if isinstance(output, Tensor):
+        yield path, output
+    elif isinstance(output, Mapping):
+        for key, value in output.items():
+            yield from leaves(value, (*path, key))
+    elif isinstance(output, tuple | list):
+        for i, value in enumerate(output):
+            yield from leaves(value, (*path, i))
+
+
+def _find_head(
+    calls: dict[str, _Call], leaves: dict[tuple[Any, ...], Tensor], head: str | None
+) -> tuple[str, tuple[Any, ...]]:
+    """The layer whose output is an entry of the module's output, and the keys that lead to that entry."""
+    found: dict[str, tuple[Any, ...]] = {}
+    for name, call in calls.items():
+        for path, leaf in leaves.items():
+            if name not in found and same_values(leaf, call.output):
+                found[name] = path
+    if len(found) > 1:
+        raise UsageError(f"the module has several heads ({', '.join(found)}): name one, head='{next(iter(found))}'")
+    if found:
+        return next(iter(found.items()))
+    if head is not None:
+        raise UsageError(
+            f"the output of '{head}' is not the output of the module: name the layer that gives the logits, and let "
+            "forward return them unchanged (no softmax)"
+        )
+    raise UsageError(
+        "no linear layer gives the output of the module: let forward return its logits unchanged (no softmax), name "
+        "the head with head=..., or, if the module returns embeddings, use Backbone(module, None, embedding_size=D)"
+    )
+
+
+def same_values(a: Tensor, b: Tensor) -> bool:
+    """Equal shapes and types, and values equal up to rounding."""
+    return a.shape == b.shape and a.dtype == b.dtype and torch.allclose(a, b, rtol=1e-5, atol=1e-6)
