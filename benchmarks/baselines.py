@@ -26,8 +26,8 @@ import torch
 from maple.data.batches import to_input, training_batches
 from maple.data.sources import open_images
 from maple.detectors.registry import list_detectors
-from maple.evaluation.evaluate import Method
 from maple.evaluation.paper.suites import PROFILES, find_suite
+from maple.evaluation.results import Method
 from maple.networks import create_backbone
 from maple.options import recipe_section
 from maple.prediction.predictor import Predictor, load_predictor

@@ -23,7 +23,7 @@ import pyarrow.parquet as pq
 
 from maple.data.sources import open_images
 from maple.data.splits import split_indices
-from maple.evaluation.evaluate import Results
+from maple.evaluation.results import Results
 from maple.networks import IMAGENET_MEAN, IMAGENET_STD, embed, use_fast_allocator
 from maple.prediction.predictor import fit_predictor
 from maple.stats.metrics import accuracy, auroc, expected_calibration_error, negative_log_likelihood

@@ -40,8 +40,8 @@ import torch
 
 from baselines import markdown_row
 from maple.data.splits import fold_shares, share_out
-from maple.evaluation.evaluate import Results
 from maple.evaluation.paper.suites import PROTOCOLS, Protocol
+from maple.evaluation.results import Results
 from maple.files import RunFile, load_json
 from maple.networks import Backbone, embed, open_model, use_fast_allocator
 from maple.options import PRESETS, resolve_config

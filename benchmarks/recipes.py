@@ -21,8 +21,8 @@ from typing import Any
 
 import numpy as np
 
-from maple.evaluation.evaluate import Results
 from maple.evaluation.paper.suites import PROFILES, Profile, Training
+from maple.evaluation.results import Results
 from maple.runs.benchmark.trainings import Job, ensure_evaluated
 
 CPU = PROFILES["cpu"]

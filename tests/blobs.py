@@ -1,30 +1,53 @@
-"""Gaussian clusters with known answers, for the tests of moments, Gaussians and clustering."""
+"""Gaussian blobs with known classes and a predictor fitted on them: evaluation without a network."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from maple.stats.moments import Moments
+from maple.decisions.probability import Probability
+from maple.detectors.maple import MapleDetector
+from maple.options import DecisionOptions
+from maple.prediction.predictor import Predictor
+from maple.types import Outputs
+
+# Class 1 has two clusters, and its columns are not next to each other: clusters are not classes.
+CLUSTER_TO_CLASS = np.array([0, 1, 2, 1])
+CENTRES = 4.0 * np.array([[1, 0, 0, 0, 0, 0], [0, 1, 0, 0, 0, 0], [0, 0, 1, 0, 0, 0], [0, 0, 0, 1, 0, 0]])
+NAMES = ("ash", "birch", "cedar")
 
 
-def correlated_blobs(rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-    """Four correlated clusters in 6 dimensions with different scales per feature, and their labels."""
-    labels = rng.permutation(np.repeat(np.arange(4), [100, 150, 200, 350]))
-    mixing = rng.normal(size=(6, 6)) * np.array([1, 10, 0.1, 3, 1, 5])
-    embeddings = (rng.normal(size=(800, 6)) + 2 * rng.normal(size=(4, 6))[labels]) @ mixing + 7
-    return embeddings, labels
+class NoNetwork:
+    """A backbone that must not be touched."""
+
+    def __getattr__(self, name: str) -> None:
+        raise AssertionError(f"evaluation reached for the backbone's {name}")
 
 
-def spherical_blobs(centers: np.ndarray, sizes: list[int], rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-    """Points of spherical Gaussians of variance 1, shuffled, and the Gaussian that each came from."""
-    origins = rng.permutation(np.repeat(np.arange(len(centers)), sizes))
-    return centers[origins] + rng.standard_normal((len(origins), centers.shape[1])), origins
+def blobs(seed: int, n: int = 600) -> Outputs:
+    """Images of four Gaussian clusters in three classes, with noisy logits."""
+    rng = np.random.default_rng(seed)
+    cluster_ids = rng.integers(0, 4, n)
+    embeddings = CENTRES[cluster_ids] + rng.normal(size=(n, 6))
+    logits = embeddings[:, :4] + rng.normal(0, 1.5, size=(n, 4))
+    return Outputs(
+        embeddings.astype(np.float32),
+        logits.astype(np.float32),
+        CLUSTER_TO_CLASS[cluster_ids],
+        cluster_ids,
+        CLUSTER_TO_CLASS,
+    )
 
 
-def moments_of(embeddings, labels, **options) -> Moments:
-    return Moments(int(labels.max()) + 1, embeddings.shape[1], **options).update(embeddings, labels)
+def unknown(seed: int, shift: float, n: int = 300) -> Outputs:
+    """Images of none of the clusters."""
+    rng = np.random.default_rng(seed)
+    embeddings = shift * np.array([0, 0, 0, 0, 1.0, 1.0]) + rng.normal(size=(n, 6))
+    logits = embeddings[:, :4] + rng.normal(0, 1.5, size=(n, 4))
+    return Outputs(embeddings.astype(np.float32), logits.astype(np.float32), cluster_to_class=CLUSTER_TO_CLASS)
 
 
-def within_covariance(embeddings: np.ndarray, labels: np.ndarray) -> np.ndarray:
-    centred = embeddings - np.stack([embeddings[labels == c].mean(axis=0) for c in range(labels.max() + 1)])[labels]
-    return centred.T @ centred / len(embeddings)
+def make_predictor(calibrated: bool = True) -> Predictor:
+    detector = MapleDetector(norm_exponent=0.0, explained_variance=1.0).fit(blobs(0, 4000))
+    options = DecisionOptions(false_alarm=0.1)
+    predictor = Predictor(NoNetwork(), detector, NAMES, size=8, probability=Probability(1.3), options=options)
+    return predictor.calibrate(blobs(1, 1000)) if calibrated else predictor

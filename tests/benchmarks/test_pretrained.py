@@ -26,8 +26,8 @@ from PIL import Image
 from maple.data.decode import decode_bytes
 from maple.data.splits import load_splits
 from maple.errors import UsageError
-from maple.evaluation.evaluate import Results
 from maple.evaluation.paper.suites import Protocol
+from maple.evaluation.results import Results
 from maple.networks import embed, open_model
 from maple.options import resolve_config
 from maple.prediction.predictor import load_predictor

@@ -2,92 +2,25 @@
 
 from __future__ import annotations
 
-import io
-import json
 import math
-import time
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 import sklearn.metrics as oracle
-from rich.console import Console
 from scipy import stats
 from scipy.special import softmax
 from sklearn.metrics import roc_auc_score
 
-from maple.decisions.probability import Probability
+from blobs import CLUSTER_TO_CLASS, blobs, make_predictor, unknown
 from maple.detectors.maple import MapleDetector
 from maple.detectors.registry import create_detector
-from maple.errors import DataError, NotFittedError, RunError, UsageError
-from maple.evaluation.evaluate import ClassFlagged, Results, evaluate, format_table, measure_latency
-from maple.options import DecisionOptions
+from maple.errors import DataError, NotFittedError, UsageError
+from maple.evaluation.evaluate import evaluate
+from maple.evaluation.results import ClassFlagged, Results
 from maple.prediction.predictor import Predictor
 from maple.stats import metrics
 from maple.types import Outputs
-
-# Class 1 has two clusters, and its columns are not next to each other: clusters are not classes.
-CLUSTER_TO_CLASS = np.array([0, 1, 2, 1])
-CENTRES = 4.0 * np.array([[1, 0, 0, 0, 0, 0], [0, 1, 0, 0, 0, 0], [0, 0, 1, 0, 0, 0], [0, 0, 0, 1, 0, 0]])
-NAMES = ("ash", "birch", "cedar")
-
-
-class NoNetwork:
-    """A backbone that must not be touched."""
-
-    def __getattr__(self, name: str) -> None:
-        raise AssertionError(f"evaluation reached for the backbone's {name}")
-
-
-def blobs(seed: int, n: int = 600) -> Outputs:
-    """Images of four Gaussian clusters in three classes, with noisy logits."""
-    rng = np.random.default_rng(seed)
-    cluster_ids = rng.integers(0, 4, n)
-    embeddings = CENTRES[cluster_ids] + rng.normal(size=(n, 6))
-    logits = embeddings[:, :4] + rng.normal(0, 1.5, size=(n, 4))
-    return Outputs(
-        embeddings.astype(np.float32),
-        logits.astype(np.float32),
-        CLUSTER_TO_CLASS[cluster_ids],
-        cluster_ids,
-        CLUSTER_TO_CLASS,
-    )
-
-
-def unknown(seed: int, shift: float, n: int = 300) -> Outputs:
-    """Images of none of the clusters."""
-    rng = np.random.default_rng(seed)
-    embeddings = shift * np.array([0, 0, 0, 0, 1.0, 1.0]) + rng.normal(size=(n, 6))
-    logits = embeddings[:, :4] + rng.normal(0, 1.5, size=(n, 4))
-    return Outputs(embeddings.astype(np.float32), logits.astype(np.float32), cluster_to_class=CLUSTER_TO_CLASS)
-
-
-def make_predictor(calibrated: bool = True) -> Predictor:
-    detector = MapleDetector(norm_exponent=0.0, explained_variance=1.0).fit(blobs(0, 4000))
-    options = DecisionOptions(false_alarm=0.1)
-    predictor = Predictor(NoNetwork(), detector, NAMES, size=8, probability=Probability(1.3), options=options)
-    return predictor.calibrate(blobs(1, 1000)) if calibrated else predictor
-
-
-@pytest.fixture(scope="module")
-def predictor() -> Predictor:
-    return make_predictor()
-
-
-@pytest.fixture(scope="module")
-def ind() -> Outputs:
-    return blobs(2)
-
-
-@pytest.fixture(scope="module")
-def ood() -> dict[str, Outputs]:
-    return {"near": unknown(3, 1.5), "far": unknown(4, 8.0)}
-
-
-@pytest.fixture(scope="module")
-def results(predictor, ind, ood) -> Results:
-    return evaluate(predictor, ind, ood, latency_ms=1.5, seed=7, provenance={"command": "maple evaluate"})
 
 
 def pooled(ind_scores, ood_scores):
@@ -204,7 +137,7 @@ def test_scaled_softmax_is_softmax_at_temperature_one(results, predictor, ind, o
     assert scaled.classification.nll == pytest.approx(plain.classification.nll)
     assert scaled.detection["near"].auroc == pytest.approx(plain.detection["near"].auroc)
     probability = replace(predictor.probability, softmax_temperature=3.0)
-    warm = Predictor(NoNetwork(), predictor.detector, NAMES, size=8, probability=probability)
+    warm = Predictor(predictor.backbone, predictor.detector, predictor.class_names, size=8, probability=probability)
     warmed = evaluate(warm, ind, ood).methods["softmax-scaled"].classification
     assert warmed.accuracy == plain.classification.accuracy and warmed.nll != pytest.approx(plain.classification.nll)
 
@@ -240,7 +173,6 @@ def test_without_calibration_there_is_no_false_alarm_rate(ind, ood):
     assert math.isnan(outcome.false_alarm)
     assert math.isnan(outcome.threshold)
     assert math.isnan(outcome.methods["maple"].detection["far"].flagged)
-    assert "flags" not in shown(format_table(outcome))
 
 
 def test_gaussian_test_and_counts(results, predictor, ind):
@@ -301,7 +233,6 @@ def test_no_ood_set(predictor, ind):
     outcome = evaluate(predictor, ind)
     assert outcome.n_ood == {}
     assert outcome.methods["maple"].detection == {}
-    assert "AUROC" not in shown(format_table(outcome))
 
 
 def test_a_fitted_detector_is_a_method_of_its_own(predictor, ind, ood):
@@ -352,119 +283,3 @@ def test_an_unknown_or_unfitted_detector_is_refused(predictor, ind):
 def test_logits_of_clusters_need_their_classes(predictor, ind):
     with pytest.raises(UsageError, match="cluster_to_class"):
         evaluate(predictor, Outputs(ind.embeddings, ind.logits, ind.labels), detectors=["softmax"])
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Files and tables
-
-
-def shown(table) -> str:
-    console = Console(width=200, file=io.StringIO())
-    console.print(table)
-    return console.file.getvalue()
-
-
-def strict(text: str):
-    def refuse(constant: str) -> None:
-        raise AssertionError(f"{constant} is not JSON")
-
-    return json.loads(text, parse_constant=refuse)
-
-
-def test_json_comes_back_the_same(results):
-    text = results.to_json()
-    again = Results.from_json(text)
-    assert again.to_json() == text
-    np.testing.assert_equal(again.rows(), results.rows())
-    assert math.isnan(again.methods["energy"].detection["far"].flagged)
-    assert again.class_names == list(NAMES)
-
-
-def test_json_is_strict_and_readable(results):
-    values = strict(results.to_json())
-    assert values["methods"]["maple-paper"]["classification"]["brier"] is None
-    assert values["methods"]["energy"]["classification"] is None
-    assert len(results.to_json().splitlines()) < 600  # arrays of numbers stay on one line
-    assert len(results.to_json()) < 300_000
-
-
-def test_infinities_survive_the_file(results):
-    odd = replace(results, gaussian_error=math.inf, class_names=["a [\n b", "c  d]", 'e "f"'])
-    assert strict(odd.to_json())["gaussian_error"] == "inf"
-    again = Results.from_json(odd.to_json())
-    assert again.gaussian_error == math.inf
-    assert again.class_names == odd.class_names
-
-
-def test_provenance(results, predictor, ind):
-    assert results.provenance["seed"] == 7
-    assert results.provenance["command"] == "maple evaluate"
-    assert {"python", "maple", "numpy", "torch"} <= set(results.provenance["versions"])
-    given = {"config": {"folder": Path("runs/a"), "shares": (0.5, np.float32(0.5)), "n": np.int64(3), "x": np.nan}}
-    kept = strict(evaluate(predictor, ind, provenance=given).to_json())["provenance"]["config"]
-    assert kept == {"folder": "runs/a", "shares": [0.5, 0.5], "n": 3, "x": None}
-
-
-@pytest.mark.parametrize("text", ["", "{", "[]", "null", '{"methods": {}}', b"\xff\xfe"])
-def test_damaged_results_are_refused(text):
-    with pytest.raises(RunError, match="evaluate the run again"):
-        Results.from_json(text)
-
-
-def test_results_of_a_newer_format_are_refused(results):
-    text = results.to_json().replace('"format_version": 2', '"format_version": 3')
-    with pytest.raises(RunError, match="newer"):
-        Results.from_json(text)
-
-
-def test_rows_hold_every_scalar(results):
-    rows = {row["method"]: row for row in results.rows()}
-    assert rows["maple"]["auroc/far"] == results.methods["maple"].detection["far"].auroc
-    assert rows["maple"]["accuracy_above/0.9"] == results.methods["maple"].classification.accuracy_above["0.9"]
-    assert "accuracy" not in rows["energy"]
-    assert not any(isinstance(value, list) for row in rows.values() for value in row.values())
-
-
-def test_table_shows_methods_sets_and_false_alarms(results):
-    text = shown(format_table(results))
-    for part in ("softmax", "energy", "maple-paper", "AUROC", "near", "far", "accuracy", "ECE", "NLL", "false alarms"):
-        assert part in text
-    assert f"{results.methods['maple'].detection['near'].auroc:.3f}" in text
-    assert f"{100 * results.false_alarm:.1f} %" in text
-    assert "1.500 ms" in text
-    assert "nan" not in text
-
-
-def test_table_of_several_runs_shows_the_spread(results, predictor, ood):
-    other = evaluate(predictor, blobs(9), ood)
-    text = shown(format_table(results, other))
-    pair = [run.methods["softmax"].classification.accuracy for run in (results, other)]
-    assert metrics.format_spread(pair) in text
-    assert "over 2 runs" in text
-    with pytest.raises(UsageError, match="different methods or OOD sets"):
-        format_table(results, evaluate(predictor, blobs(9)))
-
-
-def test_names_are_not_markup(predictor, ind, ood):
-    assert "[red]moss[/]" in shown(format_table(evaluate(predictor, ind, {"[red]moss[/]": ood["near"]})))
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Latency
-
-
-def test_latency_is_per_image_and_warmed_up(monkeypatch):
-    clock = iter([0.0, 0.010, 1.0, 1.020, 2.0, 2.030])  # 10, 20 and 30 ms
-    monkeypatch.setattr(time, "perf_counter", lambda: next(clock))
-    calls = []
-    latency = measure_latency(lambda batch: calls.append(len(batch)), np.zeros((4, 3)), repeats=3)
-    assert calls == [4] * 4
-    assert latency.median_ms == pytest.approx(5.0)
-    assert latency.spread_ms == pytest.approx(2.5)
-
-
-def test_latency_of_nothing_is_refused():
-    with pytest.raises(DataError, match="empty"):
-        measure_latency(len, [])
-    with pytest.raises(UsageError, match="repeats is 0"):
-        measure_latency(len, [1], repeats=0)

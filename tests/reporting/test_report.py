@@ -26,7 +26,7 @@ from sklearn.datasets import load_digits
 import maple.reporting.report
 from maple.data.image_set import ImageSet
 from maple.errors import DataError, RunError
-from maple.evaluation.evaluate import ClassFlagged, Classification, Detection, Histogram, Method, Reliability, Results
+from maple.evaluation.results import ClassFlagged, Classification, Detection, Histogram, Method, Reliability, Results
 from maple.files import save_json
 from maple.options import to_toml
 from maple.reporting.gallery import write_evaluation_gallery, write_training_gallery

@@ -892,7 +892,7 @@ def _finish(results: Any, as_json: bool) -> None:
     if as_json:
         print(results.to_json())
         return
-    from maple.evaluation.evaluate import format_table
+    from maple.evaluation.table import format_table
 
     output.print(format_table(results))
 

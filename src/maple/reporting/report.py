@@ -28,7 +28,7 @@ from PIL import Image, features
 from maple import __version__
 from maple.data.decode import decode_image
 from maple.errors import DataError, MapleError, RunError
-from maple.evaluation.evaluate import Method, Results
+from maple.evaluation.results import Method, Results
 from maple.files import RunFile, load_json, write_atomic
 from maple.options import read_toml
 from maple.reporting.gallery import ClusterExemplars, Example, Examples, Gallery, read_gallery

@@ -15,7 +15,7 @@ from scipy.special import chdtri
 from maple import __version__
 from maple.data.image_set import ImageSet
 from maple.errors import UsageError
-from maple.evaluation.evaluate import Results
+from maple.evaluation.results import Results
 from maple.files import RunFile, write_atomic
 from maple.networks import embed_batches
 from maple.prediction.explain import PART_MEANINGS, USUAL_SHARE, Components, Explanation, Match, explain_outputs

@@ -9,7 +9,7 @@ from typing import Any
 from maple.data.splits import Splits
 from maple.detectors.maple import MapleDetector
 from maple.errors import UsageError
-from maple.evaluation.evaluate import Results
+from maple.evaluation.results import Results
 from maple.networks import Backbone, Origin, embed, open_model, use_fast_allocator
 from maple.options import RunConfig, as_dict, resolve_config
 from maple.prediction.predictor import Predictor, fit_predictor

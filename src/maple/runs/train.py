@@ -37,7 +37,9 @@ from maple.detectors.gradient import ImageDetector
 from maple.detectors.maple import MapleDetector, nearest_of_class
 from maple.detectors.registry import create_detector, list_detectors
 from maple.errors import DataError, MapleError, RunError, UsageError
-from maple.evaluation.evaluate import Own, Results, Scored, evaluate, measure_latency
+from maple.evaluation.evaluate import Own, Scored, evaluate
+from maple.evaluation.latency import measure_latency
+from maple.evaluation.results import Results
 from maple.files import FORMAT_VERSION, RunFile, check_format, load_json, save_json, write_atomic
 from maple.networks import Backbone, create_backbone, embed, linear_head
 from maple.options import (

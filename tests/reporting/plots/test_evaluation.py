@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from drawings import check_plot, words
-from maple.evaluation.evaluate import Reliability
+from maple.evaluation.results import Reliability
 from maple.reporting.plots import BLUE, ORANGE, Line, plot_coverage, plot_reliability, plot_roc, plot_scores
 
 

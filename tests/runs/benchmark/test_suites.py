@@ -22,7 +22,6 @@ from filelock import FileLock
 from commands import flat, run
 from maple.detectors.registry import list_detectors
 from maple.errors import UsageError
-from maple.evaluation.evaluate import Classification, Detection, Histogram, Method, Reliability, Results
 from maple.evaluation.paper import figures as paper
 from maple.evaluation.paper.suites import (
     PROFILES,
@@ -35,6 +34,7 @@ from maple.evaluation.paper.suites import (
     find_suite,
     read_figure,
 )
+from maple.evaluation.results import Classification, Detection, Histogram, Method, Reliability, Results
 from maple.options import read_names
 from maple.runs.benchmark.suites import BenchmarkRequest, list_suites, plan_suites, run_suites
 from maple.runs.benchmark.tables import SuiteResults, TableRow, table_cells, to_csv, to_markdown

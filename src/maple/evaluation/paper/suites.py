@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from maple.errors import UsageError, suggest
-from maple.evaluation.evaluate import Results
 from maple.evaluation.paper import figures as paper
 from maple.evaluation.paper.figures import Table
+from maple.evaluation.results import Results
 from maple.options import read_names
 
 # --- data ------------------------------------------------------------------------------------------------------------

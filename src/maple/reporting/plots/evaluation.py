@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from maple.evaluation.evaluate import Reliability
+from maple.evaluation.results import Reliability
 from maple.reporting.plots._axes import legend_above, make_axes, percent_axes, percent_tick
 from maple.reporting.plots._style import BLUE, DOTTED, INK, LEGEND_ROW, MAX_VERTICES, MUTED, ORANGE, Line
 from maple.reporting.plots._svg import as_plot

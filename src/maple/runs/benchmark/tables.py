@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 import maple
-from maple.evaluation.evaluate import Results
 from maple.evaluation.paper.suites import CORRUPTED_COLUMN, Profile, Row, Suite, columns_of, figure_kind, read_figure
+from maple.evaluation.results import Results
 from maple.files import save_json, write_atomic
 from maple.reporting.page import render_page
 from maple.reporting.plots import BLUE, Line, Panel, Plot, plot_quantiles, plot_reliability, plot_rows, standalone_svg

@@ -29,8 +29,8 @@ from maple.data.catalogue import CATALOGUE
 from maple.data.sources import clean_source, find_source, is_built_in, split_files
 from maple.data.splits import fold_shares
 from maple.errors import RunError, UsageError
-from maple.evaluation.evaluate import Results
 from maple.evaluation.paper.suites import STANDARD_DETECTORS, Profile, Protocol, Suite, Training
+from maple.evaluation.results import Results
 from maple.files import FORMAT_VERSION, RunFile, take_lock, write_atomic
 from maple.networks import create_backbone
 from maple.options import RunConfig, resolve_config
