@@ -21,8 +21,8 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 
+from maple.data.shares import split_indices
 from maple.data.sources import open_images
-from maple.data.splits import split_indices
 from maple.evaluation.results import Results
 from maple.networks import IMAGENET_MEAN, IMAGENET_STD, embed, use_fast_allocator
 from maple.prediction.predictor import fit_predictor

@@ -39,7 +39,7 @@ import pyarrow.parquet as pq
 import torch
 
 from baselines import markdown_row
-from maple.data.splits import fold_shares, share_out
+from maple.data.shares import fold_shares, share_out
 from maple.evaluation.paper.suites import PROTOCOLS, Protocol
 from maple.evaluation.results import Results
 from maple.files import RunFile, load_json

@@ -42,7 +42,7 @@ import numpy as np
 import torch
 from sklearn.metrics import adjusted_rand_score
 
-from maple.data.image_set import ImageSet
+from maple.data.image_set import ImageSet, channel_statistics
 from maple.data.simulate import simulated_diatoms
 from maple.data.sources import open_images
 from maple.data.splits import Splits, load_splits
@@ -51,7 +51,6 @@ from maple.detectors.scores import energy_score, spread_score
 from maple.files import load_json, save_json
 from maple.networks import Backbone, create_backbone, embed
 from maple.options import DataOptions
-from maple.prediction.predictor import channel_statistics
 from maple.stats.gaussians import class_maximum, fit_gaussians, log_posterior
 from maple.stats.metrics import accuracy, auroc, format_spread, negative_log_likelihood
 from maple.stats.moments import Moments

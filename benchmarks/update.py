@@ -28,8 +28,8 @@ from typing import Any
 
 import numpy as np
 
+from maple.data.shares import fold_shares, split_indices
 from maple.data.sources import open_images
-from maple.data.splits import fold_shares, split_indices
 from maple.detectors.maple import MapleDetector, nearest_of_class
 from maple.evaluation.paper.suites import PROFILES, Training
 from maple.networks import embed, use_fast_allocator

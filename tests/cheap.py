@@ -17,8 +17,9 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from maple.data._decoder import IMAGE_SECONDS
 from maple.data.image_set import ImageSet
-from maple.data.stream import IMAGE_SECONDS, decode_stream
+from maple.data.stream import decode_stream
 from maple.decisions.calibration import Calibration
 from maple.prediction.base import BasePredictor
 from maple.runs import predict as predict_files

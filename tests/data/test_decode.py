@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from image_files import encode, noise, png_of_size
+from maple.data import decode
 from maple.data.decode import auto_size, decode_image, to_rgb
-from maple.data.sources import decode
 from maple.errors import DataError
 
 

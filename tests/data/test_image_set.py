@@ -9,7 +9,7 @@ import pytest
 
 from image_files import arrays, png_of_size, write_folder
 from maple.data.decode import decode_image
-from maple.data.image_set import MEMORY_LIMIT, ImageSet, default_augment
+from maple.data.image_set import MEMORY_LIMIT, ImageSet, channel_statistics, default_augment, read_batches
 from maple.data.sources import open_images
 from maple.errors import DataError
 
@@ -99,3 +99,22 @@ def test_progress_counts_up_to_all_images(tmp_path: Path, rng: np.random.Generat
 )
 def test_augmentation_follows_from_the_name(name: str, augment: str) -> None:
     assert default_augment(name) == augment
+
+
+def test_channel_statistics() -> None:
+    images = arrays(20, 2)
+    assert images.pixels is not None
+    mean, std = channel_statistics(images)
+    np.testing.assert_allclose(mean, (images.pixels / 255).mean((0, 1, 2)))
+    np.testing.assert_allclose(std, (images.pixels / 255).std((0, 1, 2)))
+    with pytest.raises(DataError, match="plain"):
+        channel_statistics(ImageSet.from_arrays(np.full((3, 8, 8), 7, np.uint8), name="plain"))
+
+
+def test_batches_of_rows_in_memory_and_from_disk(tmp_path: Path, rng: np.random.Generator) -> None:
+    folder = write_folder(tmp_path / "set", {"a": 5, "b": 4}, rng)
+    memory, stream = open_images(folder), open_images(folder, memory_limit=0)
+    plan = [np.array([8, 2, 2]), np.array([0])]
+    for images, workers in ((memory, 0), (stream, 0), (stream, 1)):
+        for rows, pixels in zip(plan, read_batches(images, plan, workers), strict=True):
+            np.testing.assert_array_equal(pixels, memory.pixels[rows])  # type: ignore[index]

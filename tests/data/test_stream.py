@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -17,8 +16,9 @@ from PIL import Image
 
 from image_files import encode, endless_jpeg, noise, png_of_size, write_folder, write_parquet
 from maple.data.decode import decode_image
-from maple.data.sources import open_images
-from maple.data.stream import Decoded, DecoderEnded, GuardedDecoder, Paths, TooManyPixels, decode_stream, open_source
+from maple.data.sources import open_images, open_source
+from maple.data.sources.folders import _Paths
+from maple.data.stream import Decoded, decode_stream
 from maple.errors import DataError, RunError, UsageError
 from maple.types import Skipped
 
@@ -173,7 +173,7 @@ def test_digests_tell_when_images_changed(folder, rng):
 
 def test_paths_are_packed():
     paths = ["a", "", "dir/ü.png", "caf\udce9"]
-    packed = Paths(iter(paths))
+    packed = _Paths(iter(paths))
     assert [packed[i] for i in range(len(packed))] == paths
 
 
@@ -201,7 +201,7 @@ def started(monkeypatch) -> list[subprocess.Popen]:
             super().__init__(*arguments, **options)
             processes.append(self)
 
-    monkeypatch.setattr("maple.data.stream.subprocess.Popen", Noted)
+    monkeypatch.setattr("maple.data._pool.subprocess.Popen", Noted)
     return processes
 
 
@@ -327,32 +327,5 @@ def test_the_alarm_ends_a_process_whatever_it_inherits(many, ending, inherited):
 
 
 def test_processes_load_neither_torch_nor_pyarrow():
-    code = "import sys, maple.data.stream; print(*[m for m in ('torch', 'pyarrow', 'scipy') if m in sys.modules])"
+    code = "import sys, maple.data._decoder; print(*[m for m in ('torch', 'pyarrow', 'scipy') if m in sys.modules])"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == ""
-
-
-# --- images of strangers
-
-
-def test_a_guarded_process_says_what_decoding_says(rng):
-    pixels = rng.integers(0, 256, (8, 8, 3), dtype=np.uint8)
-    with closing(GuardedDecoder(8, "pad", max_pixels=64, seconds=60)) as decoder:
-        np.testing.assert_array_equal(decoder.decode(encode(Image.fromarray(pixels))), pixels)
-        with pytest.raises(TooManyPixels, match="9 x 8 pixels, and 64 are the most"):
-            decoder.decode(encode(Image.new("RGB", (9, 8))))
-        for data in (b"", b"not an image"):
-            with pytest.raises(DataError, match="not an image"):
-                decoder.decode(data)
-        np.testing.assert_array_equal(decoder.decode(encode(Image.fromarray(pixels))), pixels)
-
-
-@pytest.mark.skipif(sys.platform == "win32", reason="has no such signal")
-def test_a_guarded_process_ends_itself_and_others_may_end_it(started):
-    too_long = pytest.raises(DecoderEnded, match=r"longer than 0\.5 s to decode: make it smaller")
-    with closing(GuardedDecoder(8, "pad", max_pixels=10**8, seconds=0.5)) as decoder, too_long:
-        decoder.decode(endless_jpeg())
-    with closing(GuardedDecoder(8, "pad", max_pixels=64, seconds=60)) as decoder:
-        os.kill(started[-1].pid, signal.SIGKILL)
-        with pytest.raises(DecoderEnded, match="its decoder ended by SIGKILL"):
-            decoder.decode(bytes(2**20))
-    assert len(started) == 2 and not count_running(started)

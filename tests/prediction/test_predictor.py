@@ -21,7 +21,6 @@ from maple.networks import create_backbone, embed, wrap_backbone
 from maple.options import DecisionOptions
 from maple.prediction.predictor import (
     Predictor,
-    channel_statistics,
     fit_predictor,
     load_backbone,
     load_predictor,
@@ -200,20 +199,11 @@ def test_wrapped_module_needs_no_recipe(splits):
     assert (said.class_id == splits.test.labels).mean() > 0.8
 
 
-def test_channel_statistics(splits):
-    pixels = splits.train.pixels / 255
-    mean, std = channel_statistics(splits.train)
-    np.testing.assert_allclose(mean, pixels.mean((0, 1, 2)))
-    np.testing.assert_allclose(std, pixels.std((0, 1, 2)))
-
-
 def test_errors(backbone, predictor, tmp_path):
     with pytest.raises(RunError, match="maple train"):
         load_predictor(tmp_path / "nowhere")
     with pytest.raises(UsageError, match="false"):
         predictor.calibrate(torch.rand(4, 3, 8, 8), false_alarm=1.5)
-    with pytest.raises(DataError, match="one colour"):
-        channel_statistics(ImageSet.from_arrays(np.full((3, 8, 8), 7, np.uint8)))
 
 
 def test_weights_of_another_network_are_refused(backbone, tmp_path):

@@ -17,8 +17,9 @@ from torch import nn
 
 from commands import flat, run
 from maple.data.image_set import ImageSet
+from maple.data.shares import split_indices
 from maple.data.sources import open_images
-from maple.data.splits import load_splits, split_indices
+from maple.data.splits import load_splits
 from maple.errors import DataError, UsageError
 from maple.files import load_json
 from maple.networks import create_backbone, load_weights, open_model, wrap_backbone

@@ -15,9 +15,8 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
 
-from maple.data.image_set import ImageSet
+from maple.data.image_set import ImageSet, read_batches
 from maple.errors import DataError, UsageError, suggest
 
 Sampler = Literal["auto", "shuffle", "balanced"]
@@ -236,8 +235,8 @@ def _training_batches(
     generator: torch.Generator,
     workers: int,
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    for index, batch in _read_batches(images, plan, workers):
-        x = to_input(augment_batch(batch, augment, generator))
+    for index, batch in zip(plan, read_batches(images, plan, workers)):
+        x = to_input(augment_batch(torch.from_numpy(batch), augment, generator))
         yield x, torch.from_numpy(targets[index]), torch.from_numpy(index)
 
 
@@ -252,42 +251,10 @@ def evaluation_batches(
     """
     rows = np.arange(len(images)) if indices is None else np.asarray(indices, dtype=np.int64)
     plan = [rows[start : start + batch_size] for start in range(0, len(rows), batch_size)]
-    for index, batch in _read_batches(images, plan, workers):
-        yield to_input(batch), torch.from_numpy(index)
+    for index, batch in zip(plan, read_batches(images, plan, workers)):
+        yield to_input(torch.from_numpy(batch)), torch.from_numpy(index)
 
 
 def _generator(*numbers: int) -> torch.Generator:
     state = int(_seed(*numbers).generate_state(1, np.uint64)[0])
     return torch.Generator().manual_seed(state >> 1)
-
-
-def _read_batches(images: ImageSet, plan: Sequence[np.ndarray], workers: int) -> Iterator[tuple[np.ndarray, Tensor]]:
-    """Rows and uint8 images (B, S, S, 3) of each batch of the plan."""
-    if images.pixels is not None:
-        for index in plan:
-            yield index, torch.from_numpy(images.pixels[index])
-        return
-    loader = DataLoader(
-        _Batches(images),
-        batch_size=None,  # the plan holds whole batches
-        sampler=plan,
-        num_workers=workers,
-        generator=torch.Generator(),  # its own, so that the loader does not draw from the global one
-    )
-    for index, batch in zip(plan, loader):
-        if isinstance(batch, DataError):
-            raise batch
-        yield index, batch
-
-
-class _Batches(Dataset):
-    """Decodes whole batches, in a worker. An error comes back as a value, so that its sentence stays one sentence."""
-
-    def __init__(self, images: ImageSet) -> None:
-        self.images = images
-
-    def __getitem__(self, index: np.ndarray) -> Tensor | DataError:
-        try:
-            return torch.from_numpy(np.stack([self.images.read(i) for i in index]))
-        except DataError as error:
-            return error

@@ -26,6 +26,8 @@ MAX_SIDE = 20_000  # refused from this side on
 MAX_FILE_BYTES = 512 * 2**20
 MAX_SIZE = 4096  # side of the decoded square
 
+IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".pbm", ".pgm", ".ppm", ".pnm")
+TABLE_SUFFIXES = (".parquet", ".npz")
 _FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")  # none that runs a program or nests another format
 
 
@@ -176,6 +178,8 @@ def decode_bytes(data: bytes, size: int, fit: Fit) -> np.ndarray:
             return np.frombuffer(square.tobytes(), np.uint8).reshape(size, size, 3).copy()
     except DataError:
         raise
+    except MemoryError:
+        raise DataError("takes more memory to decode than there is: make it smaller") from None
     except Exception as error:  # decoders raise whatever they stumble over: OSError, SyntaxError, struct.error, ...
         raise DataError(f"broken or truncated: {error}") from None
 

@@ -1,46 +1,42 @@
-"""Many square images with labels: decoded into memory, or kept encoded and decoded whenever they are read.
+"""Set of square images with labels, decoded into memory or decoded again whenever they are read.
 
-An :class:`ImageSet` is what every source becomes. Nothing here is random or augmented: an image has one decoded form,
-and its key is a digest of its content.
+Every source becomes an :class:`ImageSet`. Nothing here is random or augmented: an image has one decoded form, and its
+key is a digest of its content.
 """
 
 from __future__ import annotations
 
 import hashlib
-import io
-import os
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
-import pyarrow as pa
 from PIL import Image
 
+from maple.data._decoder import Decoding, Item, content_key
+from maple.data._pool import Chunk
 from maple.data.decode import (
     Fit,
     Size,
     auto_size,
-    check_file_size,
     check_size_and_fit,
-    decode_bytes,
     fit_square,
     full_scale,
-    open_file,
-    read_dimensions,
-    read_file,
     scale_to_8_bit,
     to_rgb,
 )
+from maple.data.stream import Source, decode_chunks
 from maple.errors import DataError, suggest
 from maple.types import Skipped
 
 Progress = Callable[[int, int], None]  # images done, images in all
 
 MEMORY_LIMIT = 2 * 2**30
+STATISTICS_IMAGES = 5000  # that channel statistics are taken over
 
+_BLOCK = 128  # images of an array that are converted at a time
 _NO_FLIPS = ("digits", "svhn")  # a mirrored digit is another sign, or none
 # Under a microscope nothing is up: words that tell from a name that images may be flipped along both axes.
 _NO_UPRIGHT = ("diatom", "plankton", "alga", "micro", "foram", "radiolari", "pollen", "protist")
@@ -64,14 +60,14 @@ class ImageSet:
     class_names: tuple[str, ...]
     files: tuple[str, ...]  # where each image came from
     size: int  # side of the square, S
-    keys: np.ndarray  # (N,) S32: digest of the content, what splits are made from
+    keys: np.ndarray  # (N,) S32: digest of the content, from which splits are made
     pixels: np.ndarray | None = None  # (N, S, S, 3) uint8
-    skipped: tuple[Skipped, ...] = ()  # what could not be used, and why
+    skipped: tuple[Skipped, ...] = ()  # files that cannot be used, and why
     name: str = "images"
-    augment: str = "crop,flip"  # what ``augment='auto'`` means for these images
+    augment: str = "crop,flip"  # meaning of ``augment='auto'`` for these images
     fit: Fit = "pad"
-    store: FileStore | ColumnStore | None = None  # encoded images, where ``pixels`` is None
-    rows: np.ndarray | None = None  # (N,) rows of ``store``
+    store: Source | None = None  # encoded images, where ``pixels`` is None
+    rows: np.ndarray | None = None  # (N,) positions in ``store``
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -84,11 +80,8 @@ class ImageSet:
         """Image ``i``, (S, S, 3) uint8."""
         if self.pixels is not None:
             return self.pixels[i]
-        assert self.store is not None and self.rows is not None
-        try:
-            return decode_bytes(self.store.read(int(self.rows[i])), self.size, self.fit)
-        except DataError as error:
-            raise DataError(f"cannot use '{self.files[i]}': {error}") from None
+        (pixels,) = read_batches(self, [np.array([i])])
+        return pixels[0]
 
     def subset(self, indices: Any) -> ImageSet:
         """The images at ``indices`` (integers or a mask), with the same classes; ``skipped`` stays with the whole."""
@@ -148,7 +141,7 @@ class ImageSet:
             class_names=names,
             files=tuple(f"{name}#{i}" for i in range(n)),
             size=side,
-            keys=np.array([_digest(np.ascontiguousarray(image)) for image in raw], dtype="S32"),
+            keys=np.array([content_key(np.ascontiguousarray(image)) for image in raw], dtype="S32"),
             pixels=_square_arrays(raw, side, fit, name),
             name=name,
             augment=default_augment(name),
@@ -157,7 +150,7 @@ class ImageSet:
 
 
 def default_augment(name: str) -> str:
-    """What ``augment='auto'`` means for the source ``name``.
+    """Meaning of ``augment='auto'`` for the source ``name``.
 
     >>> default_augment("cifar10/train"), default_augment("digits"), default_augment("river-Diatoms/train")
     ('crop,flip', 'crop', 'crop,flip-both')
@@ -214,152 +207,79 @@ def index_labels(values: np.ndarray, declared: Sequence[str] | None, where: Any)
     return labels.astype(np.int64), tuple(str(value) for value in distinct)
 
 
-# --- encoded images ---------------------------------------------------------------------------------------------------
+# --- pixels ----------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class FileStore:
-    """Encoded images in files, read when they are asked for."""
+class Arrays(Source):
+    """Images in memory as a source: arrays, built-in sets and corrupted ones."""
 
-    paths: tuple[Path, ...]
+    is_decoded = True
 
-    def __len__(self) -> int:
-        return len(self.paths)
-
-    def open(self, i: int) -> BinaryIO:
-        return open_file(self.paths[i])
-
-    def read(self, i: int) -> bytes:
-        return read_file(self.paths[i])
-
-
-@dataclass(frozen=True, eq=False)
-class ColumnStore:
-    """Encoded images in a column of a Parquet file; the column stays encoded, in memory."""
-
-    column: pa.ChunkedArray
+    def __init__(self, images: ImageSet) -> None:
+        super().__init__(images.name, images.labels, images.class_names)
+        assert images.pixels is not None
+        self.images, self._pixels = images, images.pixels
+        self.skipped = images.skipped
 
     def __len__(self) -> int:
-        return len(self.column)
+        return len(self.images)
 
-    def open(self, i: int) -> BinaryIO:
-        return io.BytesIO(self.read(i))
+    def digest(self) -> str:
+        files, keys = "\0".join(self.images.files).encode(), self.images.keys.tobytes()
+        return hashlib.blake2b(files + keys, digest_size=16).hexdigest()
 
-    def read(self, i: int) -> bytes:
-        data = self.column[i].as_py()
-        if not data:
-            raise DataError("the row holds no image bytes")
-        check_file_size(len(data))
-        return data
+    def item(self, i: int) -> Item:
+        return self._pixels[i]
 
-
-@dataclass(frozen=True, eq=False)
-class Listing:
-    """What a source holds, before anything is decoded."""
-
-    store: FileStore | ColumnStore
-    files: tuple[str, ...]
-    labels: np.ndarray  # (N,) int64
-    class_names: tuple[str, ...]
-    name: str
-    skipped: tuple[Skipped, ...] = ()
+    def read(self, start: int) -> Iterator[tuple[str, Item]]:
+        yield from zip(self.images.files[start:], self._pixels[start:])
 
 
-def decode_listing(
-    listing: Listing,
-    size: Size,
-    fit: Fit,
-    memory_limit: int,
-    progress: Progress | None,
-) -> ImageSet:
-    """Decode every image once: into memory where that is allowed, else only to see that it can be decoded."""
-    store, n = listing.store, len(listing.store)
-    if size == "auto":
-        dimensions = _measure_all(store)
-        readable = dimensions[dimensions[:, 0] > 0]
-        size = auto_size(readable) if len(readable) else 16
-    in_memory = n * size * size * 3 <= memory_limit
-    pixels = np.empty((n, size, size, 3), dtype=np.uint8) if in_memory else None
-    keys = np.zeros(n, dtype="S32")
-    reasons: dict[int, str] = {}
+def read_batches(images: ImageSet, plan: Iterable[np.ndarray], workers: int = 0) -> Iterator[np.ndarray]:
+    """Pixels (B, S, S, 3) of each batch of rows in ``plan``; ``workers`` processes decode what is not in memory.
 
-    def decode(rows: range) -> None:
-        for i in rows:
-            try:
-                data = store.read(i)
-                keys[i] = _digest(data)
-                image = decode_bytes(data, size, fit)
-                if pixels is not None:
-                    pixels[i] = image
-            except DataError as error:
-                reasons[i] = str(error)
-
-    _in_threads(decode, n, progress)
-    skipped = tuple(Skipped(listing.files[i], reasons[i]) for i in sorted(reasons))
-    images = ImageSet(
-        labels=listing.labels,
-        class_names=listing.class_names,
-        files=listing.files,
-        size=size,
-        keys=keys,
-        pixels=pixels,
-        name=listing.name,
-        augment=default_augment(listing.name),
-        fit=fit,
-        store=None if in_memory else store,
-        rows=None if in_memory else np.arange(n),
-    )
-    if skipped:
-        images = images.subset(np.setdiff1d(np.arange(n), list(reasons)))
-        _check_losses(listing, images, skipped)
-    return replace(images, skipped=listing.skipped + skipped)
-
-
-def _check_losses(listing: Listing, images: ImageSet, skipped: tuple[Skipped, ...]) -> None:
-    """Some images may be broken, but not all, and not all of a class."""
-    first = f"'{skipped[0].file}': {skipped[0].reason}"
-    if len(images) == 0:
-        if len(skipped) == 1:
-            raise DataError(f"cannot use {first}; give another image")
-        raise DataError(f"none of the {len(skipped)} images of '{listing.name}' can be used ({first}): replace them")
-    lost = np.setdiff1d(listing.labels, images.labels)
-    if len(lost):
-        raise DataError(
-            f"class '{listing.class_names[lost[0]]}' of '{listing.name}' has no image that can be used (of "
-            f"{len(skipped)} skipped files, the first is {first}): replace its files or remove the class"
-        )
-
-
-def _measure_all(store: FileStore | ColumnStore) -> np.ndarray:
-    """Width and height (N, 2) of all images; 0 where the header cannot be read."""
-    dimensions = np.zeros((len(store), 2), dtype=np.int64)
-
-    def measure(rows: range) -> None:
-        for i in rows:
-            try:
-                with store.open(i) as file:
-                    dimensions[i] = read_dimensions(file)
-            except DataError:
-                continue  # decoding will say why
-
-    _in_threads(measure, len(store), None)
-    return dimensions
-
-
-def _in_threads(work: Callable[[range], None], n: int, progress: Progress | None) -> None:
-    """Do ``work`` on all of range(n), in blocks that a pool of threads shares.
-
-    The result does not depend on the number of threads. Threads have not been seen to be reliably faster than one.
+    >>> images = ImageSet.from_arrays(np.zeros((5, 8, 8), np.uint8))
+    >>> [batch.shape for batch in read_batches(images, [np.array([0, 3]), np.array([4])])]
+    [(2, 8, 8, 3), (1, 8, 8, 3)]
     """
-    blocks = [range(start, min(start + 128, n)) for start in range(0, n, 128)]
-    with ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as pool:
-        for block, _ in zip(blocks, pool.map(work, blocks)):
-            if progress is not None:
-                progress(block.stop, n)
+    if images.pixels is not None:
+        for rows in plan:
+            yield images.pixels[rows]
+        return
+    chunks = (_encoded_rows(images, rows) for rows in plan)
+    with closing(decode_chunks(chunks, Decoding(images.size, images.fit), workers)) as decoded:
+        for chunk, batch in decoded:
+            for failure in batch.failures:
+                raise DataError(f"cannot use '{chunk.files[failure.row]}': {failure.reason}")
+            yield batch.pixels
 
 
-def _digest(data: Any) -> bytes:
-    return hashlib.blake2b(data, digest_size=16).hexdigest().encode()
+def _encoded_rows(images: ImageSet, rows: np.ndarray) -> Chunk:
+    assert images.store is not None and images.rows is not None
+    positions = images.rows[rows]
+    return Chunk(0, [images.files[i] for i in rows], [images.store.item(int(i)) for i in positions])
+
+
+def channel_statistics(images: ImageSet) -> tuple[list[float], list[float]]:
+    """Mean and deviation of each channel in [0, 1], over at most 5,000 images evenly spread, without augmentation.
+
+    >>> pixels = np.zeros((2, 8, 8, 3), np.uint8)
+    >>> pixels[1] = 255
+    >>> channel_statistics(ImageSet.from_arrays(pixels))
+    ([0.5, 0.5, 0.5], [0.5, 0.5, 0.5])
+    """
+    rows = np.linspace(0, len(images) - 1, min(len(images), STATISTICS_IMAGES)).astype(int)
+    sums, squares, n = np.zeros(3), np.zeros(3), 0
+    for row in rows:
+        pixels = images.read(int(row)).reshape(-1, 3).astype(np.float64) / 255
+        sums += pixels.sum(0)
+        squares += (pixels**2).sum(0)
+        n += len(pixels)
+    mean = sums / n
+    std = np.sqrt(np.maximum(squares / n - mean**2, 0))
+    if std.max() < 1e-6:
+        raise DataError(f"all images of '{images.name}' are of one colour: check the files")
+    return mean.tolist(), np.maximum(std, 1e-3).tolist()
 
 
 # --- arrays -----------------------------------------------------------------------------------------------------------
@@ -394,15 +314,12 @@ def _square_arrays(raw: np.ndarray, size: int, fit: Fit, name: str) -> np.ndarra
         raise DataError(f"the images of '{name}' hold {error}: save pixels from 0 to 255, or from 0 to 1") from None
     n, height, width, channels = raw.shape
     pixels = np.empty((n, size, size, 3), dtype=np.uint8)
-
-    def convert(rows: range) -> None:
-        block = scale_to_8_bit(raw[rows.start : rows.stop], full)
+    for start in range(0, n, _BLOCK):
+        block = scale_to_8_bit(raw[start : start + _BLOCK], full)
         if (height, width) == (size, size) and channels != 4:
-            pixels[rows.start : rows.stop] = block  # one channel is repeated
-            return
-        for i, image in zip(rows, block):
+            pixels[start : start + _BLOCK] = block  # one channel is repeated
+            continue
+        for i, image in enumerate(block, start):
             rgb = to_rgb(Image.fromarray(image[..., 0] if channels == 1 else image))
             pixels[i] = np.asarray(fit_square(rgb, size, fit))
-
-    _in_threads(convert, n, None)
     return pixels

@@ -14,9 +14,7 @@ from __future__ import annotations
 import base64
 import io
 import os
-from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import fields
 from functools import cached_property
 from pathlib import Path
@@ -28,7 +26,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from maple import __version__
 from maple.data.decode import MAX_SIZE, Fit
-from maple.data.image_set import ImageSet, Progress
+from maple.data.image_set import ImageSet, Progress, read_batches
 from maple.data.sources import open_images
 from maple.decisions.calibration import Calibration
 from maple.errors import MapleError, RunError, UsageError, naming_extras
@@ -313,7 +311,7 @@ class OnnxPredictor(BasePredictor):
         if isinstance(images, np.ndarray):
             return self.predict_pixels(images)
         images = open_images(images, size=self.size, fit=self.fit, labelled=False)
-        return self._predict_all(_read_batches(images, _plan(len(images))))
+        return self._predict_all(read_batches(images, _plan(len(images))))
 
     def predict_pixels(self, pixels: np.ndarray) -> Prediction:
         if pixels.ndim != 4:
@@ -334,11 +332,11 @@ class OnnxPredictor(BasePredictor):
         workers: int = 0,
         progress: Progress | None = None,
     ) -> Iterator[Prediction]:
-        """Predict images in order, or those at ``indices``; ``workers`` threads decode what is not in memory."""
+        """Predict images in order, or those at ``indices``; ``workers`` processes decode what is not in memory."""
         plan = _plan(len(images) if indices is None else len(indices), batch_size)
         rows = plan if indices is None else [np.asarray(indices, dtype=np.int64)[batch] for batch in plan]
         done, n = 0, sum(map(len, rows))
-        for pixels in _read_batches(images, rows, workers):
+        for pixels in read_batches(images, rows, workers):
             yield self._predict(self.run(pixels))
             done += len(pixels)
             if progress is not None:
@@ -398,22 +396,3 @@ def _plan(n: int, batch_size: int = BATCH) -> list[np.ndarray]:
     if batch_size < 1:
         raise UsageError(f"a batch size of {batch_size}: it must be at least 1")
     return [np.arange(start, min(start + batch_size, n)) for start in range(0, n, batch_size)]
-
-
-def _read_batches(images: ImageSet, plan: Sequence[np.ndarray], workers: int = 0) -> Iterator[np.ndarray]:
-    """Pixels (B, S, S, 3) of each batch; ``workers`` threads decode one batch ahead."""
-    if images.pixels is not None or workers == 0:
-        for rows in plan:
-            yield images.pixels[rows] if images.pixels is not None else np.stack([images.read(int(i)) for i in rows])
-        return
-    pool = ThreadPoolExecutor(workers)
-    waiting: deque[list[Future[np.ndarray]]] = deque()
-    try:
-        for rows in plan:
-            waiting.append([pool.submit(images.read, int(i)) for i in rows])
-            if len(waiting) > 1:
-                yield np.stack([each.result() for each in waiting.popleft()])
-        while waiting:
-            yield np.stack([each.result() for each in waiting.popleft()])
-    finally:  # also where the caller stops early
-        pool.shutdown(cancel_futures=True)

@@ -22,7 +22,7 @@ from maple.decisions.probability import ClassRule, Probability
 from maple.decisions.sets import true_class_scores
 from maple.detectors.description import Description
 from maple.detectors.maple import MapleDetector
-from maple.errors import DataError, RunError, UsageError
+from maple.errors import RunError, UsageError
 from maple.files import RunFile, load_arrays, save_arrays, write_atomic
 from maple.networks import Backbone, MadeBy, Origin, create_backbone, embed, embed_batches, rebuild_model
 from maple.options import DecisionOptions, as_dict, build_options
@@ -33,7 +33,6 @@ from maple.training.recipe import create_recipe
 from maple.types import Outputs, Prediction, Relabelling
 
 CALIBRATION = "calibration."  # of the names of arrays
-STATISTICS_IMAGES = 5000
 
 
 class Predictor(BasePredictor):
@@ -414,19 +413,3 @@ def _all_reduce(fabric: Any) -> Callable[[np.ndarray], np.ndarray]:
         return fabric.all_reduce(tensor, reduce_op="sum").cpu().numpy()
 
     return sum_over_ranks
-
-
-def channel_statistics(images: ImageSet) -> tuple[list[float], list[float]]:
-    """Mean and deviation of each channel in [0, 1], over at most 5,000 images evenly spread, without augmentation."""
-    rows = np.linspace(0, len(images) - 1, min(len(images), STATISTICS_IMAGES)).astype(int)
-    sums, squares, n = np.zeros(3), np.zeros(3), 0
-    for row in rows:
-        pixels = images.read(int(row)).reshape(-1, 3).astype(np.float64) / 255
-        sums += pixels.sum(0)
-        squares += (pixels**2).sum(0)
-        n += len(pixels)
-    mean = sums / n
-    std = np.sqrt(np.maximum(squares / n - mean**2, 0))
-    if std.max() < 1e-6:
-        raise DataError(f"all images of '{images.name}' are of one colour: check the files")
-    return mean.tolist(), np.maximum(std, 1e-3).tolist()

@@ -20,7 +20,8 @@ from maple.baselines.ensemble import train_ensemble
 from maple.baselines.sampling import EnsembleRecipe
 from maple.data.batches import parse_augment, to_input
 from maple.data.catalogue import CATALOGUE, describe_data_set, find_data_set, locate
-from maple.data.image_set import ImageSet, Progress
+from maple.data.image_set import ImageSet, Progress, channel_statistics
+from maple.data.shares import split_indices
 from maple.data.sources import (
     LOOSE,
     SPLIT_NAMES,
@@ -31,7 +32,7 @@ from maple.data.sources import (
     open_images,
     split_files,
 )
-from maple.data.splits import Splits, load_splits, split_indices
+from maple.data.splits import Splits, load_splits
 from maple.detectors.base import Detector
 from maple.detectors.gradient import ImageDetector
 from maple.detectors.maple import MapleDetector, nearest_of_class
@@ -58,7 +59,6 @@ from maple.options import (
 from maple.prediction.explain import component_coordinates
 from maple.prediction.predictor import (
     Predictor,
-    channel_statistics,
     fit_predictor,
     load_backbone,
     save_backbone,

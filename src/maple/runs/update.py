@@ -34,8 +34,8 @@ from typing import Any
 import numpy as np
 
 from maple.data.image_set import ImageSet, Progress
+from maple.data.shares import split_indices
 from maple.data.sources import open_images
-from maple.data.splits import split_indices
 from maple.decisions.calibration import Calibration
 from maple.detectors.base import Source
 from maple.errors import DataError, RunError, UsageError, suggest

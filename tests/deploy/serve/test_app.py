@@ -31,7 +31,7 @@ from starlette.testclient import TestClient
 
 import maple
 from image_files import encode, png_of_size
-from maple.data.sources import decode
+from maple.data import decode
 from maple.decisions.drift import StreamMonitor, kolmogorov_smirnov
 from maple.deploy.serve.answers import ModelAnswer, PredictAnswer
 from maple.deploy.serve.app import create_app, listen_at, read_exemplars

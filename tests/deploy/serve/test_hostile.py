@@ -362,7 +362,7 @@ class Processes:
 @pytest.fixture
 def processes(monkeypatch) -> Processes:
     noted = Processes()
-    monkeypatch.setattr("maple.data.stream.subprocess.Popen", noted.start)
+    monkeypatch.setattr("maple.data._pool.subprocess.Popen", noted.start)
     return noted
 
 

@@ -10,11 +10,9 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
-from collections import deque
 from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Annotated, Literal
 
 import numpy as np
@@ -22,8 +20,8 @@ from pydantic import BaseModel, ConfigDict, FailFast, Field, ValidationError
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 
+from maple.data import Batch, DecoderKilled, DecoderPool, Decoding
 from maple.data.decode import Fit
-from maple.data.stream import IMAGE_ENDS, DecoderEnded, GuardedDecoder, TooManyPixels
 from maple.errors import DataError, MapleError
 from maple.text import printable
 
@@ -248,55 +246,43 @@ def _refusing_broken_forms() -> Iterator[None]:
 
 
 class UploadDecoder:
-    """Images as the network wants them, (S, S, 3) uint8, decoded by ``n`` processes, for as many threads.
+    """Decode uploads to what the network takes, (S, S, 3) uint8, in a pool of ``n`` processes, for as many threads.
 
-    Dimensions are checked before a pixel is decoded; what takes longer than ``seconds`` is refused. In the place of a
-    process that has ended another is started once it is needed.
+    Dimensions are checked before a pixel is decoded; an image that takes longer than ``seconds`` is refused.
     """
 
     def __init__(self, size: int, fit: Fit, max_pixels: int, seconds: float, n: int) -> None:
-        self._start = partial(GuardedDecoder, size, fit, max_pixels, seconds)
-        self._idle: deque[GuardedDecoder | None] = deque()  # None where the process has ended
-        with ExitStack() as stack:  # which ends the first where the next cannot be started
-            self._idle.extend(stack.enter_context(closing(self._start())) for _ in range(n))
-            stack.pop_all()
+        self._pool = DecoderPool(Decoding(size, fit, max_pixels, seconds), n)
 
     def __call__(self, upload: Upload) -> np.ndarray:
         try:
-            return self._decode(upload.data if isinstance(upload.data, bytes) else _from_base64(upload.data))
-        except DataError as error:
-            status: UploadStatus = 413 if isinstance(error, TooManyPixels) else 422
-            raise UploadError(
-                status, f"cannot use '{printable(upload.name, 60)}': {printable(str(error), 200)}"
-            ) from None
+            data = upload.data if isinstance(upload.data, bytes) else _from_base64(upload.data)
+        except UploadError as error:
+            raise _refusal(upload, str(error)) from None
+        batch = self._decode(data)
+        for failure in batch.failures:
+            raise _refusal(upload, failure.reason, 413 if failure.too_large else 422)
+        return batch.pixels[0]
 
-    def _decode(self, data: bytes) -> np.ndarray:
-        """The pixels; what has ended a process from outside may have spared another, which is asked once."""
-        decoder = self._idle.pop()
+    def _decode(self, data: bytes) -> Batch:
+        """The answer of a process. If that is killed from outside, as where memory runs out, another is asked."""
         try:
-            for _ in range(2):
-                decoder = decoder or self._start()
-                try:
-                    return decoder.decode(data)
-                except DecoderEnded as error:
-                    decoder = None
-                    if error.how in IMAGE_ENDS:
-                        raise
+            return self._pool.decode([data], attempts=2)
+        except DecoderKilled:
+            raise NoDecoder(
+                "two processes that decode images were ended, perhaps since memory ran out: ask again later"
+            ) from None
         except OSError as error:
             why = error.strerror or error
             raise NoDecoder(f"no process to decode images can be started ({why}): ask again later") from None
-        finally:
-            if decoder is None:
-                self._idle.appendleft(None)  # those that are there come first
-            else:
-                self._idle.append(decoder)
-        raise NoDecoder("two processes that decode images were ended, perhaps since memory ran out: ask again later")
 
     def close(self) -> None:
         """End the processes, which are idle now."""
-        for decoder in self._idle:
-            if decoder is not None:
-                decoder.close()
+        self._pool.close()
+
+
+def _refusal(upload: Upload, reason: str, status: UploadStatus = 422) -> UploadError:
+    return UploadError(status, f"cannot use '{printable(upload.name, 60)}': {printable(reason, 200)}")
 
 
 def _from_base64(text: str) -> bytes:

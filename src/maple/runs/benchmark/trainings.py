@@ -26,8 +26,8 @@ import pyarrow.parquet as pq
 import torch
 
 from maple.data.catalogue import CATALOGUE
+from maple.data.shares import fold_shares
 from maple.data.sources import clean_source, find_source, is_built_in, split_files
-from maple.data.splits import fold_shares
 from maple.errors import RunError, UsageError
 from maple.evaluation.paper.suites import STANDARD_DETECTORS, Profile, Protocol, Suite, Training
 from maple.evaluation.results import Results

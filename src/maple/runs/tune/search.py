@@ -34,6 +34,7 @@ import torch
 
 import maple.baselines  # noqa: F401  # so that their names are known
 from maple.baselines.sampling import EnsembleRecipe
+from maple.data.image_set import channel_statistics
 from maple.data.splits import Splits, load_splits
 from maple.decisions.conformal import min_calibration_images
 from maple.errors import DataError, FitError, MapleError, RunError, TrainError, UsageError, suggest
@@ -58,7 +59,6 @@ from maple.options import (
     resolve_config,
     to_toml,
 )
-from maple.prediction.predictor import channel_statistics
 from maple.progress import counting, say, warn
 from maple.reporting.plots import standalone_svg
 from maple.reporting.plots.trials import plot_trials

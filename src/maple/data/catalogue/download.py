@@ -13,48 +13,28 @@ from __future__ import annotations
 import hashlib
 import http.client
 import json
-import lzma
 import os
 import shutil
 import ssl
-import stat
-import tarfile
 import time
 import urllib.error
 import urllib.request
-import zipfile
-import zlib
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
-from typing import IO, Any, BinaryIO, cast
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import IO, Any
 from urllib.parse import urlsplit
 
+from maple.data.catalogue.records import Checksum
 from maple.errors import DataError, UsageError
 from maple.files import write_atomic
 
 Progress = Callable[[int, int], None]  # bytes done, bytes in all
 
 MAX_BYTES = 8 * 2**30  # of a download whose size is not known beforehand
-MAX_MEMBERS = 2_000_000
-MAX_UNPACKED = 8 * 2**30
 _CHUNK = 2**20
 _SCHEMES = ("https", "http", "file")
 _TRY_AGAIN = (408, 425, 429, 500, 502, 503, 504)
 _LONGEST_WAIT = 60.0  # seconds
-
-
-@dataclass(frozen=True)
-class Checksum:
-    """What is known of a file before it is fetched; ``None`` where nothing is."""
-
-    bytes: int | None = None
-    md5: str | None = None
-    sha256: str | None = None
-
-    @property
-    def known(self) -> bool:
-        return self.md5 is not None or self.sha256 is not None
 
 
 # --- fetching ---------------------------------------------------------------------------------------------------------
@@ -310,149 +290,3 @@ def _make_opener() -> urllib.request.OpenerDirector:
 
 
 _OPENER = _make_opener()
-
-
-# --- archives ---------------------------------------------------------------------------------------------------------
-
-
-BROKEN = (  # what reading a damaged archive raises
-    *(tarfile.TarError, zipfile.BadZipFile, zlib.error, lzma.LZMAError),
-    *(EOFError, OSError, RuntimeError, ValueError),
-)
-
-
-class Archive:
-    """The files inside a tar (plain or compressed) or zip archive, by name, none of which is ever unpacked to disk.
-
-    Refused are absolute names, names that climb out with ``..``, links and devices, two members of one name, and more
-    than ``max_members`` members or ``max_bytes`` bytes in all, as the archive declares them and as they are read.
-
-    >>> import io
-    >>> buffer = io.BytesIO()
-    >>> with zipfile.ZipFile(buffer, "w") as file:
-    ...     file.writestr("cats/1.txt", "purr")
-    >>> with Archive(buffer, "pets.zip") as archive:
-    ...     list(archive.names), archive.read("cats/1.txt")
-    (['cats/1.txt'], b'purr')
-    """
-
-    def __init__(
-        self,
-        source: Path | BinaryIO,
-        label: str | None = None,
-        *,
-        max_members: int = MAX_MEMBERS,
-        max_bytes: int = MAX_UNPACKED,
-    ) -> None:
-        self._label = label or str(source)
-        self._owned: BinaryIO | None = None
-        try:
-            if isinstance(source, Path):
-                source = self._owned = source.open("rb")
-            source.seek(0)
-            is_zip = source.read(4) in (b"PK\3\4", b"PK\5\6")
-            source.seek(0)
-            self._file = zipfile.ZipFile(source) if is_zip else tarfile.open(fileobj=source)  # noqa: SIM115
-            self._members = self._list(max_members, max_bytes)
-        except BROKEN as error:
-            self.close()
-            reason = str(error).partition("\n")[0]
-            raise DataError(f"cannot read the archive '{self._label}': {reason}; fetch it again") from None
-        except DataError:
-            self.close()
-            raise
-
-    def __enter__(self) -> Archive:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        if self._owned is not None:
-            self._owned.close()
-
-    @property
-    def names(self) -> list[str]:
-        """All files, in the order of the archive."""
-        return list(self._members)
-
-    def size(self, name: str) -> int:
-        """Bytes of a member."""
-        return _size(self._member(name))
-
-    def open(self, name: str) -> BinaryIO:
-        """A member as a file; it ends where the archive says that it ends."""
-        member = self._member(name)
-        if isinstance(self._file, zipfile.ZipFile):
-            return cast(BinaryIO, self._file.open(member))
-        return cast(BinaryIO, self._file.extractfile(member))
-
-    def read(self, name: str) -> bytes:
-        """A whole member."""
-        try:
-            with self.open(name) as file:
-                data = file.read()
-        except BROKEN as error:
-            raise DataError(f"cannot read '{name}' in '{self._label}': {error}; fetch the archive again") from None
-        if len(data) != self.size(name):
-            raise DataError(f"'{name}' in '{self._label}' is cut short: fetch the archive again")
-        return data
-
-    def _member(self, name: str) -> Any:
-        if name not in self._members:
-            raise DataError(f"'{self._label}' holds no '{name}': it is not the archive that was expected")
-        return self._members[name]
-
-    def _list(self, max_members: int, max_bytes: int) -> dict[str, Any]:
-        """The files by name, checked one after the other, so that not even the list outgrows the limits."""
-        members: dict[str, Any] = {}
-        total = 0
-        for number, entry in enumerate(self._entries()):
-            raw = entry.filename if isinstance(entry, zipfile.ZipInfo) else entry.name
-            name = self._check_name(raw)
-            total += _size(entry)
-            if number >= max_members or total > max_bytes:
-                raise DataError(
-                    f"'{self._label}' holds more than {max_members:,} files or {max_bytes / 1e9:,.1f} GB: it is not "
-                    "the archive that was expected"
-                )
-            kind = _kind(entry)
-            if kind == "other":
-                raise DataError(f"'{raw}' in '{self._label}' is a link or a device: such archives are not read")
-            if name in members:
-                raise DataError(f"'{self._label}' holds '{name}' twice: such archives are not read")
-            if kind == "file":
-                members[name] = entry
-        return members
-
-    def _entries(self) -> Iterable[zipfile.ZipInfo | tarfile.TarInfo]:
-        if isinstance(self._file, zipfile.ZipFile):
-            return self._file.infolist()
-        return self._file
-
-    def _check_name(self, raw: str) -> str:
-        """A member's name, relative and without detours."""
-        path = PurePosixPath(raw)
-        if (
-            path.is_absolute()
-            or ".." in path.parts
-            or "\\" in raw
-            or raw[1:2] == ":"
-            or any(ord(character) < 32 for character in raw)
-        ):
-            raise DataError(f"'{raw}' in '{self._label}' leads out of the archive: such archives are not read")
-        return path.as_posix()
-
-
-def _size(entry: zipfile.ZipInfo | tarfile.TarInfo) -> int:
-    return entry.file_size if isinstance(entry, zipfile.ZipInfo) else entry.size
-
-
-def _kind(entry: zipfile.ZipInfo | tarfile.TarInfo) -> str:
-    """``file``, ``folder`` or ``other``; a zip archive keeps Unix modes in the upper half of the attributes."""
-    if isinstance(entry, tarfile.TarInfo):
-        return "folder" if entry.isdir() else "file" if entry.isreg() else "other"
-    if entry.is_dir():
-        return "folder"
-    return "file" if stat.S_IFMT(entry.external_attr >> 16) in (0, stat.S_IFREG) else "other"

@@ -1,0 +1,68 @@
+"""Records of the catalogue: a data set, its originals and splits, and one image on its way into a split."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+
+@dataclass(frozen=True)
+class Checksum:
+    """Size and checksums of a file that are known before it is fetched; ``None`` where they are not."""
+
+    bytes: int | None = None
+    md5: str | None = None
+    sha256: str | None = None
+
+    @property
+    def known(self) -> bool:
+        return self.md5 is not None or self.sha256 is not None
+
+
+class Row(NamedTuple):
+    """One image on its way into a split."""
+
+    image: bytes  # encoded
+    label: int
+    label_name: str
+    file: str = ""  # what it is called in an image folder
+
+
+Rows = Callable[[Mapping[str, Path]], Iterator[Row]]  # from the paths of the originals, by name
+
+
+@dataclass(frozen=True)
+class Original:
+    """A file as its authors publish it. Without ``url`` it has to be fetched by hand; no checksum here is a guess."""
+
+    name: str
+    url: str = ""
+    expected: Checksum = Checksum()
+
+
+@dataclass(frozen=True)
+class Split:
+    """A part of a data set: how many images, and how to make them from which originals."""
+
+    name: str
+    images: int
+    rows: Rows | None = None
+    originals: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class DataSet:
+    """What is known of a data set."""
+
+    name: str
+    title: str
+    paper: str
+    licence: str
+    classes: int
+    page: str = ""
+    originals: tuple[Original, ...] = ()
+    splits: tuple[Split, ...] = ()
+    as_folder: bool = False  # image folders instead of Parquet
+    note: str = ""  # what else one has to know to get it, or to use it

@@ -1,0 +1,118 @@
+"""Names of data sets: the built-in ones, and files and folders under the data root with their splits."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from maple.data.catalogue.table import BUILT_IN, find_data_set
+from maple.data.decode import TABLE_SUFFIXES
+from maple.data.sources.folders import list_visible
+from maple.errors import UsageError, suggest
+
+SPLIT_NAMES = {  # names that a file or folder of each split may have
+    "train": ("train", "training"),
+    "validation": ("validation", "val", "valid"),
+    "calibration": ("calibration", "cal"),
+    "test": ("test", "testing"),
+}
+_ALL_SPLIT_NAMES = {name for names in SPLIT_NAMES.values() for name in names}
+
+
+def list_data_sets(data_root: str | Path | None = None) -> tuple[str, ...]:
+    """Names that :func:`~maple.data.sources.open.open_images` knows, those under the data root with their splits."""
+    root = find_data_root(data_root)
+    names = list(BUILT_IN)
+    if root is not None and root.is_dir():
+        for entry in list_visible(root):
+            if entry.is_dir():
+                names += [entry.name, *(f"{entry.name}/{split}" for split in split_files(entry))]
+            elif entry.suffix in TABLE_SUFFIXES:
+                names.append(entry.stem)
+    return tuple(names)
+
+
+def find_data_root(data_root: str | Path | None) -> Path | None:
+    """Folder of named data sets: the given one, else that of the environment variable MAPLE_DATA, else none."""
+    root = data_root or os.environ.get("MAPLE_DATA")
+    return Path(root).expanduser() if root else None
+
+
+def find_source(source: str | Path, data_root: str | Path | None) -> Path:
+    """The existing file or folder that ``source`` means: a path, or a name under the data root."""
+    path = Path(source).expanduser()
+    if path.exists():
+        return path
+    root = find_data_root(data_root)
+    if root is not None and not path.is_absolute():
+        for candidate in (root / path, *(root / f"{path}{suffix}" for suffix in TABLE_SUFFIXES)):
+            if candidate.exists():
+                return candidate
+    where = f"the data root '{root}'" if root is not None else "no data root: set MAPLE_DATA or give --data-root"
+    raise UsageError(
+        f"no data set, file or folder '{source}': {_hint(str(source), data_root)} "
+        f"(looked among the built-in sets, in the current folder and in {where})"
+    )
+
+
+def _hint(source: str, data_root: str | Path | None) -> str:
+    """What to do about a missing name: get the data set, if the catalogue has it, or correct the spelling."""
+    data_set = find_data_set(source)
+    if data_set is not None:
+        return f"'maple data {data_set.name}' says how to get it"
+    return suggest(source, list_data_sets(data_root))
+
+
+def locate_split(source: str | Path, data_root: str | Path | None, split: str | None) -> tuple[Path, str]:
+    """The file or folder to open, down to the split where a data set folder is meant, and its name."""
+    path = find_source(source, data_root)
+    if path.is_dir() and split_files(path):
+        path = _choose_split(str(source), path, split)
+    return path, _name_of(path, data_root)
+
+
+def _name_of(path: Path, data_root: str | Path | None) -> str:
+    """``cifar10/test`` for a split of a data set and for paths under the data root, else the file or folder's name."""
+    path = path.expanduser().resolve()
+    bare = path.with_suffix("") if path.suffix.lower() in TABLE_SUFFIXES else path
+    root = find_data_root(data_root)
+    if root is not None and root.resolve() in bare.parents:
+        return bare.relative_to(root.resolve()).as_posix()
+    return f"{bare.parent.name}/{bare.name}" if bare.name in _ALL_SPLIT_NAMES else bare.name
+
+
+# --- splits ----------------------------------------------------------------------------------------------------------
+
+
+def split_files(folder: Path) -> dict[str, Path]:
+    """The splits of a data set folder: Parquet or .npz files, or folders named train, test, ... and no others."""
+    entries = list_visible(folder)
+    folders = [path for path in entries if path.is_dir()]
+    files = {path.stem: path for path in entries if path.suffix.lower() in TABLE_SUFFIXES and path.is_file()}
+    if files and (not folders or _ALL_SPLIT_NAMES & files.keys()):
+        return files
+    are_splits = bool(folders) and all(path.name in _ALL_SPLIT_NAMES for path in folders)
+    if are_splits and any(inner.is_dir() for path in folders for inner in list_visible(path)):
+        return {path.name: path for path in folders}
+    return {}
+
+
+def find_split(splits: dict[str, Path], role: str) -> Path | None:
+    """The file of one of the four splits, under any of its names."""
+    return next((splits[name] for name in SPLIT_NAMES.get(role, (role,)) if name in splits), None)
+
+
+def _choose_split(name: str, folder: Path, split: str | None) -> Path:
+    """The file to open where only the data set is named: ``split``, else test, validation, train, or the only one."""
+    splits = split_files(folder)
+    if split is not None:
+        found = splits.get(split) or find_split(splits, split)
+        if found is None:
+            raise UsageError(f"data set '{name}' has no split '{split}': {suggest(split, splits)}")
+        return found
+    for role in ("test", "validation", "train"):
+        if (found := find_split(splits, role)) is not None:
+            return found
+    if len(splits) == 1:
+        return next(iter(splits.values()))
+    raise UsageError(f"data set '{name}' has several splits: name one of {', '.join(f'{name}/{s}' for s in splits)}")

@@ -1,0 +1,235 @@
+"""Open a source: the image set, or the stream of images, that a name, a file or a folder stands for.
+
+A *source* is an image folder with one subfolder per class, a ``.parquet`` or ``.npz`` file, a built-in set (``digits``,
+``simulated-diatoms``), the name of a data set under the data root, or any of these corrupted (``corrupted:...``).
+"""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+
+from maple.data._decoder import Decoding, Item
+from maple.data.catalogue.table import is_built_in, is_corrupted
+from maple.data.decode import Fit, Size, auto_size, check_size_and_fit, open_file, read_dimensions
+from maple.data.image_set import MEMORY_LIMIT, Arrays, ImageSet, Progress, default_augment, no_labels
+from maple.data.sources.built_in import open_built_in, parse_corrupted
+from maple.data.sources.folders import is_glob, list_class_folders, list_files
+from maple.data.sources.names import locate_split
+from maple.data.sources.tables import Table, open_npz
+from maple.data.stream import Source, decode_chunks
+from maple.errors import DataError, UsageError
+from maple.types import Skipped
+
+_CHUNK = 128  # images decoded together
+_MANY = 4096  # images from which on starting processes pays
+_MAX_PROCESSES = 8
+
+
+@dataclass(frozen=True)
+class _Request:
+    """How to open a source."""
+
+    size: Size
+    fit: Fit
+    data_root: str | Path | None = None
+    split: str | None = None
+    labelled: bool = False
+    memory_limit: int = MEMORY_LIMIT
+    progress: Progress | None = None
+
+
+def open_images(
+    source: str | Path | ImageSet | Sequence[str | Path],
+    *,
+    size: Size = "auto",
+    fit: Fit = "pad",
+    data_root: str | Path | None = None,
+    split: str | None = None,
+    labelled: bool = True,
+    memory_limit: int = MEMORY_LIMIT,
+    progress: Progress | None = None,
+) -> ImageSet:
+    """Open the images of a source.
+
+    A source is
+
+    - a folder with one subfolder per class (files deeper inside a class count, hidden files do not),
+    - a ``.parquet`` file with encoded images (``image``) and ``label`` or ``label_name``, as Hugging Face writes them,
+    - a ``.npz`` file with ``images`` or ``x``, and ``labels`` or ``y``, optionally ``class_names``,
+    - ``digits``, or ``simulated-diatoms`` with ``/near`` and ``/far``; ``simulated-diatoms?n=5000&seed=3&size=64``,
+    - a data set under the data root (``data_root`` or the environment variable MAPLE_DATA): ``cifar10/test`` is
+      ``<root>/cifar10/test.parquet``; ``cifar10`` alone takes ``split``, else test, validation or train,
+    - ``corrupted:cifar10/test?family=fog&severity=3&seed=0``: another source, corrupted by :mod:`maple.data.corrupt`
+      after decoding; ``family=all`` and ``severity=all`` (the defaults) draw one for each image,
+    - with ``labelled=False`` also an image file, a folder of images, a glob, or a list of these; labels are then -1.
+
+    ``size`` is the side of the square that images are decoded to, see :func:`~maple.data.decode.auto_size`. Images
+    stay in memory when they fit into ``memory_limit`` bytes, and are otherwise decoded again whenever they are read.
+    Unusable files are listed in ``skipped``; ``progress`` is called with the numbers of images done and in all.
+
+    >>> open_images("digits")
+    ImageSet('digits', 1797 images, 10 classes, 8 px, in memory)
+    """
+    size = check_size_and_fit(size, fit)
+    if isinstance(source, ImageSet):
+        return _reuse(source, size, labelled)
+    request = _Request(size, fit, data_root, split, labelled, memory_limit, progress)
+    found = _list_source(source if isinstance(source, (list, tuple)) else [cast(str, source)], request)
+    return found.images if isinstance(found, Arrays) else _decode_all(found, request)
+
+
+def open_source(
+    sources: Sequence[str | Path], *, size: int, fit: Fit = "pad", data_root: str | Path | None = None
+) -> Source:
+    """List the images that :func:`open_images` opens without labels; files and tables are not decoded."""
+    return _list_source(sources, _Request(size, fit, data_root))
+
+
+def _reuse(images: ImageSet, size: Size, labelled: bool) -> ImageSet:
+    if size not in ("auto", images.size):
+        raise UsageError(
+            f"'{images.name}' is open with {images.size} px, not {size} px: open its source with that size"
+        )
+    return images if labelled else _without_labels(images)
+
+
+def _without_labels(images: ImageSet) -> ImageSet:
+    labels, class_names = no_labels(len(images))
+    return replace(images, labels=labels, class_names=class_names)
+
+
+# --- listing ---------------------------------------------------------------------------------------------------------
+
+
+def _list_source(sources: Sequence[str | Path], request: _Request) -> Source:
+    """What the sources hold; only arrays and built-in sets are in memory then."""
+    if len(sources) != 1:
+        if request.labelled:
+            raise UsageError(
+                "labelled images come from one source: a folder with one subfolder per class, Parquet or .npz"
+            )
+        return list_files(sources, "images")
+    source = sources[0]
+    if not isinstance(source, (str, Path)):
+        raise UsageError(f"cannot open {source!r}: give the name of a data set, a file or a folder")
+    if is_built_in(source):
+        return Arrays(_open_made(str(source), request))
+    if not request.labelled and is_glob(source):
+        return list_files([source], str(source))
+    return _list_path(*locate_split(source, request.data_root, request.split), request)
+
+
+def _open_made(source: str, request: _Request) -> ImageSet:
+    """A built-in set, or a corrupted one."""
+    if not is_corrupted(source):
+        images = open_built_in(source, request.size, request.fit, request.memory_limit)
+        return images if request.labelled else _without_labels(images)
+    from maple.data.corrupt import corrupt_set
+
+    clean, how = parse_corrupted(source)
+    found = _list_source([clean], request)
+    images = found.images if isinstance(found, Arrays) else _decode_all(found, request)
+    return corrupt_set(images, memory_limit=request.memory_limit, **how)
+
+
+def _list_path(path: Path, name: str, request: _Request) -> Source:
+    """The images of a folder or file that exists."""
+    suffix = path.suffix.lower()
+    if suffix == ".npz":
+        return Arrays(open_npz(path, name, request.size, request.fit, request.memory_limit, request.labelled))
+    if suffix == ".parquet":
+        return Table(path, name, request.labelled)
+    if not request.labelled:
+        return list_files([path], name)
+    if path.is_dir():
+        return list_class_folders(path, name)
+    raise DataError(
+        f"'{path}' is a single file: labelled images come as a folder with one subfolder per class, Parquet or .npz"
+    )
+
+
+# --- decoding --------------------------------------------------------------------------------------------------------
+
+
+def _decode_all(source: Source, request: _Request) -> ImageSet:
+    """Decode every image once: into memory if they fit, else only to see whether they can be decoded."""
+    size = _choose_size(source) if request.size == "auto" else request.size
+    n = len(source)
+    in_memory = n * size * size * 3 <= request.memory_limit
+    pixels = np.empty((n, size, size, 3), dtype=np.uint8) if in_memory else None
+    files: list[str] = []
+    keys: list[str] = []
+    skipped: dict[int, Skipped] = {}
+    processes = 0 if n < _MANY else min(os.cpu_count() or 1, _MAX_PROCESSES)
+    how = Decoding(size, request.fit, keys=True)
+    with closing(decode_chunks(source.chunks(0, _CHUNK), how, processes)) as decoded:
+        for chunk, batch in decoded:
+            if pixels is not None:
+                pixels[len(files) : len(files) + len(batch.pixels)] = batch.pixels
+            failed = {row: Skipped(chunk.files[row], reason) for row, reason, _ in batch.failures}
+            files += [file for row, file in enumerate(chunk.files) if row not in failed]
+            keys += batch.keys
+            skipped |= {chunk.first + row: entry for row, entry in failed.items()}
+            if request.progress is not None:
+                request.progress(chunk.first + len(chunk.files), n)
+    rows = np.setdiff1d(np.arange(n), list(skipped))
+    images = ImageSet(
+        labels=source.labels[rows],
+        class_names=source.class_names,
+        files=tuple(files),
+        size=size,
+        keys=np.array(keys, dtype="S32"),
+        pixels=None if pixels is None else pixels[: len(rows)],
+        skipped=(*source.skipped, *skipped.values()),
+        name=source.name,
+        augment=default_augment(source.name),
+        fit=request.fit,
+        store=None if in_memory else source,
+        rows=None if in_memory else rows,
+    )
+    _check_losses(source, images, list(skipped.values()))
+    return images
+
+
+def _check_losses(source: Source, images: ImageSet, skipped: Sequence[Skipped]) -> None:
+    """Some images may be broken, but not all, and not all of a class."""
+    if not skipped:
+        return
+    first = f"'{skipped[0].file}': {skipped[0].reason}"
+    if len(images) == 0:
+        if len(skipped) == 1:
+            raise DataError(f"cannot use {first}; give another image")
+        raise DataError(f"none of the {len(skipped)} images of '{source.name}' can be used ({first}): replace them")
+    lost = np.setdiff1d(source.labels, images.labels)
+    if len(lost):
+        raise DataError(
+            f"class '{source.class_names[lost[0]]}' of '{source.name}' has no image that can be used (of "
+            f"{len(skipped)} skipped files, the first is {first}): replace its files or remove the class"
+        )
+
+
+def _choose_size(source: Source) -> int:
+    """The side to decode to, from the headers of all images."""
+    dimensions = [found for _, item in source.read(0) if (found := _measure(item)) is not None]
+    return auto_size(np.array(dimensions)) if dimensions else 16
+
+
+def _measure(item: Item) -> tuple[int, int] | None:
+    """Width and height of an image; None where its header cannot be read, which decoding will report."""
+    try:
+        if isinstance(item, bytes):
+            return read_dimensions(io.BytesIO(item))
+        if isinstance(item, str):
+            with open_file(Path(item)) as file:
+                return read_dimensions(file)
+    except DataError:
+        pass
+    return None

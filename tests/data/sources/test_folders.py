@@ -1,0 +1,108 @@
+"""Image files: class folders, folders, globs, lists of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from image_files import noise, write_folder
+from maple.data.decode import decode_image
+from maple.data.sources import open_images
+from maple.errors import DataError, UsageError
+
+
+def test_folder_with_class_subfolders(tmp_path: Path, rng: np.random.Generator) -> None:
+    folder = write_folder(tmp_path / "set", {"b": 2, "a": 3}, rng)
+    (folder / "a" / "deeper").mkdir()
+    noise(rng).save(folder / "a" / "deeper" / "x.JPG")
+    noise(rng).save(folder / "a" / ".hidden.png")
+    (folder / ".cache").mkdir()
+    noise(rng).save(folder / ".cache" / "x.png")
+    (folder / "b" / "notes.txt").write_text("not an image")
+    noise(rng).save(folder / "overview.png")
+    images = open_images(folder)
+    assert images.class_names == ("a", "b")
+    assert images.labels.tolist() == [0, 0, 0, 0, 1, 1]
+    assert [Path(file).name for file in images.files] == [
+        "000.png",
+        "001.png",
+        "002.png",
+        "x.JPG",
+        "000.png",
+        "001.png",
+    ]
+    assert images.name == "set" and images.size == 8 and images.augment == "crop,flip"
+    assert [Path(entry.file).name for entry in images.skipped] == ["overview.png"]
+    for i, file in enumerate(images.files):
+        np.testing.assert_array_equal(images.read(i), decode_image(file, 8))
+
+
+def test_links_to_folders_cannot_form_a_ring(tmp_path: Path, rng: np.random.Generator) -> None:
+    folder = write_folder(tmp_path / "set", {"a": 2}, rng)
+    (folder / "a" / "again").symlink_to(folder, target_is_directory=True)
+    (folder / "b").symlink_to(folder / "a", target_is_directory=True)  # a class may itself be a link
+    assert open_images(folder).labels.tolist() == [0, 0, 1, 1]
+
+
+def test_folders_without_usable_classes(tmp_path: Path, rng: np.random.Generator) -> None:
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    with pytest.raises(DataError, match=r"no images in '.*empty': expected one subfolder per class with \.jpg"):
+        open_images(empty)
+    with pytest.raises(DataError, match="no images in"):
+        open_images(empty, labelled=False)
+    (empty / "a").mkdir()
+    with pytest.raises(DataError, match="no images in"):
+        open_images(empty)
+    flat = tmp_path / "flat"
+    flat.mkdir()
+    noise(rng).save(flat / "x.png")
+    with pytest.raises(DataError, match="put each class in its own subfolder"):
+        open_images(flat)
+    half = write_folder(tmp_path / "half", {"a": 2, "b": 0}, rng)
+    with pytest.raises(DataError, match=r"class 'b' of .* has no images"):
+        open_images(half)
+    with pytest.raises(DataError, match="single file"):
+        open_images(flat / "x.png")
+
+
+def test_unlabelled_sources(tmp_path: Path, rng: np.random.Generator) -> None:
+    folder = write_folder(tmp_path / "set", {"a": 2, "b": 1}, rng)
+    noise(rng).save(folder / "loose.png")
+    noise(rng).save(folder / "a" / ".hidden.png")
+    images = open_images(folder, labelled=False)
+    assert images.labels.tolist() == [-1] * 4 and images.class_names == ()
+    assert [Path(file).name for file in images.files] == ["000.png", "001.png", "000.png", "loose.png"]
+    assert len(open_images(folder / "loose.png", labelled=False)) == 1
+    assert len(open_images(str(folder / "a" / "*.png"), labelled=False)) == 2
+    assert len(open_images(str(folder / "**" / "*.png"), labelled=False)) == 4
+    assert len(open_images([folder / "a", folder / "loose.png"], labelled=False)) == 3
+    assert len(open_images([folder], labelled=False)) == 4
+    odd = folder / "no-suffix"
+    noise(rng).save(odd, "PNG")
+    assert len(open_images(odd, labelled=False)) == 1
+    with pytest.raises(DataError, match="no images match"):
+        open_images(str(folder / "*.tiff"), labelled=False)
+    with pytest.raises(UsageError, match="no data set, file or folder"):
+        open_images(str(folder / "*.png"))
+    with pytest.raises(UsageError, match="one source"):
+        open_images([folder, folder])
+    with pytest.raises(UsageError, match="no images were given"):
+        open_images([], labelled=False)
+    with pytest.raises(UsageError, match="no file or folder"):
+        open_images([folder, tmp_path / "absent"], labelled=False)
+    for made in ("digits", "simulated-diatoms/far?n=6", "corrupted:digits?family=fog"):
+        with pytest.raises(UsageError, match="cannot be opened together with other sources: give it alone"):
+            open_images([folder, made], labelled=False)
+    odd.write_bytes(b"broken")
+    with pytest.raises(DataError, match=r"cannot use '.*no-suffix': not an image"):
+        open_images(odd, labelled=False)
+    assert (open_images("digits", labelled=False).labels == -1).all()
+
+
+def test_relative_globs(tmp_path: Path, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_folder(tmp_path / "set", {"a": 2}, rng)
+    monkeypatch.chdir(tmp_path)
+    assert open_images("set/*/*.png", labelled=False).files == ("set/a/000.png", "set/a/001.png")

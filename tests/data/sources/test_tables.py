@@ -1,0 +1,127 @@
+"""Parquet and .npz tables, each also with every kind of bad input."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from image_files import encode, noise, write_parquet
+from maple.data.decode import decode_image
+from maple.data.sources import open_images
+from maple.errors import DataError
+
+
+def test_parquet_with_plain_bytes_and_names(tmp_path: Path, rng: np.random.Generator) -> None:
+    encoded = [encode(noise(rng)) for _ in range(4)]
+    path = write_parquet(
+        tmp_path / "x.parquet", {"image": encoded, "label": [7, 2, 7, 2], "label_name": ["z", "b", "z", "b"]}
+    )
+    images = open_images(path)
+    assert images.class_names == ("b", "z") and images.labels.tolist() == [1, 0, 1, 0]  # in the order of the labels
+    assert images.files == ("x#0", "x#1", "x#2", "x#3")
+    for i, content in enumerate(encoded):
+        np.testing.assert_array_equal(images.read(i), decode_image(content, 8))
+    stream = open_images(path, memory_limit=0)
+    np.testing.assert_array_equal(stream.subset([3]).read(0), images.read(3))
+    only_names = write_parquet(tmp_path / "n.parquet", {"image": encoded, "label_name": ["z", "b", "z", "b"]})
+    assert open_images(only_names).labels.tolist() == [1, 0, 1, 0]
+    strings = write_parquet(tmp_path / "s.parquet", {"img": encoded, "labels": ["z", "b", "z", "b"]})
+    assert open_images(strings).class_names == ("b", "z")
+
+
+def test_parquet_as_hugging_face_writes_it(tmp_path: Path, rng: np.random.Generator) -> None:
+    image = [{"bytes": encode(noise(rng)), "path": name} for name in ("a.png", None, "c.png")]
+    features = {"image": {"_type": "Image"}, "label": {"names": ["cat", "dog", "cow"], "_type": "ClassLabel"}}
+    metadata = {b"huggingface": json.dumps({"info": {"features": features}}).encode()}
+    path = write_parquet(tmp_path / "test-0.parquet", {"image": image, "label": [1, 0, 1]}, metadata)
+    images = open_images(path)
+    assert images.class_names == ("cat", "dog", "cow") and images.labels.tolist() == [1, 0, 1]
+    assert images.files == ("a.png", "test-0#1", "c.png")
+    path = write_parquet(tmp_path / "bad.parquet", {"image": image, "label": [1, 0, 3]}, metadata)
+    with pytest.raises(DataError, match=r"label 3 in row 2 of '.*bad\.parquet' is out of range: there are 3"):
+        open_images(path)
+
+
+def test_numbers_without_names_keep_their_numeric_order(tmp_path: Path, rng: np.random.Generator) -> None:
+    encoded = [encode(noise(rng)) for _ in range(3)]
+    images = open_images(write_parquet(tmp_path / "x.parquet", {"image": encoded, "fine_label": [10, 9, 2]}))
+    assert images.class_names == ("2", "9", "10") and images.labels.tolist() == [2, 1, 0]
+
+
+def test_bad_parquet_files(tmp_path: Path, rng: np.random.Generator) -> None:
+    image = [encode(noise(rng)), encode(noise(rng))]
+    cases: list[tuple[dict[str, object], str]] = [
+        ({"picture": image, "label": [0, 1]}, "no image column.*found columns: picture, label"),
+        ({"image": image, "class": [0, 1]}, "no label column.*found columns: image, class"),
+        ({"image": ["a.png", "b.png"], "label": [0, 1]}, "image column of .* holds string"),
+        ({"image": image, "label": [0, None]}, "row 1 of .* has no label"),
+        ({"image": image, "label": [0, -1]}, "label -1 in row 1 .* out of range"),
+        ({"image": image, "label": [0.5, 1.0]}, "type float64"),
+        ({"image": image, "label": [[0], [1, 2]]}, "holds list"),
+        ({"image": image, "label": [0, 0], "label_name": ["a", "b"]}, "label 0 .* both 'a' and 'b'"),
+        ({"image": image, "label": [0, 1], "label_name": ["a", "a"]}, "several labels .* 'a'"),
+        ({"image": pa.array([], pa.binary()), "label": pa.array([], pa.int64())}, "no rows"),
+    ]
+    for columns, words in cases:
+        with pytest.raises(DataError, match=words):
+            open_images(write_parquet(tmp_path / "x.parquet", columns))
+    (tmp_path / "x.parquet").write_bytes(b"PAR1 but not really")
+    with pytest.raises(DataError, match=r"cannot read .* as Parquet"):
+        open_images(tmp_path / "x.parquet")
+    path = write_parquet(tmp_path / "y.parquet", {"image": [image[0], None, b"junk"], "label": [0, 0, 0]})
+    assert [entry.file for entry in open_images(path).skipped] == ["y#1", "y#2"]
+    assert open_images(write_parquet(path, {"image": image}), labelled=False).labels.tolist() == [-1, -1]
+
+
+def test_npz(tmp_path: Path, rng: np.random.Generator) -> None:
+    pixels = rng.integers(0, 256, (4, 8, 8, 3), dtype=np.uint8)
+    np.savez(tmp_path / "a.npz", images=pixels, labels=[[1], [0], [1], [0]], class_names=["cat", "dog"])
+    images = open_images(tmp_path / "a.npz")
+    np.testing.assert_array_equal(images.pixels, pixels)
+    assert images.labels.tolist() == [1, 0, 1, 0] and images.class_names == ("cat", "dog")
+    np.savez(tmp_path / "b.npz", x=pixels[..., 0] / 255, y=np.array(["q", "p", "q", "p"]))
+    images = open_images(tmp_path / "b.npz")
+    np.testing.assert_array_equal(images.pixels, np.repeat(pixels[..., :1], 3, axis=3))
+    assert images.class_names == ("p", "q")
+    np.savez(tmp_path / "c.npz", x=pixels[:, :, :5].astype(np.uint16) * 257)
+    images = open_images(tmp_path / "c.npz", labelled=False, size=8)
+    assert images.pixels is not None and images.pixels.shape == (4, 8, 8, 3)
+    np.testing.assert_array_equal(images.pixels[:, :, 1:6], pixels[:, :, :5])  # padded from 5 to 8 columns
+
+
+def test_bad_npz_files(tmp_path: Path) -> None:
+    path = tmp_path / "x.npz"
+    zeros = np.zeros((2, 8, 8, 3), np.uint8)
+    cases: list[tuple[dict[str, object], str]] = [
+        ({"pictures": zeros, "y": [0, 1]}, "no array 'images' or 'x': found: pictures, y"),
+        ({"x": zeros}, "no array 'labels' or 'y'"),
+        ({"x": np.zeros((2, 3, 8, 8), np.uint8), "y": [0, 1]}, "put the channels last"),
+        ({"x": np.zeros((2, 8), np.uint8), "y": [0, 1]}, r"shape \(2, 8\)"),
+        ({"x": np.zeros((2, 8, 8, 5), np.uint8), "y": [0, 1]}, "1, 3 or 4 channels"),
+        ({"x": np.zeros((0, 8, 8), np.uint8), "y": []}, "no images"),
+        ({"x": zeros, "y": [0, 1, 1]}, "2 images but 3 labels"),
+        ({"x": zeros, "y": [0, 2], "class_names": ["a", "b"]}, "label 2 in row 1 .* out of range"),
+        ({"x": zeros, "y": [0, 1], "class_names": ["a", "a"]}, "two classes named 'a'"),
+        ({"x": zeros, "y": [0, 1], "class_names": [1, 2]}, "class_names"),
+        ({"x": zeros - 1.0, "y": [0, 1]}, "negative"),
+        ({"x": zeros + np.nan, "y": [0, 1]}, "NaN"),
+        ({"x": zeros, "y": [0.5, 1]}, "type float64"),
+        ({"x": np.array([None, None]), "y": [0, 1]}, "not Python objects"),
+        ({"x": zeros, "y": np.array([{}, {}])}, "not Python objects"),
+    ]
+    for content, words in cases:
+        np.savez(path, **content)  # type: ignore[arg-type]
+        with pytest.raises(DataError, match=words):
+            open_images(path)
+    path.write_bytes(b"PK\x03\x04 nonsense")
+    with pytest.raises(DataError, match=r"cannot read .* as \.npz"):
+        open_images(path)
+    np.savez(path, x=zeros, y=[0, 1])
+    with pytest.raises(DataError, match="unpacks to"):
+        open_images(path, memory_limit=10)
+    with pytest.raises(DataError, match="choose a smaller size"):
+        open_images(path, memory_limit=1000, size=64)
