@@ -29,12 +29,11 @@ from maple.detectors.registry import list_detectors
 from maple.evaluation.paper.suites import PROFILES, find_suite
 from maple.evaluation.results import Method
 from maple.networks import create_backbone
-from maple.options import recipe_section
 from maple.prediction.predictor import Predictor, load_predictor
 from maple.runs.benchmark.trainings import Job, ensure_evaluated, list_jobs
 from maple.training.loop import fit_head
 from maple.training.loss import weighted_sum
-from maple.training.recipe import Step, create_recipe, describe_recipe
+from maple.training.recipe import Step, create_recipe, find_recipe
 
 DETERMINISTIC = "cross-entropy"
 PROFILE = PROFILES["cpu"]
@@ -67,7 +66,7 @@ def measure_method(job: Job) -> dict[str, Any]:
         "parameters": sum(parameter.numel() for parameter in backbone.parameters()),
         "stored": sum(tensor.numel() for tensor in backbone.state_dict().values()),  # with buffers
         "passes": passes(job),
-        "options": job.config.sections()[recipe_section(name)],
+        "options": job.config.sections()[job.config.recipe.section],
         "versions": results.provenance["versions"],
         "own": summarise(results.methods[own]),
         "detectors": {other: summarise(method) for other, method in results.methods.items() if other != own},
@@ -77,11 +76,11 @@ def measure_method(job: Job) -> dict[str, Any]:
 def passes(job: Job) -> str:
     """Forward passes per image."""
     name = job.config.model.recipe
-    return str(members(job)) if name == "ensemble" else describe_recipe(name).passes
+    return str(members(job)) if name == "ensemble" else find_recipe(name).about.passes
 
 
 def members(job: Job) -> int:
-    return job.config.ensemble.members if job.config.model.recipe == "ensemble" else 1
+    return getattr(job.config.recipe, "members", 1)
 
 
 def summarise(method: Method) -> dict[str, Any]:

@@ -35,7 +35,6 @@ from maple.data.splits import Splits
 from maple.evaluation.paper.suites import PROFILES, find_suite
 from maple.files import RunFile
 from maple.networks import embed, use_fast_allocator
-from maple.options import resolve_config
 from maple.prediction.predictor import Predictor, load_predictor
 from maple.reporting.gallery import ClusterExemplars, read_gallery
 from maple.reporting.plots import (
@@ -49,6 +48,7 @@ from maple.reporting.plots import (
     standalone_svg,
 )
 from maple.runs.benchmark.trainings import Job, ensure_trained, list_jobs
+from maple.runs.config import resolve_config
 from maple.runs.train import own_splits, read_run_config
 from maple.stats import metrics
 from maple.text import percent, shorten

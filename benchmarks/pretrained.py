@@ -44,10 +44,11 @@ from maple.evaluation.paper.suites import PROTOCOLS, Protocol
 from maple.evaluation.results import Results
 from maple.files import RunFile, load_json
 from maple.networks import Backbone, embed, open_model, use_fast_allocator
-from maple.options import PRESETS, resolve_config
 from maple.progress import say
 from maple.reporting.plots import BLUE, ORANGE, Line, plot_reliability, plot_scores, standalone_svg
+from maple.runs.config import resolve_config
 from maple.runs.fit import FitRequest, fit_run
+from maple.runs.presets import read_preset
 from maple.runs.train import GALLERY_SAMPLE, TrainRequest, train_run
 
 MODEL = "python:benchmarks.efficientnet_lite:efficientnet_lite0"
@@ -384,7 +385,7 @@ def main() -> None:
     parser.add_argument("--part", nargs="*", default=list(PARTS), choices=list(PARTS))
     parser.add_argument("--size", type=int, default=224, help="side of the images, in pixels")
     parser.add_argument("--images", type=int, help="about so many of each file at most: for a trial")
-    parser.add_argument("--epochs", type=int, default=PRESETS[PRESET]["epochs"], help="of fine-tuning")
+    parser.add_argument("--epochs", type=int, default=read_preset(PRESET)["train"]["epochs"], help="of fine-tuning")
     parser.add_argument("--runs", type=Path, default=Path("runs/pretrained"), help="folder for the runs")
     parser.add_argument("--json", type=Path, required=True, help="file of the rows, read and written")
     parser.add_argument("--table", action="store_true", help="run nothing, print what is in the file")

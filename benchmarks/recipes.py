@@ -43,7 +43,7 @@ RECIPES: dict[str, tuple[Profile, dict[str, Any]]] = {
     "X-Means, fresh head": (CPU, {"recipe": "maple", **X_MEANS, "head_growth": "fresh"}),
     "batch-hard": (CPU, {"recipe": "triplet", "prototype_weight": 0.0, "triplet_softness": 0.0}),
     "duq": (CPU, {"recipe": "duq"}),
-    "duq, no penalty": (CPU, {"recipe": "duq", "duq_gradient_penalty": 0.0}),
+    "duq, no penalty": (CPU, {"recipe": "duq", "gradient_penalty": 0.0}),
     "paper": (PAPER, {}),
     "paper, triangular schedule": (PAPER, {"schedule": "triangular"}),
 }

@@ -43,6 +43,7 @@ import torch
 from sklearn.metrics import adjusted_rand_score
 
 from maple.data.image_set import ImageSet, channel_statistics
+from maple.data.options import DataOptions
 from maple.data.simulate import simulated_diatoms
 from maple.data.sources import open_images
 from maple.data.splits import Splits, load_splits
@@ -50,13 +51,13 @@ from maple.decisions.probability import class_probabilities, fit_temperature
 from maple.detectors.scores import energy_score, spread_score
 from maple.files import load_json, save_json
 from maple.networks import Backbone, create_backbone, embed
-from maple.options import DataOptions
 from maple.stats.gaussians import class_maximum, fit_gaussians, log_posterior
 from maple.stats.metrics import accuracy, auroc, format_spread, negative_log_likelihood
 from maple.stats.moments import Moments
 from maple.stats.splitting import ClusterMethod, ClusterSpace, split_clusters
 from maple.training.loop import Run, train_backbone
-from maple.training.recipe import MapleRecipe, Recipe, create_recipe
+from maple.training.maple import MapleRecipe
+from maple.training.recipe import Recipe, create_recipe
 from maple.types import Outputs, Relabelling
 from resnet20 import public_resnet20
 

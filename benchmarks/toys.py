@@ -30,7 +30,6 @@ from scipy.spatial import KDTree
 from sklearn.datasets import make_moons
 from torch import Tensor, nn
 
-import maple.baselines  # noqa: F401  (registers recipes and detectors)
 from maple.baselines.ensemble import train_ensemble
 from maple.baselines.sampling import EnsembleRecipe
 from maple.data.image_set import ImageSet
@@ -41,10 +40,11 @@ from maple.detectors.maple import MapleDetector
 from maple.detectors.registry import create_detector
 from maple.files import save_json
 from maple.networks import Backbone, embed
-from maple.options import TrainOptions, build_options
+from maple.options import build_options
 from maple.reporting.plots import LIGHT
 from maple.stats.metrics import accuracy, auroc
 from maple.training.loop import Run, train_backbone
+from maple.training.options import TrainOptions
 from maple.training.recipe import create_recipe
 from maple.types import Outputs
 
@@ -206,7 +206,7 @@ class Panel:
 
 # The kernel of SNGP sees embeddings as they are, as in its authors' tutorial on two moons. By default it sees their
 # directions only, which holds the training of deep networks stable; in the plane the distance from the origin counts.
-RAW_SNGP = {"sngp_space": "raw", "sngp_kernel_scale": 2.0}
+RAW_SNGP = {"space": "raw", "kernel_scale": 2.0}
 PAPER = {"norm_exponent": 0.0, "score_by": "distance"}  # Mahalanobis distances as in the paper
 
 PANELS = [

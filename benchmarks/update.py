@@ -33,9 +33,10 @@ from maple.data.sources import open_images
 from maple.detectors.maple import MapleDetector, nearest_of_class
 from maple.evaluation.paper.suites import PROFILES, Training
 from maple.networks import embed, use_fast_allocator
-from maple.options import as_dict, resolve_config
+from maple.options import as_dict
 from maple.prediction.predictor import Predictor, load_predictor
 from maple.runs.benchmark.trainings import Job, ensure_trained
+from maple.runs.config import resolve_config
 from maple.runs.train import own_splits, read_run_config
 from maple.runs.update import update_from_outputs
 from maple.stats.metrics import auroc, expected_calibration_error, negative_log_likelihood

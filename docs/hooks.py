@@ -14,7 +14,7 @@ import html
 import inspect
 import posixpath
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
@@ -159,19 +159,22 @@ def _help(parameter: Any) -> str:
 
 
 def options() -> str:
-    """All sections of ``config.toml``, from the configuration itself."""
-    from maple.options import GROUPS
+    """All sections of ``config.toml``, from the configuration itself, and the options of every recipe."""
+    from maple.runs.config import SECTIONS
+    from maple.training.recipe import find_recipe, list_recipes
 
-    parts = []
-    for section, group in GROUPS.items():
-        rows = [
-            (f"`{f.name}`", _default(f.default), _cell(f.metadata["help"]))
-            for f in fields(group)
-            if f.metadata.get("flag", True)
-        ]
-        parts += [f"## `[{section}]` {{ #{section.replace('_', '-')} }}", inspect.cleandoc(group.__doc__ or "")]
-        parts.append(_table(("key", "default", "meaning"), rows))
+    parts = [_section(name, group.__doc__ or "", fields(group)) for name, group in SECTIONS.items()]
+    kinds = dict.fromkeys(find_recipe(name).kind for name in list_recipes())
+    parts += [_section(kind.section, kind.__doc__ or "", fields(kind)) for kind in kinds]
     return "\n\n".join(parts)
+
+
+def _section(name: str, doc: str, found: Iterable[Any]) -> str:
+    shown = [f for f in found if f.metadata.get("flag", True)]
+    rows = [(f"`{f.name}`", _default(f.default), _cell(f.metadata.get("help", ""))) for f in shown]
+    heading = f"## `[{name}]` {{ #{name.replace('_', '-')} }}"
+    summary = inspect.cleandoc(doc).partition("\n\n")[0]
+    return "\n\n".join([heading, summary, _table(("key", "default", "meaning"), rows)])
 
 
 def _default(value: Any) -> str:

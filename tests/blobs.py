@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from maple.decisions.options import DecisionOptions
 from maple.decisions.probability import Probability
 from maple.detectors.maple import MapleDetector
-from maple.options import DecisionOptions
 from maple.prediction.predictor import Predictor
 from maple.types import Outputs
 

@@ -42,7 +42,7 @@ _EXPORTS = {
     "Predictor": "maple.prediction.predictor",
     "fit_predictor": "maple.prediction.predictor",
     "load_predictor": "maple.prediction.predictor",
-    "MapleRecipe": "maple.training.recipe",
+    "MapleRecipe": "maple.training.maple",
     "write_report": "maple.reporting.report",
     "load_splits": "maple.data.splits",
     "train_backbone": "maple.training.loop",

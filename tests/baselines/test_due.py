@@ -17,10 +17,10 @@ from torch.nn import functional as F
 from maple.baselines import due
 from maple.baselines.due import DueRecipe, SparseGPHead, batch_statistics
 from maple.baselines.spectral import BoundedBatchNorm2d, bound_layers
+from maple.data.options import DataOptions
 from maple.data.splits import load_splits
 from maple.errors import ConfigError, DataError, TrainError, UsageError
 from maple.networks import Backbone, create_backbone
-from maple.options import DataOptions
 from maple.training.loop import train_backbone
 from maple.training.recipe import Step, create_recipe
 
@@ -222,7 +222,7 @@ def test_the_unit_of_the_embeddings_does_not_matter():
 
 
 def test_start_asks_for_images_of_the_training_set():
-    recipe, asked = DueRecipe(due_inducing_points=4), []
+    recipe, asked = DueRecipe(inducing_points=4), []
     backbone = Backbone(nn.Identity(), recipe.build_head(2, 3), embedding_size=2)
     x, labels = blobs(1000)
 
@@ -263,7 +263,7 @@ def test_first_embeddings_are_those_of_training_mode():
 def test_state_round_trip(learned):
     head, _ = learned
     x, _ = blobs(seed=1)
-    other = DueRecipe(due_inducing_points=9).build_head(2, 3).eval()
+    other = DueRecipe(inducing_points=9).build_head(2, 3).eval()
     with torch.no_grad():
         before = other(x)
         other.load_state_dict(head.state_dict())
@@ -276,7 +276,7 @@ def test_trains_in_the_loop_and_leaves_plain_layers():
     splits = load_splits("digits", DataOptions())
     few = dataclasses.replace(splits, train=splits.train.subset(np.arange(256)))
     torch.manual_seed(0)
-    recipe = create_recipe("due", due_inducing_points=10)
+    recipe = create_recipe("due", inducing_points=10)
     settings = {"epochs": 2, "batch_size": 64, "precision": "32-true", "show_progress": False}
     run = train_backbone(create_backbone("resnet9", 10), recipe, few.train, few.validation, **settings)
     assert run.history[1]["loss"] < run.history[0]["loss"]
@@ -320,22 +320,22 @@ def test_diverged_embeddings_reach_the_loss():
 
 def test_too_few_images():
     """Counted before any of them is looked at, and all of them, not those that the points would be found from."""
-    recipe = DueRecipe(due_inducing_points=9)
+    recipe = DueRecipe(inducing_points=9)
     backbone = Backbone(nn.Identity(), recipe.build_head(2, 3), embedding_size=2)
-    with pytest.raises(DataError, match=r"9 inducing points for 6 training images: .* --due-inducing-points"):
+    with pytest.raises(DataError, match=r"9 inducing points for 6 training images: .* --set due.inducing_points"):
         recipe.start(backbone, pytest.fail, blobs(2)[1].numpy(), seed=0)
 
 
 @pytest.mark.parametrize("n_points", [0, 1001, "many"])
 def test_number_of_inducing_points_has_limits(n_points):
-    with pytest.raises(ConfigError, match=r"due_inducing_points.*at most 1000"):
-        create_recipe("due", due_inducing_points=n_points)
+    with pytest.raises(ConfigError, match=r"inducing_points.*at most 1000"):
+        create_recipe("due", inducing_points=n_points)
 
 
 @pytest.mark.parametrize(("n_classes", "expected"), [(3, 20), (20, 20), (37, 37)])
 def test_inducing_points_follow_the_classes(n_classes, expected):
     assert len(DueRecipe().build_head(2, n_classes).posterior.inducing_points) == expected
-    assert len(DueRecipe(due_inducing_points=7).build_head(2, n_classes).posterior.inducing_points) == 7
+    assert len(DueRecipe(inducing_points=7).build_head(2, n_classes).posterior.inducing_points) == 7
 
 
 def test_many_classes_have_no_more_inducing_points_than_the_option_allows():

@@ -13,10 +13,10 @@ from torch import nn
 from torch.nn import functional as F
 
 from maple.baselines.duq import DuqHead, DuqRecipe, gradient_penalty, log_complement, one_against_rest
+from maple.data.options import DataOptions
 from maple.data.splits import load_splits
 from maple.detectors.registry import create_detector
 from maple.networks import Backbone, create_backbone, normalise_images
-from maple.options import DataOptions
 from maple.training.loop import train_backbone
 from maple.training.loss import weighted_sum
 from maple.training.recipe import Step, create_recipe
@@ -105,7 +105,7 @@ def test_a_class_without_images_keeps_its_centroid():
 
 
 def test_training_moves_centroids_but_not_by_gradients():
-    backbone, recipe = make_backbone(), DuqRecipe(duq_centroid_momentum=0.9)
+    backbone, recipe = make_backbone(), DuqRecipe(centroid_momentum=0.9)
     assert [name for name, _ in backbone.head.named_parameters()] == ["weight"]
     step = make_step(backbone, torch.rand(8, 3, 2, 2), torch.arange(8) % 3)
     alone = copy.deepcopy(backbone.head)
@@ -200,7 +200,7 @@ def test_penalty_does_not_depend_on_who_normalises():
     inside = recipe.loss(make_step(backbone, images, targets))["gradient_penalty"]
     normalised = normalise_images(images, backbone.mean, backbone.std)
     outside = recipe.loss(make_step(other, normalised, targets))["gradient_penalty"]
-    assert inside.weight == recipe.duq_gradient_penalty
+    assert inside.weight == recipe.gradient_penalty
     torch.testing.assert_close(inside.value, outside.value)
     assert inside.value.item() == pytest.approx(penalty(backbone, images).item(), rel=1e-5)
 
@@ -220,16 +220,16 @@ def test_no_second_derivatives_without_the_penalty(monkeypatch):
 
     step = make_step(make_backbone(), torch.rand(4, 3, 2, 2), torch.tensor([0, 1, 2, 0]), gradients=False)
     monkeypatch.setattr(torch.autograd, "grad", refuse)
-    assert list(DuqRecipe(duq_gradient_penalty=0).loss(step)) == ["binary_cross_entropy"]
+    assert list(DuqRecipe(gradient_penalty=0).loss(step)) == ["binary_cross_entropy"]
     with pytest.raises(AssertionError, match="gradients of the images"):
-        DuqRecipe(duq_gradient_penalty=0.1).loss(step)
+        DuqRecipe(gradient_penalty=0.1).loss(step)
 
 
 # --- the whole -------------------------------------------------------------------------------------------------------
 
 
 def test_state_round_trip():
-    recipe = create_recipe("duq", duq_centroid_size=4)
+    recipe = create_recipe("duq", centroid_size=4)
     torch.manual_seed(0)
     head, other = recipe.build_head(5, 3), recipe.build_head(5, 3)
     embeddings = torch.randn(6, 5)
@@ -257,8 +257,8 @@ def test_certain_only_near_two_moons():
     layers = (nn.Linear(2, 128), nn.ReLU(), nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, 128))
     mean, std = (-low / width, -low / width, 0), (1 / width,) * 3  # so that the body sees the points as they are
     backbone = Backbone(nn.Sequential(Plane(), *layers), None, embedding_size=128, mean=mean, std=std)
-    options = {"duq_length_scale": 0.3, "duq_gradient_penalty": 1.0, "duq_centroid_momentum": 0.99}
-    recipe = create_recipe("duq", **options, duq_centroid_size=10)
+    options = {"length_scale": 0.3, "gradient_penalty": 1.0, "centroid_momentum": 0.99}
+    recipe = create_recipe("duq", **options, centroid_size=10)
     backbone.head = recipe.build_head(128, 2)
 
     def as_images(xy):
@@ -289,7 +289,7 @@ def test_trains_in_the_loop(precision):
     splits = load_splits("digits", DataOptions())
     few = dataclasses.replace(splits, train=splits.train.subset(np.arange(256)))
     torch.manual_seed(0)
-    recipe = create_recipe("duq", duq_centroid_size=16)
+    recipe = create_recipe("duq", centroid_size=16)
     settings = {"epochs": 2, "batch_size": 64, "learning_rate": 0.02, "precision": precision, "show_progress": False}
     run = train_backbone(create_backbone("resnet9", 10), recipe, few.train, few.validation, **settings)
     first, last = run.history

@@ -9,12 +9,16 @@ import pytest
 import torch
 
 from maple.baselines.ensemble import member_seeds, train_ensemble
+from maple.baselines.sampling import MAX_MEMBERS
 from maple.data.sources import open_images
 from maple.errors import RunError, UsageError
 from maple.files import RunFile
 from maple.networks import create_backbone, embed
-from maple.options import MAX_MEMBERS, PRESETS, TrainOptions, build_options, resolve_config
+from maple.options import build_options
+from maple.runs.config import resolve_config
+from maple.runs.presets import list_presets
 from maple.training.loop import train_backbone
+from maple.training.options import TrainOptions
 from maple.training.recipe import create_recipe
 
 OPTIONS = TrainOptions(epochs=1, batch_size=32, seed=3, precision="32-true")
@@ -125,7 +129,7 @@ def test_an_ensemble_of_another_seed_is_not_gone_on_with(digits, tmp_path):
 
 
 def test_presets_have_the_ensembles_of_the_paper():
-    papers = [preset for preset in PRESETS if preset.startswith("paper")]
-    members = {preset: resolve_config(preset=preset).ensemble.members for preset in papers}
+    papers = [preset for preset in list_presets() if preset.startswith("paper")]
+    members = {preset: resolve_config({"recipe": "ensemble"}, preset=preset).recipe.members for preset in papers}
     assert members == {"paper": 10, "paper-diatoms": 10, "paper-imagenet": 3}
-    assert resolve_config().ensemble.members == 5
+    assert resolve_config({"recipe": "ensemble"}).recipe.members == 5

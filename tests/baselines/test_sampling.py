@@ -45,7 +45,7 @@ def test_average_against_a_loop():
 
 def make_sampled(dropout: float = 0.3, samples: int = 10) -> SampledBackbone:
     backbone = make_backbone()
-    recipe = DropoutRecipe(dropout=dropout, dropout_samples=samples)
+    recipe = DropoutRecipe(dropout=dropout, samples=samples)
     recipe.prepare(backbone)
     return recipe.finish(backbone)
 
@@ -196,7 +196,7 @@ def test_an_ensemble_takes_images_as_small_as_its_members_do():
 
 @pytest.mark.parametrize("name", ["mc-dropout", "ensemble"])
 def test_saved_and_loaded_alike(name, images, tmp_path):
-    options = {"mc-dropout": {"dropout": 0.2, "dropout_samples": 3}, "ensemble": {"members": 2}}[name]
+    options = {"mc-dropout": {"dropout": 0.2, "samples": 3}, "ensemble": {"members": 2}}[name]
     recipe = create_recipe(name, **options)
     if name == "ensemble":
         backbone = join_members([make_backbone(seed) for seed in range(2)]).eval()

@@ -13,10 +13,10 @@ from torch import nn
 from torch.nn import functional as F
 
 from maple.baselines.sngp import RandomFeatureHead, SngpRecipe, mean_field_logits
+from maple.data.options import DataOptions
 from maple.data.splits import load_splits
 from maple.errors import TrainError
 from maple.networks import Backbone, create_backbone
-from maple.options import DataOptions
 from maple.training.loop import train_backbone
 from maple.training.recipe import Step, create_recipe
 
@@ -179,9 +179,9 @@ def test_defaults_are_those_of_the_authors_code():
     recipe = SngpRecipe()
     head = recipe.build_head(128, 10)
     assert (head.likelihood, head.ridge, head.mean_field) == ("gaussian", 1.0, 25.0)
-    assert (recipe.sngp_spectral_bound, recipe.sngp_power_iterations) == (6.0, 1)
+    assert (recipe.spectral_bound, recipe.power_iterations) == (6.0, 1)
     assert (len(head.phases), head.space, head.output.bias) == (1024, "normalised", None)
-    given = SngpRecipe(sngp_likelihood="multinomial", sngp_mean_field=0.5, sngp_features=8).build_head(4, 3)
+    given = SngpRecipe(likelihood="multinomial", mean_field=0.5, features=8).build_head(4, 3)
     assert (given.likelihood, given.mean_field) == ("multinomial", 0.5)
 
 
@@ -245,13 +245,13 @@ def test_indefinite_precision_is_an_error(value):
     head.accumulate(*batch())
     head.precision[3, 3] = value
     with pytest.raises(
-        TrainError, match=r"'sngp' is not positive definite.*--overwrite and lower --learning-rate.*--sngp-ridge"
+        TrainError, match=r"'sngp' is not positive definite.*--overwrite and lower --learning-rate.*--set sngp.ridge"
     ):
         head(batch()[0])
 
 
 def test_remedy_for_a_loss_that_is_no_number_leaves_out_what_it_does_not_depend_on():
-    assert "--learning-rate" in SngpRecipe.remedy and "--sngp-spectral-bound" in SngpRecipe.remedy
+    assert "--learning-rate" in SngpRecipe.remedy and "--set sngp.spectral_bound" in SngpRecipe.remedy
     assert "ridge" not in SngpRecipe.remedy
 
 
@@ -259,7 +259,7 @@ def test_remedy_for_a_loss_that_is_no_number_leaves_out_what_it_does_not_depend_
 
 
 def test_state_round_trip():
-    recipe = SngpRecipe(sngp_features=32)
+    recipe = SngpRecipe(features=32)
     first, second = recipe.build_head(4, 3), recipe.build_head(4, 3)
     first.accumulate(*batch())
     second.accumulate(*batch(seed=1))
@@ -271,7 +271,7 @@ def test_state_round_trip():
 
 
 def test_each_epoch_starts_anew():
-    recipe = SngpRecipe(sngp_features=32)
+    recipe = SngpRecipe(features=32)
     backbone = Backbone(nn.Identity(), recipe.build_head(4, 3), embedding_size=4)
     x, logits = batch()
 
@@ -297,7 +297,7 @@ def test_trains_in_the_loop_and_leaves_plain_layers():
     splits = load_splits("digits", DataOptions())
     few = dataclasses.replace(splits, train=splits.train.subset(np.arange(256)))
     torch.manual_seed(0)
-    recipe = create_recipe("sngp", sngp_features=64)
+    recipe = create_recipe("sngp", features=64)
     settings = {"epochs": 2, "batch_size": 64, "precision": "32-true", "show_progress": False}
     run = train_backbone(create_backbone("resnet9", 10), recipe, few.train, few.validation, **settings)
     head = run.backbone.head

@@ -13,9 +13,9 @@ from torch.distributions import Normal
 from torch.distributions import kl_divergence as reference_divergence
 
 from maple.baselines.vmdls import VmdlsHead, VmdlsRecipe, kl_divergence, sample_gaussian
+from maple.data.options import DataOptions
 from maple.data.splits import load_splits
 from maple.networks import Backbone, create_backbone
-from maple.options import DataOptions
 from maple.training.loop import train_backbone
 from maple.training.loss import weighted_sum
 from maple.training.recipe import Step, create_recipe
@@ -132,7 +132,7 @@ def test_loss_is_cross_entropy_and_divergence_from_the_own_class():
     backbone = Backbone(nn.Flatten(), head, embedding_size=5)
     embeddings, targets = torch.randn(4, 5), torch.tensor([2, 0, 1, 2])
     logits = head(embeddings)
-    terms = VmdlsRecipe(vmdls_kl_weight=0.3).loss(Step(embeddings, embeddings, logits, targets, 0.5, backbone))
+    terms = VmdlsRecipe(kl_weight=0.3).loss(Step(embeddings, embeddings, logits, targets, 0.5, backbone))
     probabilities = logits.detach().softmax(1)
     assert terms["cross_entropy"].value.item() == pytest.approx(
         np.mean([-math.log(float(probabilities[n, targets[n]])) for n in range(4)]), rel=1e-4
@@ -155,7 +155,7 @@ def train_on_blobs(kl_weight, spread=0.04):
     images = torch.cat([points, torch.zeros(300, 1)], dim=1)[:, :, None, None]
     body = nn.Sequential(nn.Flatten(), nn.Linear(3, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU())
     backbone = Backbone(body, None, embedding_size=64, mean=(0.5, 0.5, 0.0), std=(0.2, 0.2, 0.2))
-    recipe = create_recipe("vmdls", vmdls_latent_size=16, vmdls_kl_weight=kl_weight, vmdls_prior_scale=0.2)
+    recipe = create_recipe("vmdls", latent_size=16, kl_weight=kl_weight, prior_scale=0.2)
     backbone.head = recipe.build_head(64, 3)
     optimiser = torch.optim.SGD(backbone.parameters(), 0.05, momentum=0.9)
     for _ in range(300):
@@ -193,7 +193,7 @@ def test_the_divergence_keeps_posteriors_wide():
 
 
 def test_state_round_trip():
-    recipe = create_recipe("vmdls", vmdls_latent_size=6)
+    recipe = create_recipe("vmdls", latent_size=6)
     torch.manual_seed(0)
     head, other = recipe.build_head(5, 3).eval(), recipe.build_head(5, 3).eval()
     embeddings = torch.randn(6, 5)

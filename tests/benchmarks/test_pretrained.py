@@ -29,8 +29,8 @@ from maple.errors import UsageError
 from maple.evaluation.paper.suites import Protocol
 from maple.evaluation.results import Results
 from maple.networks import embed, open_model
-from maple.options import resolve_config
 from maple.prediction.predictor import load_predictor
+from maple.runs.config import resolve_config
 
 ROOT = Path(__file__).parents[2]
 if not (ROOT / "benchmarks").exists():

@@ -20,8 +20,9 @@ from scipy.stats import false_discovery_control
 from commands import flat, run
 from maple.data.sources import open_images
 from maple.files import load_json
-from maple.options import PRESETS, read_toml
+from maple.options import read_toml
 from maple.prediction.predictor import load_predictor
+from maple.runs.presets import list_presets
 from maple.types import PREDICTION_COLUMNS
 
 
@@ -594,7 +595,7 @@ def test_help_is_complete(capsys):
     text = capsys.readouterr().out
     for flag in ("--relabel-every", "--hard-class-error", "--max-clusters", "--devices", "--resume", "--preset"):
         assert flag in text
-    assert all(name in flat(text).replace("│ │ ", "") for name in PRESETS)
+    assert all(name in flat(text).replace("│ │ ", "") for name in list_presets())
 
 
 def test_full_disk_keeps_the_old_predictions(finished, tmp_path, capsys, monkeypatch):

@@ -10,10 +10,10 @@ import pytest
 
 from image_files import arrays, write_folder
 from maple.data.image_set import ImageSet
+from maple.data.options import DataOptions
 from maple.data.sources import open_images
 from maple.data.splits import load_splits
 from maple.errors import DataError, UsageError
-from maple.options import DataOptions
 
 
 def test_splits_do_not_depend_on_names_or_listing_order(

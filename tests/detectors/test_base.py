@@ -16,9 +16,10 @@ from maple.detectors.base import Detector
 from maple.detectors.description import Description
 from maple.detectors.logits import EnergyDetector, SoftmaxDetector
 from maple.detectors.maple import MapleDetector
+from maple.detectors.options import DetectorOptions
 from maple.detectors.registry import create_detector, list_detectors, register_detector, restore_detector
 from maple.errors import ConfigError, FitError, NotFittedError, UsageError
-from maple.options import DetectorOptions, as_dict
+from maple.options import as_dict
 from maple.stats.arrays import normalise
 from maple.stats.gaussians import fit_gaussians
 from maple.stats.moments import Moments

@@ -45,7 +45,9 @@ import typer
 import maple
 from commands import run
 from maple.cli.app import app
-from maple.options import DecisionOptions, build_options, resolve_config
+from maple.decisions.options import DecisionOptions
+from maple.options import build_options
+from maple.runs.config import resolve_config
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"

@@ -17,16 +17,18 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import maple
 from maple.data.batches import training_batches
+from maple.data.options import DataOptions
 from maple.data.splits import load_splits
 from maple.errors import DataError, TrainError, UsageError
 from maple.networks import create_backbone, wrap_backbone
-from maple.options import DataOptions, TrainOptions
 from maple.prediction.callback import _make_callback
 from maple.prediction.own_loop import Indexed, Relabeller, resize_head
 from maple.prediction.predictor import fit_predictor
 from maple.training.head import grow_head, named_state, replace_head
 from maple.training.loop import learning_rate_at, train_backbone
-from maple.training.recipe import MapleRecipe, create_recipe
+from maple.training.maple import MapleRecipe
+from maple.training.options import TrainOptions
+from maple.training.recipe import create_recipe
 from maple.types import Relabelling
 
 EPOCHS, BATCH, SEED = 3, 64, 5

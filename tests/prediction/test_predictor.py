@@ -14,11 +14,11 @@ from maple.data.image_set import ImageSet
 from maple.data.splits import load_splits
 from maple.decisions.calibration import MIN_CLASS_IMAGES
 from maple.decisions.conformal import conformal_threshold
+from maple.decisions.options import DecisionOptions
 from maple.detectors.maple import MapleDetector
 from maple.errors import DataError, RunError, UsageError
 from maple.files import load_arrays, save_arrays
 from maple.networks import create_backbone, embed, wrap_backbone
-from maple.options import DecisionOptions
 from maple.prediction.predictor import (
     Predictor,
     fit_predictor,

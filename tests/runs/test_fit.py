@@ -23,8 +23,9 @@ from maple.data.splits import load_splits
 from maple.errors import DataError, UsageError
 from maple.files import load_json
 from maple.networks import create_backbone, load_weights, open_model, wrap_backbone
-from maple.options import read_toml, resolve_config
+from maple.options import read_toml
 from maple.prediction.predictor import fit_predictor, load_predictor
+from maple.runs.config import resolve_config
 from maple.runs.fit import FitRequest, check_head, fit_run
 from maple.runs.train import load_run_splits, own_splits, read_run_config
 

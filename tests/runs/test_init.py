@@ -27,11 +27,13 @@ from maple.errors import UsageError
 from maple.files import RunFile, load_arrays, load_json
 from maple.networks import Backbone, create_backbone, embed, wrap_backbone
 from maple.networks._torchvision import import_torchvision
-from maple.options import TrainOptions, read_toml, resolve_config
+from maple.options import read_toml
 from maple.prediction.predictor import Predictor, load_predictor, save_backbone
+from maple.runs.config import resolve_config
 from maple.runs.init import Start, follow_network, leave_out_unused, open_start, try_recipe, why_new_head
 from maple.training.loop import train_backbone
-from maple.training.recipe import MapleRecipe
+from maple.training.maple import MapleRecipe
+from maple.training.options import TrainOptions
 
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning", "ignore:torchvision was built")
 N_CLASSES = 5
@@ -420,7 +422,7 @@ def test_members_get_new_heads_where_classes_are_others(here, tmp_path, digits, 
 
 @pytest.mark.parametrize("recipe", ["mc-dropout", "duq", "sngp"])
 def test_recipes_with_heads_of_their_own(here, tmp_path, digits, before_saving, recipe):
-    more = ("--sngp-features", 32) if recipe == "sngp" else ()
+    more = ("--set", "sngp.features=32") if recipe == "sngp" else ()
     out = tmp_path / "run"
     assert train("--init", here[1], "--trust", "--recipe", recipe, *more, "--out", out, "--learning-rate", 1e-3) == 0
     check_loaded(out, before_saving, digits, trust=True)

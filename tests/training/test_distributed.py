@@ -12,12 +12,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from maple.data.options import DataOptions
 from maple.data.splits import load_splits
 from maple.errors import UsageError
 from maple.networks import embed
-from maple.options import DataOptions, TrainOptions
 from maple.prediction.predictor import fit_predictor, load_predictor
 from maple.training.distributed import count_processes, make_fabric
+from maple.training.options import TrainOptions
 from maple.types import Relabelling
 
 TIMEOUT = 120
@@ -33,11 +34,12 @@ import numpy as np
 import torch
 
 from maple.networks import create_backbone
-from maple.options import DataOptions, TrainOptions
+from maple.data.options import DataOptions
+from maple.training.options import TrainOptions
 from maple.errors import DataError
 from maple.prediction.predictor import fit_predictor
 from maple.training.distributed import make_fabric, together
-from maple.training.recipe import MapleRecipe
+from maple.training.maple import MapleRecipe
 from maple.data.splits import load_splits
 from maple.training.loop import train_backbone
 

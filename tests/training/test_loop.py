@@ -12,13 +12,12 @@ import pytest
 import torch
 from torch import nn
 
-import maple.baselines  # noqa: F401
 from maple.data.batches import count_batches
+from maple.data.options import DataOptions
 from maple.data.splits import load_splits
 from maple.errors import DataError, RunError, TrainError, UsageError
 from maple.files import load_arrays
 from maple.networks import Backbone, create_backbone
-from maple.options import DataOptions, TrainOptions
 from maple.training.head import inherit_rows, named_state
 from maple.training.loop import (
     HISTORY_COLUMNS,
@@ -29,7 +28,9 @@ from maple.training.loop import (
     train_backbone,
 )
 from maple.training.loss import LossTerm
-from maple.training.recipe import MapleRecipe, Recipe, create_recipe
+from maple.training.maple import MapleRecipe
+from maple.training.options import TrainOptions
+from maple.training.recipe import Recipe, create_recipe
 
 
 @pytest.fixture(scope="module")
@@ -127,7 +128,7 @@ def test_new_head_belongs_to_the_optimiser(splits):
             "maple", relabel_every=1, hard_class_error=0.0, head_growth="fresh", cluster_scope="class", class_rule="max"
         ),
         create_recipe("mc-dropout"),
-        create_recipe("sngp", sngp_features=64),
+        create_recipe("sngp", features=64),
         create_recipe("duq"),
         create_recipe("vmdls"),
         create_recipe("due"),

@@ -1,12 +1,4 @@
-"""Baselines: methods of other papers, each a recipe and a detector in one file.
+"""Methods of other papers that change how a network learns: one file each, recipe and head.
 
-Importing this folder registers all detectors and recipes that are installed.
+The registry of recipes finds them by name (:func:`maple.training.recipe.create_recipe`).
 """
-
-from importlib.util import find_spec
-
-from maple.detectors import distance, heads, logits  # noqa: F401
-
-if find_spec("torch"):
-    from maple.baselines import due, duq, sampling, sngp, vmdls  # noqa: F401
-    from maple.detectors import gradient, lee  # noqa: F401

@@ -26,10 +26,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import torch
+from annotated_types import Interval
 from sklearn.cluster import KMeans
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -39,7 +40,7 @@ from maple.baselines.sampling import average_logits
 from maple.baselines.spectral import BoundedBatchNorm2d, bound_layers, fold
 from maple.errors import DataError, TrainError, UsageError
 from maple.networks import Backbone
-from maple.options import DueOptions
+from maple.options import AboveZero, Positive, Range, option
 from maple.training.loss import LossTerm
 from maple.training.recipe import EmbedRows, Recipe, Step, register_recipe
 from maple.types import About
@@ -222,12 +223,26 @@ def batch_statistics(backbone: Backbone) -> Iterator[None]:
 
 @register_recipe("due")
 @dataclass(frozen=True, kw_only=True)
-class DueRecipe(DueOptions, Recipe):
+class DueRecipe(Recipe):
     """DUE (van Amersfoort et al. 2021): bounded layers, batch normalisation among them, and a sparse variational GP.
 
-    >>> DueRecipe(due_inducing_points=5).build_head(embedding_size=128, n_outputs=10).eval()(torch.zeros(4, 128)).shape
+    >>> DueRecipe(inducing_points=5).build_head(embedding_size=128, n_outputs=10).eval()(torch.zeros(4, 128)).shape
     torch.Size([4, 10])
     """
+
+    spectral_bound: AboveZero = option(
+        3.0,
+        "largest factor by which a layer may stretch its input",
+        was="due_spectral_bound",
+        search=Range((0.95, 3.0, 7.0), (0.5, 8.0), log=True),
+    )
+    power_iterations: Positive = option(1, "power iterations per step", was="due_power_iterations")
+    inducing_points: Literal["auto"] | Annotated[int, Interval(ge=1, le=1000)] = option(
+        "auto",
+        "inducing points of the Gaussian process, at most 1000; 'auto' takes one per class, but at least 20",
+        was="due_inducing_points",
+    )
+    kernel: Literal["rbf", "matern12", "matern32", "matern52"] = option("rbf", "its kernel", was="due_kernel")
 
     about: ClassVar[About] = About(
         "DUE: bounded layers, sparse variational Gaussian process",
@@ -236,29 +251,28 @@ class DueRecipe(DueOptions, Recipe):
         needs="GPyTorch",
         adds="P inducing points of size D and P + P x P weights per class, P = max(20, C)",
     )
-    section: ClassVar[str] = "due"
     own_head: ClassVar[bool] = True
     own_detector: ClassVar[str] = "entropy"  # of the average probabilities
-    remedy: ClassVar[str] = "lower --learning-rate or --due-inducing-points"
+    remedy: ClassVar[str] = "lower --learning-rate or --set due.inducing_points"
 
     def prepare(self, backbone: Backbone) -> None:
-        bound_layers(backbone, self.due_spectral_bound, self.due_power_iterations, batch_norm=True)
+        bound_layers(backbone, self.spectral_bound, self.power_iterations, batch_norm=True)
 
     def build_head(self, embedding_size: int, n_outputs: int) -> SparseGPHead:
-        return SparseGPHead(embedding_size, n_outputs, self._count_points(n_outputs), self.due_kernel)
+        return SparseGPHead(embedding_size, n_outputs, self._count_points(n_outputs), self.kernel)
 
     def _count_points(self, n_classes: int) -> int:
         """How many inducing points there are."""
-        if self.due_inducing_points == "auto":
+        if self.inducing_points == "auto":
             return min(max(FEWEST_POINTS, n_classes), MOST_POINTS)
-        return self.due_inducing_points
+        return self.inducing_points
 
     def start(self, backbone: Backbone, embed_rows: EmbedRows, labels: np.ndarray, seed: int) -> None:
         n_points = len(_head(backbone).posterior.inducing_points)
         if n_points > len(labels):
             raise DataError(
                 f"recipe 'due' has {n_points} inducing points for {len(labels)} training images: "
-                "give it fewer with --due-inducing-points"
+                "give it fewer with --set due.inducing_points"
             )
         rows = np.random.default_rng(seed).permutation(len(labels))[: max(FIRST_IMAGES, n_points)]
         with batch_statistics(backbone):

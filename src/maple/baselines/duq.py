@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from maple.options import DuqOptions
+from maple.options import AboveZero, NonNegative, Positive, Range, Share, option
 from maple.training.loss import LossTerm
 from maple.training.recipe import Recipe, Step, register_recipe
 from maple.types import About
@@ -129,7 +129,7 @@ def gradient_penalty(log_kernels: Tensor, images: Tensor, std: Tensor) -> Tensor
 
 @register_recipe("duq")
 @dataclass(frozen=True, kw_only=True)
-class DuqRecipe(DuqOptions, Recipe):
+class DuqRecipe(Recipe):
     """DUQ (van Amersfoort et al. 2020): a :class:`DuqHead`, one class against the rest, and the gradient penalty.
 
     The defaults are those of the published CIFAR-10 experiment, ``train_duq_cifar.py`` in
@@ -140,10 +140,26 @@ class DuqRecipe(DuqOptions, Recipe):
     batch in evaluation mode (batch normalisation by running statistics), which is saved here. The penalty needs second
     derivatives; with weight 0 they are not computed.
 
-    >>> recipe = DuqRecipe(duq_length_scale=0.3)
+    >>> recipe = DuqRecipe(length_scale=0.3)
     >>> recipe.build_head(embedding_size=64, n_outputs=10).centroids.shape
     torch.Size([10, 128])
     """
+
+    length_scale: AboveZero = option(
+        0.1, "length scale of the kernel", was="duq_length_scale", search=Range((0.05, 0.1, 0.3), (0.03, 1.0), log=True)
+    )
+    gradient_penalty: NonNegative = option(
+        0.5,
+        "weight of the two-sided gradient penalty",
+        was="duq_gradient_penalty",
+        search=Range((0.1, 0.5, 1.0), (0.01, 2.0), log=True),
+    )
+    centroid_momentum: Share = option(
+        0.999, "momentum of the moving averages of the centroids", was="duq_centroid_momentum"
+    )
+    centroid_size: Positive = option(
+        128, "size of the space of each class, where its centroid is", was="duq_centroid_size"
+    )
 
     about: ClassVar[About] = About(
         "Deterministic uncertainty quantification",
@@ -152,23 +168,22 @@ class DuqRecipe(DuqOptions, Recipe):
         needs="image gradients in training",
         adds="a matrix and a centroid per class",
     )
-    section: ClassVar[str] = "duq"
     own_head: ClassVar[bool] = True
     needs_image_gradients: ClassVar[bool] = True
     one_process: ClassVar[bool] = True
     own_detector: ClassVar[str] = "max-logit"
-    remedy: ClassVar[str] = "lower --learning-rate or --duq-gradient-penalty, or raise --duq-length-scale"
+    remedy: ClassVar[str] = "lower --learning-rate or --set duq.gradient_penalty, or raise --set duq.length_scale"
 
     def build_head(self, embedding_size: int, n_outputs: int) -> DuqHead:
-        return DuqHead(embedding_size, n_outputs, self.duq_centroid_size, self.duq_length_scale)
+        return DuqHead(embedding_size, n_outputs, self.centroid_size, self.length_scale)
 
     def loss(self, step: Step) -> dict[str, LossTerm]:
         terms = {"binary_cross_entropy": LossTerm(one_against_rest(step.logits, step.targets))}
-        if self.duq_gradient_penalty:
+        if self.gradient_penalty:
             value = gradient_penalty(step.logits, step.images, step.backbone.std)
-            terms["gradient_penalty"] = LossTerm(value, self.duq_gradient_penalty)
+            terms["gradient_penalty"] = LossTerm(value, self.gradient_penalty)
         return terms
 
     def after_step(self, step: Step) -> None:
         assert isinstance(step.head, DuqHead)
-        step.head.update(step.embeddings, step.targets, self.duq_centroid_momentum)
+        step.head.update(step.embeddings, step.targets, self.centroid_momentum)

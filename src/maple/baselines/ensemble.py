@@ -11,14 +11,15 @@ import numpy as np
 from lightning_fabric import Fabric
 from torch import nn
 
-from maple.baselines.sampling import EnsembleRecipe, join_members
+from maple.baselines.sampling import MAX_MEMBERS, EnsembleRecipe, join_members
 from maple.data.image_set import ImageSet
 from maple.errors import UsageError
 from maple.files import RunFile, write_atomic
 from maple.networks import Backbone
-from maple.options import MAX_MEMBERS, N_SEEDS, TrainOptions
+from maple.options import N_SEEDS
 from maple.progress import say
 from maple.training.loop import Run, describe_maker, history_csv, train_backbone
+from maple.training.options import TrainOptions
 
 
 def train_ensemble(

@@ -12,18 +12,21 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
+from annotated_types import Interval
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from maple.errors import UsageError
 from maple.networks import Backbone, EnsembleBody, listening
-from maple.options import DropoutOptions, EnsembleOptions
+from maple.options import Range, option
 from maple.training.loss import LossTerm
 from maple.training.recipe import Recipe, Step, register_recipe
 from maple.types import About
+
+MAX_MEMBERS = 100  # of an ensemble: the seed of a member is the seed of the ensemble times this, plus its number
 
 
 def average_logits(logits: Tensor) -> Tensor:
@@ -123,19 +126,25 @@ def _thinned(module: nn.Module, seed: int) -> Iterator[None]:
 
 @register_recipe("mc-dropout")
 @dataclass(frozen=True, kw_only=True)
-class DropoutRecipe(DropoutOptions, CrossEntropy):
+class DropoutRecipe(CrossEntropy):
     """MC-Dropout (Gal & Ghahramani 2016): dropout inside the network, also at test time; probabilities are averaged.
 
-    At test time the samples are the same ``dropout_samples`` networks for all images: see :class:`SampledBackbone`.
+    At test time the samples are the same ``samples`` networks for all images: see :class:`SampledBackbone`.
 
-    >>> DropoutRecipe(dropout=0.2).dropout_samples
+    >>> DropoutRecipe(dropout=0.2).samples
     10
     """
+
+    dropout: Annotated[float, Interval(gt=0, lt=1)] = option(
+        0.1, "share of the units left out", search=Range((0.05, 0.1, 0.2, 0.3), (0.02, 0.5), log=True)
+    )
+    samples: Annotated[int, Interval(ge=1, le=1000)] = option(
+        10, "passes per image at test time", was="dropout_samples"
+    )
 
     about: ClassVar[About] = About(
         "MC-Dropout", "Gal & Ghahramani 2016", "https://arxiv.org/abs/1506.02142", passes="10 samples + 1"
     )
-    section: ClassVar[str] = "mc_dropout"
 
     def prepare(self, backbone: Backbone) -> None:
         layers = dropout_layers(backbone.body)
@@ -147,7 +156,7 @@ class DropoutRecipe(DropoutOptions, CrossEntropy):
             layer.p = self.dropout
 
     def finish(self, backbone: Backbone) -> Backbone:
-        return SampledBackbone.from_backbone(backbone, self.dropout_samples)
+        return SampledBackbone.from_backbone(backbone, self.samples)
 
     def rebuild(self, backbone: Backbone) -> Backbone:
         self.prepare(backbone)
@@ -202,8 +211,12 @@ def join_members(members: Sequence[Backbone]) -> Backbone:
 
 @register_recipe("ensemble")
 @dataclass(frozen=True, kw_only=True)
-class EnsembleRecipe(EnsembleOptions, CrossEntropy):
+class EnsembleRecipe(CrossEntropy):
     """Deep ensemble (Lakshminarayanan et al. 2017): the loss of a member, and how members make a whole."""
+
+    members: Annotated[int, Interval(ge=1, le=MAX_MEMBERS)] = option(
+        5, "networks in the ensemble (the paper has 10, 3 for ImageNet)"
+    )
 
     about: ClassVar[About] = About(
         "Deep ensemble",
@@ -212,7 +225,6 @@ class EnsembleRecipe(EnsembleOptions, CrossEntropy):
         passes="one per member",
         adds="the weights of every further member",
     )
-    section: ClassVar[str] = "ensemble"
 
     def rebuild(self, backbone: Backbone) -> Backbone:
         joined = join_members([copy.deepcopy(backbone) for _ in range(self.members)])

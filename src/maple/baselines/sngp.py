@@ -39,9 +39,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
+from annotated_types import Interval
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -49,7 +50,7 @@ from maple.baselines.sampling import CrossEntropy
 from maple.baselines.spectral import bound_layers, fold
 from maple.errors import TrainError
 from maple.networks import Backbone
-from maple.options import SngpOptions
+from maple.options import AboveZero, NonNegative, Positive, Range, option
 from maple.training.recipe import Step, register_recipe
 from maple.types import About
 
@@ -140,7 +141,7 @@ class RandomFeatureHead(nn.Module):
         if failed or not lower.isfinite().all():
             raise TrainError(
                 "the precision matrix of recipe 'sngp' is not positive definite, the training has diverged: "
-                f"start again with --overwrite and {SngpRecipe.remedy}, or raise --sngp-ridge"
+                f"start again with --overwrite and {SngpRecipe.remedy}, or raise --set sngp.ridge"
             )
         return torch.linalg.solve_triangular(lower, identity, upper=False).to(self.phases)
 
@@ -182,15 +183,45 @@ def mean_field_logits(logits: Tensor, variance: Tensor, factor: float) -> Tensor
 
 @register_recipe("sngp")
 @dataclass(frozen=True, kw_only=True)
-class SngpRecipe(SngpOptions, CrossEntropy):
+class SngpRecipe(CrossEntropy):
     """SNGP (Liu et al. 2020): cross-entropy, bounded layers, and a Gaussian process of random features as head.
 
     The precision matrix is that of the last epoch: it starts anew with each, and grows with every step. The paper's
-    equations to the letter are ``sngp_likelihood="multinomial"`` with ``sngp_mean_field=0.39``.
+    equations to the letter are ``likelihood="multinomial"`` with ``mean_field=0.39``.
 
-    >>> SngpRecipe(sngp_features=256).build_head(embedding_size=128, n_outputs=10)(torch.randn(4, 128)).shape
+    >>> SngpRecipe(features=256).build_head(embedding_size=128, n_outputs=10)(torch.randn(4, 128)).shape
     torch.Size([4, 10])
     """
+
+    spectral_bound: AboveZero = option(
+        6.0,
+        "largest factor by which a layer may stretch its input",
+        was="sngp_spectral_bound",
+        search=Range((0.95, 2.0, 6.0), (0.5, 8.0), log=True),
+    )
+    power_iterations: Positive = option(1, "power iterations per step", was="sngp_power_iterations")
+    features: Annotated[int, Interval(ge=1, le=2**15)] = option(
+        1024, "random features of the Gaussian process", was="sngp_features"
+    )
+    space: Literal["normalised", "raw"] = option("normalised", "embeddings that its kernel compares", was="sngp_space")
+    kernel_scale: AboveZero = option(1.0, "length scale of its kernel", was="sngp_kernel_scale")
+    amplitude: AboveZero = option(
+        20.0,
+        "amplitude of its kernel: how large logits are expected to be",
+        was="sngp_amplitude",
+        search=Range((5.0, 10.0, 20.0), (2.0, 50.0), log=True),
+    )
+    likelihood: Literal["gaussian", "multinomial"] = option(
+        "gaussian",
+        "how images count in its variance: all alike (the authors' code), or by p (1 - p) (their paper)",
+        was="sngp_likelihood",
+    )
+    ridge: AboveZero = option(1.0, "prior precision of its weights", was="sngp_ridge")
+    mean_field: NonNegative = option(
+        25.0,
+        "factor of the variance in the mean-field logits; 25 suits some 50,000 images, few images want less",
+        was="sngp_mean_field",
+    )
 
     about: ClassVar[About] = About(
         "SNGP: bounded layers, random-feature Gaussian process",
@@ -198,26 +229,25 @@ class SngpRecipe(SngpOptions, CrossEntropy):
         "https://arxiv.org/abs/2006.10108",
         adds="R (D + C) weights and an R x R matrix, R = 1024",
     )
-    section: ClassVar[str] = "sngp"
     own_head: ClassVar[bool] = True
     one_process: ClassVar[bool] = True  # each process would know the precision of its own images only
     own_detector: ClassVar[str] = "energy"  # ranks as the Dempster-Shafer score C / (C + sum exp f) of the authors does
-    remedy: ClassVar[str] = "lower --learning-rate or --sngp-spectral-bound"
+    remedy: ClassVar[str] = "lower --learning-rate or --set sngp.spectral_bound"
 
     def prepare(self, backbone: Backbone) -> None:
-        bound_layers(backbone, self.sngp_spectral_bound, self.sngp_power_iterations)
+        bound_layers(backbone, self.spectral_bound, self.power_iterations)
 
     def build_head(self, embedding_size: int, n_outputs: int) -> RandomFeatureHead:
         return RandomFeatureHead(
             embedding_size,
             n_outputs,
-            n_features=self.sngp_features,
-            space=self.sngp_space,
-            kernel_scale=self.sngp_kernel_scale,
-            amplitude=self.sngp_amplitude,
-            likelihood=self.sngp_likelihood,
-            ridge=self.sngp_ridge,
-            mean_field=self.sngp_mean_field,
+            n_features=self.features,
+            space=self.space,
+            kernel_scale=self.kernel_scale,
+            amplitude=self.amplitude,
+            likelihood=self.likelihood,
+            ridge=self.ridge,
+            mean_field=self.mean_field,
         )
 
     def begin_epoch(self, backbone: Backbone, epoch: int, epochs: int) -> None:

@@ -32,7 +32,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from maple.options import VmdlsOptions
+from maple.options import AboveZero, NonNegative, Positive, Range, option
 from maple.training.loss import LossTerm
 from maple.training.recipe import Recipe, Step, register_recipe
 from maple.types import About
@@ -103,7 +103,7 @@ def kl_divergence(mean: Tensor, log_variance: Tensor, prior_mean: Tensor, prior_
 
 @register_recipe("vmdls")
 @dataclass(frozen=True, kw_only=True)
-class VmdlsRecipe(VmdlsOptions, Recipe):
+class VmdlsRecipe(Recipe):
     r"""VMDLS (Dinari & Freifeld 2022): a :class:`VmdlsHead`, cross-entropy and the divergence from the prior.
 
     The width of the prior is set by hand. At the default 0.2 the means lie 7 standard deviations apart and 5 from the
@@ -113,10 +113,24 @@ class VmdlsRecipe(VmdlsOptions, Recipe):
     it where classes are hard to tell apart. It acts from the first step on, since posteriors that have shrunk hardly
     widen again. With 128 latent dimensions up to 128 classes have orthogonal means.
 
-    >>> recipe = VmdlsRecipe(vmdls_latent_size=32)
+    >>> recipe = VmdlsRecipe(latent_size=32)
     >>> recipe.build_head(embedding_size=64, n_outputs=10).class_means.shape
     torch.Size([10, 32])
     """
+
+    latent_size: Positive = option(128, "size of the latent space", was="vmdls_latent_size")
+    kl_weight: NonNegative = option(
+        0.1,
+        "weight of the Kullback-Leibler divergence",
+        was="vmdls_kl_weight",
+        search=Range((0.01, 0.1, 1.0), (1e-3, 3.0), log=True),
+    )
+    prior_scale: AboveZero = option(
+        0.2,
+        "standard deviation of a class, whose mean has length 1",
+        was="vmdls_prior_scale",
+        search=Range((0.1, 0.2, 0.4), (0.05, 1.0), log=True),
+    )
 
     about: ClassVar[About] = About(
         "VMDLS, reduced: isotropic Gaussian classes in a latent space; no metric losses, earlier layers or autoencoder",
@@ -124,13 +138,12 @@ class VmdlsRecipe(VmdlsOptions, Recipe):
         "https://openreview.net/forum?id=ScLeuUUi9gq",
         adds="two linear layers to the latent space",
     )
-    section: ClassVar[str] = "vmdls"
     own_head: ClassVar[bool] = True
     own_detector: ClassVar[str] = "max-logit"
-    remedy: ClassVar[str] = "lower --learning-rate or --vmdls-kl-weight, or raise --vmdls-prior-scale"
+    remedy: ClassVar[str] = "lower --learning-rate or --set vmdls.kl_weight, or raise --set vmdls.prior_scale"
 
     def build_head(self, embedding_size: int, n_outputs: int) -> VmdlsHead:
-        return VmdlsHead(embedding_size, n_outputs, self.vmdls_latent_size, self.vmdls_prior_scale)
+        return VmdlsHead(embedding_size, n_outputs, self.latent_size, self.prior_scale)
 
     def loss(self, step: Step) -> dict[str, LossTerm]:
         assert isinstance(step.head, VmdlsHead)
@@ -138,5 +151,5 @@ class VmdlsRecipe(VmdlsOptions, Recipe):
         divergence = kl_divergence(*step.head.posterior(step.embeddings), means, step.head.prior_scale)
         return {
             "cross_entropy": LossTerm(F.cross_entropy(step.logits, step.targets)),
-            "kl_divergence": LossTerm(divergence.mean(), self.vmdls_kl_weight),
+            "kl_divergence": LossTerm(divergence.mean(), self.kl_weight),
         }

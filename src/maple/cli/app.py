@@ -17,10 +17,16 @@ from rich.console import Console
 
 from maple import __version__
 from maple.cli.overview import Overview
+from maple.data.options import DataOptions
+from maple.decisions.options import DecisionOptions
 from maple.deploy.serve.options import ServeOptions
+from maple.detectors.options import DetectorOptions
 from maple.errors import MapleError, UsageError, naming_extras
-from maple.options import GROUPS, PRESETS, RECIPE_SECTIONS, read_names, read_toml
+from maple.networks.options import ModelOptions
+from maple.options import read_names, read_toml
 from maple.progress import is_first_process
+from maple.runs.presets import list_presets
+from maple.training.options import MapleOptions, TrainOptions
 
 app = typer.Typer(
     cls=Overview,
@@ -52,16 +58,20 @@ Trust = Annotated[
     bool,
     typer.Option("--trust", help="allow a network that runs code: TorchScript, .pt2 and python:"),
 ]
-FLAG_GROUPS = GROUPS | {"serve": ServeOptions}
-PANELS = {name: name.capitalize() for name in GROUPS} | {
-    "train": "Training",
-    "mc_dropout": "MC-Dropout",
-    "duq": "DUQ",
-    "sngp": "SNGP",
-    "due": "DUE",
-    "vmdls": "VMDLS",
-    "serve": "Serving",
+Settings = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="OWNER.OPTION=VALUE", help="any option of a method or a section; may be repeated"),
+]
+FLAG_GROUPS: dict[str, type] = {
+    "data": DataOptions,
+    "model": ModelOptions,
+    "train": TrainOptions,
+    "recipe": MapleOptions,
+    "detector": DetectorOptions,
+    "decision": DecisionOptions,
+    "serve": ServeOptions,
 }
+PANELS = {name: name.capitalize() for name in FLAG_GROUPS} | {"train": "Training", "serve": "Serving"}
 START_PANEL = "Start from a trained network"
 
 
@@ -80,6 +90,22 @@ def _values(annotation: Any) -> str | None:
     if get_origin(annotation) is tuple:
         return "NAME,..." if str in get_args(annotation) else "NUMBER,..."
     return "|".join(filter(None, map(_values, get_args(annotation)))) or None
+
+
+def read_settings(pairs: list[str]) -> dict[str, str]:
+    """Values of ``--set`` by ``owner.option``.
+
+    >>> read_settings(["sngp.features=1024"])
+    {'sngp.features': '1024'}
+    """
+    found: dict[str, str] = {}
+    for pair in pairs:
+        key, separator, value = pair.partition("=")
+        owner, dot, option = key.strip().rpartition(".")
+        if not (separator and dot and owner and option):
+            raise UsageError(f"--set takes OWNER.OPTION=VALUE, such as sngp.features=1024; got '{pair}'")
+        found[f"{owner}.{option}"] = value.strip()
+    return found
 
 
 def with_options(*sections: str, default: str | None = None) -> Callable[[Callable], Callable]:
@@ -118,8 +144,15 @@ def with_options(*sections: str, default: str | None = None) -> Callable[[Callab
                     )
                 )
 
+        settable = "train" in sections
+        if settable:
+            parameters.append(
+                inspect.Parameter("settings", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Settings)
+            )
+
         def wrapper(**given: Any) -> Any:
             flags = {name: given.pop(name) for name in names}
+            flags |= read_settings(given.pop("settings") or []) if settable else {}
             set_flags = {name: value for name, value in flags.items() if value is not None}
             set_flags |= {name: read_names(set_flags[name]) for name in lists if name in set_flags}
             return command(**given, flags=set_flags)
@@ -160,7 +193,7 @@ def demo(
 
 
 @app.command()
-@with_options("model", "train", *RECIPE_SECTIONS, "detector", "decision", "data")
+@with_options("model", "train", "recipe", "detector", "decision", "data")
 def train(
     data: Annotated[str, typer.Argument(help="image folder, .parquet, .npz, or the name of a data set")],
     flags: dict[str, Any],
@@ -169,7 +202,7 @@ def train(
     ] = None,
     data_root: DataRoot = None,
     config: Annotated[Path | None, typer.Option(help="TOML file with options; flags go before it")] = None,
-    preset: Annotated[str | None, typer.Option(help=f"settings by name: {', '.join(PRESETS)}")] = None,
+    preset: Annotated[str | None, typer.Option(help=f"settings by name: {', '.join(list_presets())}")] = None,
     init: Annotated[
         str | None,
         typer.Option(
@@ -336,7 +369,7 @@ def _channels(text: str | None, flag: str) -> tuple[float, ...] | None:
 
 
 @app.command()
-@with_options("model", "train", *RECIPE_SECTIONS, "detector", "decision", "data")
+@with_options("model", "train", "recipe", "detector", "decision", "data")
 def tune(
     data: Annotated[str, typer.Argument(help="image folder, .parquet, .npz, or the name of a data set")],
     flags: dict[str, Any],
@@ -370,7 +403,7 @@ def tune(
     ] = None,
     data_root: DataRoot = None,
     config: Annotated[Path | None, typer.Option(help="TOML file with options; flags go before it")] = None,
-    preset: Annotated[str | None, typer.Option(help=f"settings by name: {', '.join(PRESETS)}")] = None,
+    preset: Annotated[str | None, typer.Option(help=f"settings by name: {', '.join(list_presets())}")] = None,
     validation: Annotated[str | None, typer.Option(help="validation images, instead of a share of DATA")] = None,
     calibration: Annotated[str | None, typer.Option(help="calibration images, which are kept aside")] = None,
     test: Annotated[str | None, typer.Option(help="test images, which are kept aside")] = None,
@@ -821,7 +854,7 @@ def serve(
     What was accepted by then is answered. Without --host only this machine can ask.
     """
     from maple.deploy.serve.app import serve_model
-    from maple.options import DecisionOptions, build_options
+    from maple.options import build_options
 
     decision = {f.name: flags.pop(f.name) for f in fields(DecisionOptions) if f.name in flags}
     options = build_options(ServeOptions, {**flags, "api_key": api_key}, where=None)

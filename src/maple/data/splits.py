@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 
 from maple.data.image_set import MEMORY_LIMIT, ImageSet, Progress
+from maple.data.options import DataOptions
 from maple.data.shares import ROLES, check_enough, fold_shares, split_indices
 from maple.data.sources import find_source, find_split, is_built_in, open_images, split_files
 from maple.errors import DataError, UsageError, suggest
-from maple.options import DataOptions
 from maple.types import Skipped
 
 

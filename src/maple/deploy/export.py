@@ -38,10 +38,10 @@ from maple.deploy.graph import OUTPUTS, PredictorGraph
 from maple.errors import MapleError, RunError, UsageError, naming_extras
 from maple.files import RunFile, write_atomic
 from maple.networks import OnnxBackbone, as_image_batch, embed, evaluating
-from maple.options import resolve_config
 from maple.prediction.onnx import INPUT, MAX_FILE_BYTES, METADATA, OnnxPredictor, write_metadata
 from maple.prediction.predictor import Predictor, load_predictor
 from maple.reporting.gallery import Gallery, read_gallery
+from maple.runs.config import resolve_config
 from maple.runs.loading import open_like
 from maple.runs.train import LEFT_OUT, left_out_images, own_splits, read_run_config
 from maple.stats.metrics import auroc, expected_calibration_error

@@ -13,8 +13,9 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_consistent_length, check_is_fitted, column_or_1d, validate_data
 
 from maple.decisions.conformal import conformal_p_values
+from maple.detectors.options import DetectorOptions
 from maple.errors import FitError, UsageError
-from maple.options import DetectorOptions, build_options
+from maple.options import build_options
 from maple.stats.chi_square import log_chi_square_tail
 from maple.stats.gaussians import Gaussians, add_scatter, fit_gaussians, log_posterior, with_full_covariances
 from maple.stats.moments import Moments

@@ -10,10 +10,11 @@ import numpy as np
 
 from maple.detectors.base import Batches, Detector, Source, State, SumOverRanks
 from maple.detectors.description import Description
+from maple.detectors.options import DetectorOptions
 from maple.detectors.registry import register_detector
 from maple.detectors.scores import FUSED, NEEDS_PLAIN, Score, Surprise, fit_surprise
 from maple.errors import FitError, UsageError
-from maple.options import DetectorOptions, as_dict, build_options
+from maple.options import as_dict, build_options
 from maple.stats.arrays import as_array, as_embeddings
 from maple.stats.background import Background, fit_background
 from maple.stats.gaussians import Gaussians, add_scatter, fit_gaussians, with_full_covariances

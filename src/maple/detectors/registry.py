@@ -3,40 +3,40 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import fields, is_dataclass
-from importlib import import_module
 from typing import Any, TypeVar
 
 import numpy as np
 
 from maple.detectors.base import Detector
-from maple.errors import UsageError, same_class, suggest
+from maple.errors import UsageError
+from maple.registry import Method, Registry
+from maple.types import About
 
 AnyDetector = TypeVar("AnyDetector", bound=type[Detector])
-_REGISTRY: dict[str, type[Detector]] = {}
+DETECTORS: Registry[Detector] = Registry("detector", ("maple.detectors", "maple.baselines"))
 
 
-def register_detector(name: str) -> Callable[[AnyDetector], AnyDetector]:
+def register_detector(name: str, about: About | None = None) -> Callable[[AnyDetector], AnyDetector]:
     """Class decorator that makes a detector known by ``name``."""
-
-    def register(detector: AnyDetector) -> AnyDetector:
-        if not same_class(_REGISTRY.get(name, detector), detector):
-            raise UsageError(f"there is a detector '{name}' already: choose another name")
-        detector.name = name
-        _REGISTRY[name] = detector
-        return detector
-
-    return register
+    return DETECTORS.register(name, about)
 
 
 def list_detectors() -> list[str]:
     """The names that :func:`create_detector` knows.
 
-    >>> [name for name in list_detectors() if name in ("energy", "maple", "softmax")]
-    ['energy', 'maple', 'softmax']
+    >>> [name for name in list_detectors() if name in ("energy", "knn", "maple")]
+    ['energy', 'knn', 'maple']
     """
-    _load()
-    return sorted(_REGISTRY)
+    return DETECTORS.names()
+
+
+def find_detector(name: str) -> Method[Detector]:
+    """The detector called ``name``: its class, what it is and its options.
+
+    >>> find_detector("knn").kind.__name__, list(find_detector("knn").options)[:1]
+    ('KnnDetector', ['k'])
+    """
+    return DETECTORS.find(name)
 
 
 def create_detector(detector: str | Detector, **options: Any) -> Detector:
@@ -51,30 +51,11 @@ def create_detector(detector: str | Detector, **options: Any) -> Detector:
     """
     if isinstance(detector, Detector):
         if options:
-            raise UsageError(f"options {', '.join(options)} come too late for a detector that exists: give its name")
+            raise UsageError(f"options {', '.join(options)} need the name of a detector, not an instance of one")
         return detector
-    kind = _find(detector)
-    known: list[str] = [field.name for field in fields(kind)] if is_dataclass(kind) else []
-    for option in options:
-        if option not in known:
-            hint = suggest(option, known) if known else "it has no options"
-            raise UsageError(f"unknown option '{option}' of the detector '{detector}': {hint}")
-    return kind(**options)
+    return find_detector(detector).create(options, f"options of detector '{detector}'")
 
 
 def restore_detector(arrays: dict[str, np.ndarray], metadata: dict[str, Any]) -> Detector:
     """The detector whose ``get_state`` gave ``arrays`` and ``metadata``."""
-    return _find(metadata["detector"]).from_state(arrays, metadata)
-
-
-def _find(name: str) -> type[Detector]:
-    _load()
-    if name not in _REGISTRY:
-        raise UsageError(f"unknown detector '{name}': {suggest(name, _REGISTRY)}")
-    return _REGISTRY[name]
-
-
-def _load() -> None:
-    """Import the modules that register detectors."""
-    for module in ("logits", "maple"):
-        import_module(f"maple.detectors.{module}")
+    return find_detector(metadata["detector"]).kind.from_state(arrays, metadata)

@@ -16,8 +16,9 @@ import numpy as np
 from maple.data.decode import Fit
 from maple.data.image_set import ImageSet, Progress
 from maple.decisions.calibration import Calibration, Decision
+from maple.decisions.options import DecisionOptions
 from maple.decisions.sets import prediction_sets
-from maple.options import DecisionOptions, as_dict, build_options
+from maple.options import as_dict, build_options
 from maple.types import Prediction
 
 

@@ -29,8 +29,9 @@ from maple.data.decode import MAX_SIZE, Fit
 from maple.data.image_set import ImageSet, Progress, read_batches
 from maple.data.sources import open_images
 from maple.decisions.calibration import Calibration
+from maple.decisions.options import DecisionOptions
 from maple.errors import MapleError, RunError, UsageError, naming_extras
-from maple.options import DecisionOptions, as_dict
+from maple.options import as_dict
 from maple.prediction.base import BasePredictor
 from maple.types import Prediction
 

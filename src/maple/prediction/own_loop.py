@@ -34,7 +34,8 @@ from maple.networks import Backbone, Images, as_image_batch, embed
 from maple.prediction.predictor import Predictor, fit_predictor
 from maple.training.head import check_knows_head, grow_head, named_state, probability_shift, replace_head
 from maple.training.loss import weighted_sum
-from maple.training.recipe import MapleRecipe, Recipe, Step
+from maple.training.maple import MapleRecipe
+from maple.training.recipe import Recipe, Step
 from maple.training.relabel import changed_classes
 from maple.types import Outputs, Relabelling
 

@@ -12,12 +12,12 @@ import numpy as np
 import torch
 from torch import nn
 
-import maple.baselines  # noqa: F401  # so that their names are known
 from maple import notebook
 from maple.data.decode import Fit
 from maple.data.image_set import ImageSet, Progress
 from maple.data.sources import open_images
 from maple.decisions.calibration import Calibration
+from maple.decisions.options import DecisionOptions
 from maple.decisions.probability import ClassRule, Probability
 from maple.decisions.sets import true_class_scores
 from maple.detectors.description import Description
@@ -25,7 +25,7 @@ from maple.detectors.maple import MapleDetector
 from maple.errors import RunError, UsageError
 from maple.files import RunFile, load_arrays, save_arrays, write_atomic
 from maple.networks import Backbone, MadeBy, Origin, create_backbone, embed, embed_batches, rebuild_model
-from maple.options import DecisionOptions, as_dict, build_options
+from maple.options import as_dict, build_options
 from maple.prediction.base import BasePredictor
 from maple.text import shorten, shorten_list
 from maple.training.distributed import together

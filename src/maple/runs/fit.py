@@ -11,9 +11,10 @@ from maple.detectors.maple import MapleDetector
 from maple.errors import UsageError
 from maple.evaluation.results import Results
 from maple.networks import Backbone, Origin, embed, open_model, use_fast_allocator
-from maple.options import RunConfig, as_dict, resolve_config
+from maple.options import as_dict
 from maple.prediction.predictor import Predictor, fit_predictor
 from maple.progress import counting, say, warn
+from maple.runs.config import RunConfig, resolve_config
 from maple.runs.init import check_weights, describe_network, follow_network, try_image
 from maple.runs.train import (
     LEFT_OUT,
@@ -91,7 +92,7 @@ def fit_run(request: FitRequest) -> Results | None:
     check_head(backbone, splits)
     try_image(backbone, splits.train)
     _announce(request, backbone, splits, config)
-    sections = {name: config.section(name) for name in SECTIONS}
+    sections = {name: values for name, values in config.sections().items() if name in SECTIONS}
     prepare_folder(request, {"model": {"backbone": request.model}, **sections})
     use_fast_allocator()
     workers = config.train.workers

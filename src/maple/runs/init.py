@@ -23,8 +23,8 @@ from maple.data.image_set import ImageSet
 from maple.errors import MapleError, UsageError
 from maple.files import RunFile
 from maple.networks import GRAPHS, Backbone, Origin, embed, evaluating, find_kind, needs_weights, open_model
-from maple.options import RunConfig
 from maple.prediction.predictor import load_predictor
+from maple.runs.config import RunConfig
 from maple.training.loop import check_recipe, count_outputs
 from maple.training.recipe import Recipe, find_recipe
 
@@ -75,7 +75,7 @@ def _open_run(folder: Path, size: int | None, trust: bool) -> Start:
     _check_kind((backbone.origin or Origin()).kind, str(folder))
     recipe = None if backbone.made_by is None else backbone.made_by.recipe
     if recipe is not None:
-        if not find_recipe(recipe).own_head:
+        if not find_recipe(recipe).kind.own_head:
             raise UsageError(
                 f"the run '{folder}' of recipe '{recipe}' answers with the average of several networks, and one is "
                 "needed: start from a run of another recipe"

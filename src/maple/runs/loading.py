@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from maple.data.image_set import ImageSet
 from maple.data.sources import open_images
+from maple.decisions.options import DecisionOptions
 from maple.errors import UsageError
-from maple.options import DecisionOptions, build_options, flag_name
+from maple.options import build_options, flag_name
 from maple.prediction.base import BasePredictor
 from maple.progress import counting, warn
 from maple.types import Skipped

@@ -21,6 +21,7 @@ from maple.baselines.sampling import EnsembleRecipe
 from maple.data.batches import parse_augment, to_input
 from maple.data.catalogue import CATALOGUE, describe_data_set, find_data_set, locate
 from maple.data.image_set import ImageSet, Progress, channel_statistics
+from maple.data.options import DataOptions
 from maple.data.shares import split_indices
 from maple.data.sources import (
     LOOSE,
@@ -36,26 +37,14 @@ from maple.data.splits import Splits, load_splits
 from maple.detectors.base import Detector
 from maple.detectors.gradient import ImageDetector
 from maple.detectors.maple import MapleDetector, nearest_of_class
-from maple.detectors.registry import create_detector, list_detectors
+from maple.detectors.registry import create_detector, find_detector, list_detectors
 from maple.errors import DataError, MapleError, RunError, UsageError
 from maple.evaluation.evaluate import Own, Scored, evaluate
 from maple.evaluation.latency import measure_latency
 from maple.evaluation.results import Results
 from maple.files import FORMAT_VERSION, RunFile, check_format, load_json, save_json, write_atomic
 from maple.networks import Backbone, create_backbone, embed, linear_head
-from maple.options import (
-    GROUPS,
-    RECIPE_SECTIONS,
-    DataOptions,
-    RunConfig,
-    TrainOptions,
-    as_dict,
-    flag_name,
-    read_toml,
-    recipe_section,
-    resolve_config,
-    to_toml,
-)
+from maple.options import as_dict, flag_name, read_toml, to_toml
 from maple.prediction.explain import component_coordinates
 from maple.prediction.predictor import (
     Predictor,
@@ -66,6 +55,7 @@ from maple.prediction.predictor import (
 from maple.progress import counting, is_first_process, say, track, warn
 from maple.reporting.gallery import write_evaluation_gallery, write_training_gallery
 from maple.reporting.report import write_report
+from maple.runs.config import RunConfig, resolve_config
 from maple.runs.folder import RunFolder
 from maple.runs.init import (
     Start,
@@ -80,8 +70,9 @@ from maple.runs.init import (
 from maple.runs.loading import describe_skipped, open_like, ready_predictor, warn_if_nothing_is_flagged
 from maple.training.distributed import make_fabric, together
 from maple.training.loop import FREE_OPTIONS, check_recipe, snapshot_rows, train_backbone
-from maple.training.recipe import create_recipe, describe_recipe, find_recipe, list_recipes, unused_options
-from maple.types import About, Outputs, Relabelling, Skipped
+from maple.training.options import TrainOptions
+from maple.training.recipe import find_recipe, list_recipes
+from maple.types import Outputs, Relabelling, Skipped
 
 GALLERY_SAMPLE = 200  # training images per cluster among which exemplars are sought
 LEFT_OUT = "left-out"  # as a source of unknown images: those of the classes that a run left out
@@ -189,8 +180,7 @@ def train_run(request: TrainRequest) -> Results | None:
     if request.resume:
         request, config = _as_started(request)
     check_options(config.train)
-    check_flags(request.flags, request.file, config.model.recipe)
-    recipe = create_recipe(config.model.recipe, **recipe_options(config))
+    recipe = config.recipe
     check_unknown(request)
     if request.init is None and (request.weights or request.head):
         raise UsageError("--weights and --head are those of a network to start from: name it with --init")
@@ -347,32 +337,12 @@ def finish_run(
     return results
 
 
-def recipe_options(config: RunConfig) -> dict[str, Any]:
-    """The options of the recipe in use, as far as it knows them."""
-    kind = find_recipe(config.model.recipe)
-    known: set[str] = {f.name for f in dataclasses.fields(kind)} if dataclasses.is_dataclass(kind) else set()
-    return {key: value for key, value in config.section(kind.section).items() if key in known}
-
-
 def check_options(options: TrainOptions) -> None:
     """What the options themselves do not tell; better known now than after the images are read."""
     if options.augment != "auto":
         parse_augment(options.augment)
     if options.precision == "16-mixed" and (options.accelerator == "cpu" or not torch.cuda.is_available()):
         raise UsageError("--precision 16-mixed needs a CUDA device: use auto, bf16-mixed or 32-true")
-
-
-def check_flags(flags: Mapping[str, Any], file: Mapping[str, Any], recipe: str) -> None:
-    """Refuse options of other recipes, which would change nothing."""
-    unused = unused_options(recipe)
-    for name in flags:
-        if name in unused:
-            section = next(s for s in RECIPE_SECTIONS if name in {f.name for f in dataclasses.fields(GROUPS[s])})
-            owner = "maple" if section == recipe_section("maple") else section.replace("_", "-")
-            raise UsageError(f"{flag_name(name)} belongs to --recipe {owner}, not to {recipe}: leave it out")
-    for section in file:
-        if section in RECIPE_SECTIONS and section != recipe_section(recipe):
-            raise UsageError(f"section [{section}] belongs to another recipe than {recipe}: leave it out")
 
 
 def load_run_splits(origin: dict[str, Any], config: RunConfig, data_root: Path | None) -> Splits:
@@ -493,6 +463,9 @@ def _as_started(request: TrainRequest) -> tuple[TrainRequest, RunConfig]:
     for key, value in request.origin().items():
         if value is not None and not _same_source(value, origin.get(key)):
             raise _started_otherwise(request.out, "DATA" if key == "source" else flag_name(key), origin.get(key), value)
+    then = sections.get("model", {}).get("recipe", "maple")
+    if (now_asked := request.flags.get("recipe", then)) != then:
+        raise _started_otherwise(request.out, "--recipe", then, now_asked)
     asked = {name: values | request.file.get(name, {}) for name, values in sections.items()}
     now = resolve_config(request.flags, {**request.file, **asked})
     for name, values in resolve_config(file=sections).sections().items():
@@ -872,7 +845,7 @@ def _own_method(backbone: Backbone) -> Own | None:
     if backbone.made_by is None:
         return None
     recipe = backbone.made_by.recipe
-    return Own(recipe, find_recipe(recipe).own_detector)
+    return Own(recipe, find_recipe(recipe).kind.own_detector)
 
 
 def _provenance(config: RunConfig, own: Mapping[str, Any], predictor: Predictor, command: str) -> dict[str, Any]:
@@ -919,10 +892,9 @@ def list_methods() -> list[dict[str, str]]:
     """All recipes and detectors: what they are, whose they are, what they cost and need."""
     rows = []
     for name in list_recipes():
-        rows.append({"kind": "recipe", "name": name, **dataclasses.asdict(describe_recipe(name))})
+        rows.append({"kind": "recipe", "name": name, **dataclasses.asdict(find_recipe(name).about)})
     for name in list_detectors():
-        about = About.of(type(create_detector(name)))
-        rows.append({"kind": "detector", "name": name, **dataclasses.asdict(about)})
+        rows.append({"kind": "detector", "name": name, **dataclasses.asdict(find_detector(name).about)})
     return rows
 
 

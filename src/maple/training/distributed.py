@@ -21,7 +21,7 @@ from torch import nn
 
 from maple.errors import MapleError, TrainError, UsageError
 from maple.networks import bfloat16_is_fast, use_fast_allocator
-from maple.options import TrainOptions
+from maple.training.options import TrainOptions
 
 
 def make_fabric(options: TrainOptions) -> Fabric:

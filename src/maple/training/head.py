@@ -53,7 +53,7 @@ def grow_head(backbone: Backbone, recipe: Recipe, after: Relabelling, state: Nam
     The optimiser keeps what it knows, of the head where its rows live on.
 
     >>> from maple.networks import create_backbone
-    >>> from maple.training.recipe import MapleRecipe
+    >>> from maple.training.maple import MapleRecipe
     >>> split = Relabelling(np.array([0, 1, 2]), np.array([0, 0, 1]), np.array([0, 0, 1]), np.array([0.5, 0.5, 1.0]))
     >>> backbone = create_backbone("resnet9", n_classes=2)
     >>> momentum = {"momentum_buffer": torch.tensor([1.0, 2.0])}

@@ -28,12 +28,14 @@ from maple.data.image_set import ImageSet
 from maple.errors import DataError, RunError, TrainError, UsageError
 from maple.files import RunFile, load_arrays, save_arrays, write_atomic
 from maple.networks import Backbone, MadeBy, embed
-from maple.options import TrainOptions, as_dict, build_options
+from maple.options import as_dict, build_options
 from maple.progress import TrainDisplay
 from maple.training.distributed import agree_on_buffers, gather_rows, make_fabric, mean_over_ranks, together
 from maple.training.head import NamedState, grow_head, named_state, probability_shift, set_named_state
 from maple.training.loss import relative_spread, weighted_sum
-from maple.training.recipe import MapleRecipe, Recipe, Step
+from maple.training.maple import MapleRecipe
+from maple.training.options import TrainOptions
+from maple.training.recipe import Recipe, Step
 from maple.training.relabel import changed_classes
 from maple.types import Outputs, Relabelling
 
@@ -87,7 +89,7 @@ def train_backbone(
     on_epoch: Callable[[list[dict[str, Any]]], None] | None = None,
     **keywords: Any,
 ) -> Run:
-    """Train ``backbone`` with ``recipe``; keywords are those of :class:`~maple.options.TrainOptions`.
+    """Train ``backbone`` with ``recipe``; keywords are those of :class:`~maple.training.options.TrainOptions`.
 
     With a ``folder``, history and a checkpoint are written there after every epoch, and ``resume=True`` continues from
     the last one. With ``devices=2`` the calling program is started once more for the second process. ``on_epoch`` is
@@ -204,7 +206,7 @@ def check_recipe(recipe: Recipe, backbone: Backbone, n_outputs: int, fabric: Fab
 
 def describe_maker(recipe: Recipe, n_outputs: int) -> MadeBy | None:
     """How to build the network of a recipe again; ``None`` if it is one of ``create_backbone``."""
-    if recipe.section == MapleRecipe.section:
+    if isinstance(recipe, MapleRecipe):
         return None
     options = {key: value for key, value in recipe.options().items() if key != "recipe"}
     return MadeBy(recipe.name, options, n_outputs)

@@ -5,63 +5,33 @@ To add one, derive from :class:`Recipe` and register it::
     @register_recipe("label-smoothing")
     @dataclass(frozen=True, kw_only=True)
     class LabelSmoothingRecipe(Recipe):
-        smoothing: float = 0.1
+        smoothing: float = option(0.1, "share of the target spread over all classes")
 
         def loss(self, step):
             value = F.cross_entropy(step.logits, step.targets, label_smoothing=self.smoothing)
             return {"cross_entropy": LossTerm(value)}
 
-The recipes of MAPLE and its ablations come from two switches (those it is compared with are in ``maple.baselines``):
-
-===============  =======  ==========
-name             triplet  clustering
-===============  =======  ==========
-cross-entropy    no       no
-triplet          yes      no
-clustering       no       yes
-maple            yes      yes
-===============  =======  ==========
+MAPLE and its ablations are in :mod:`maple.training.maple`, methods of other papers in :mod:`maple.baselines`.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass, fields, is_dataclass, replace
-from typing import Any, ClassVar, TypeVar
+from dataclasses import dataclass, is_dataclass, replace
+from typing import Any, ClassVar, Literal, TypeVar
 
 import numpy as np
-import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from maple.decisions.probability import class_probabilities
-from maple.errors import ConfigError, UsageError, same_class, suggest
 from maple.networks import Backbone
-from maple.options import GROUPS, RECIPE_SECTIONS, SWITCHES, RecipeOptions, as_dict, build_options
-from maple.stats.splitting import split_clusters
-from maple.training.loss import LossTerm, contrastive_loss, prototype_loss, triplet_loss
-from maple.training.relabel import changed_classes, hard_classes
+from maple.options import as_dict
+from maple.registry import Method, Registry
+from maple.training.loss import LossTerm
 from maple.types import About, Outputs, Relabelling
 
-RECIPES: dict[str, dict[str, bool]] = {
-    "cross-entropy": {"triplet": False, "clustering": False},
-    "triplet": {"triplet": True, "clustering": False},
-    "clustering": {"triplet": False, "clustering": True},
-    "maple": {"triplet": True, "clustering": True},
-}
-_MAPLE = ("Venkataramanan et al. 2023", "https://openaccess.thecvf.com/ICCV2023_workshops/UnCV")
-ABOUT: dict[str, About] = {
-    "cross-entropy": About("deterministic network", "Hendrycks & Gimpel 2017", "https://arxiv.org/abs/1610.02136"),
-    "triplet": About("ablation of MAPLE: metric losses, no clusters", *_MAPLE),
-    "clustering": About("ablation of MAPLE: clusters, no metric losses", *_MAPLE),
-    "maple": About("cross-entropy, metric losses, clusters in hard classes", *_MAPLE, adds="head rows of new clusters"),
-}
-# How options of the triplet switch begin
-METRIC_OPTIONS = ("metric_loss", "cross_entropy_norm", "margin", "triplet_", "prototype_")
-SHARED_OPTIONS = frozenset({"class_rule"})  # of all recipes with these switches; all others are of the clustering
 COLLAPSED_SPREAD = 0.02  # relative spread of the embeddings below which they are almost one point
-AT_MARGIN = 0.02  # relative distance within which the triplet loss counts as equal to its margin
 EmbedRows = Callable[[np.ndarray], np.ndarray]  # indices of training images (n,) to their embeddings (n, D)
 
 
@@ -93,7 +63,8 @@ class Recipe(ABC):
 
     name: str = ""
     about: ClassVar[About]
-    section: ClassVar[str] = "recipe"  # of config.toml, where its options are
+    section: ClassVar[str]  # of config.toml, with its options; named after the recipe
+    class_rule: Literal["sum", "max"] = "sum"  # class probability from its clusters
     own_head: ClassVar[bool] = False  # whether its head replaces the linear one of the backbone
     needs_image_gradients: ClassVar[bool] = False
     one_process: ClassVar[bool] = False  # whether it keeps a running state that several processes would not share
@@ -178,38 +149,39 @@ class Recipe(ABC):
 
 
 AnyRecipe = TypeVar("AnyRecipe", bound=type[Recipe])
-_REGISTRY: dict[str, type[Recipe]] = {}
+SECTIONS = ("data", "model", "train", "recipe", "detector", "decision")  # of config.toml, which name no recipe
+RECIPES: Registry[Recipe] = Registry("recipe", ("maple.training", "maple.baselines"), reserved=SECTIONS)
 
 
-def register_recipe(name: str) -> Callable[[AnyRecipe], AnyRecipe]:
-    """Class decorator that makes a recipe known by ``name``."""
+def register_recipe(name: str, about: About | None = None, **fixed: Any) -> Callable[[AnyRecipe], AnyRecipe]:
+    """Class decorator that makes a recipe known by ``name``, which stands for the ``fixed`` options."""
 
-    def register(recipe: AnyRecipe) -> AnyRecipe:
-        if name in RECIPES or not same_class(_REGISTRY.get(name, recipe), recipe):
-            raise UsageError(f"there is a recipe '{name}' already: choose another name")
-        recipe.name = name
-        _REGISTRY[name] = recipe
-        return recipe
+    def decorate(recipe: AnyRecipe) -> AnyRecipe:
+        if "section" not in vars(recipe):
+            recipe.section = name.replace("-", "_")
+        return RECIPES.register(name, about, **fixed)(recipe)
 
-    return register
+    return decorate
 
 
 def list_recipes() -> list[str]:
     """The names that :func:`create_recipe` knows.
 
-    >>> [name for name in list_recipes() if name in ("maple", "cross-entropy")]
-    ['cross-entropy', 'maple']
+    >>> [name for name in list_recipes() if name in ("maple", "cross-entropy", "sngp")]
+    ['cross-entropy', 'maple', 'sngp']
     """
-    return sorted({**RECIPES, **_REGISTRY})
+    return RECIPES.names()
 
 
-def find_recipe(name: str) -> type[Recipe]:
-    """The class of the recipe called ``name``."""
-    if name in RECIPES:
-        return MapleRecipe
-    if name not in _REGISTRY:
-        raise UsageError(f"unknown recipe '{name}': {suggest(name, list_recipes())}")
-    return _REGISTRY[name]
+def find_recipe(name: str, plugin: str | None = None) -> Method[Recipe]:
+    """The recipe called ``name``: its class, what it is and its options.
+
+    ``plugin`` is the one that a run was made with; the error names it if the recipe is unknown.
+
+    >>> find_recipe("sngp").kind.__name__, find_recipe("sngp").about.paper
+    ('SngpRecipe', 'Liu et al. 2020')
+    """
+    return RECIPES.find(name, plugin)
 
 
 def create_recipe(name: str, **options: Any) -> Recipe:
@@ -218,170 +190,4 @@ def create_recipe(name: str, **options: Any) -> Recipe:
     >>> create_recipe("cross-entropy").name
     'cross-entropy'
     """
-    kind = find_recipe(name)
-    return build_options(kind, {**options, **RECIPES.get(name, {})}, "recipe options")
-
-
-def unused_options(name: str) -> set[str]:
-    """The options of MAPLE and of recipes it is compared with that change nothing in the recipe called ``name``.
-
-    >>> sorted(unused_options("triplet") & {"margin", "max_clusters", "dropout"})
-    ['dropout', 'max_clusters']
-    """
-    everything = {f.name for section in RECIPE_SECTIONS for f in fields(GROUPS[section]) if f.name not in SWITCHES}
-    if name not in RECIPES:
-        kind = find_recipe(name)
-        return everything - ({f.name for f in fields(kind)} if is_dataclass(kind) else set())
-    own = {f.name for f in fields(RecipeOptions)} - SHARED_OPTIONS
-    metric = {option for option in own if option.startswith(METRIC_OPTIONS)}
-    used = set(SHARED_OPTIONS)
-    used |= metric if RECIPES[name]["triplet"] else set()
-    used |= own - metric if RECIPES[name]["clustering"] else set()
-    return everything - used
-
-
-def describe_recipe(name: str) -> About:
-    """What ``maple methods`` says about a recipe."""
-    return ABOUT[name] if name in ABOUT else About.of(find_recipe(name))
-
-
-@dataclass(frozen=True, kw_only=True)
-class MapleRecipe(RecipeOptions, Recipe):
-    """Cross-entropy, with the triplet loss and with relabelling unless switched off.
-
-    >>> MapleRecipe(margin=0.5, clustering=False).name
-    'triplet'
-    """
-
-    def __post_init__(self) -> None:
-        if self.clustering and self.head_growth == "keep" and self.cluster_scope == "class":
-            raise ConfigError(
-                "head_growth 'keep' needs cluster_scope 'cluster': a class clustered anew has no parents to keep; "
-                "choose head_growth 'fresh' or cluster_scope 'cluster'"
-            )
-
-    @property
-    def name(self) -> str:  # type: ignore[override]
-        """What the two switches make: a key of ``RECIPES``."""
-        switches = {"triplet": self.triplet, "clustering": self.clustering}
-        return next(name for name, these in RECIPES.items() if these == switches)
-
-    @property
-    def compares_images(self) -> bool:
-        return self.triplet
-
-    def loss(self, step: Step) -> dict[str, LossTerm]:
-        terms = {"cross_entropy": LossTerm(F.cross_entropy(self._training_logits(step), step.targets))}
-        if self.triplet:
-            points = self._space(step.embeddings, self.triplet_space)
-            if self.metric_loss == "contrastive":
-                value = contrastive_loss(points, step.targets, self.margin)
-            else:
-                value = triplet_loss(points, step.targets, self.margin, self.triplet_softness)
-            terms["triplet"] = LossTerm(value, self.triplet_weight * self._warmed_up(step.progress))
-        if self.triplet and self.prototype_weight and isinstance(step.head, nn.Linear):
-            value = prototype_loss(step.embeddings, step.head.weight, step.targets, self.prototype_scale)
-            terms["prototype"] = LossTerm(value, self.prototype_weight)
-        return terms
-
-    def _training_logits(self, step: Step) -> Tensor:
-        """What the cross-entropy sees (B, M): logits of embeddings that all have one length, or of those there are.
-
-        A network cannot lower that loss by longer embeddings, so that their length is left to say how much of what it
-        knows an image shows (Regmi et al. 2024, https://arxiv.org/abs/2305.17797).
-        """
-        if not (self.triplet and self.cross_entropy_norm):
-            return step.logits
-        return step.head(self.cross_entropy_norm * F.normalize(step.embeddings, dim=1)).float()
-
-    def find_collapse(self, history: list[dict[str, Any]], epochs: int) -> str | None:
-        found = super().find_collapse(history, epochs)
-        if not self.triplet:
-            return found
-        if not found and self.metric_loss == "triplet" and self._sits_at_margin(history, epochs):
-            found = f"the triplet loss sits at its margin ({history[-1]['triplet']:.3f}): lower --learning-rate"
-        return found and f"{found}, raise --triplet-warmup, or use --triplet-space normalised"
-
-    def _sits_at_margin(self, history: list[dict[str, Any]], epochs: int) -> bool:
-        """Whether the last two epochs, at full weight, had a triplet loss equal to the margin; one may pass by."""
-        return len(history) > 1 and all(
-            self._warmed_up((row["epoch"] - 1) / epochs) == 1
-            and abs(row["triplet"] - self.margin) < AT_MARGIN * self.margin
-            for row in history[-2:]
-        )
-
-    def options(self) -> dict[str, Any]:
-        settings = {key: value for key, value in as_dict(self).items() if key not in RECIPES["maple"]}
-        return {"recipe": self.name, **settings}
-
-    def class_probabilities(self, outputs: Outputs) -> np.ndarray:
-        assert outputs.logits is not None and outputs.cluster_to_class is not None
-        return class_probabilities(outputs.logits, outputs.cluster_to_class, self.class_rule)
-
-    def relabel(
-        self,
-        epoch: int,
-        probabilities: np.ndarray,
-        labels: np.ndarray,
-        current: Relabelling,
-        embed_rows: EmbedRows,
-        seed: int,
-    ) -> Relabelling | None:
-        if not self.clustering or epoch % self.relabel_every:
-            return None
-        n_classes = probabilities.shape[1]
-        hard = hard_classes(probabilities.argmax(1), labels, n_classes, self.hard_class_error)
-        if len(hard) == 0 and self.cluster_scope == "cluster":
-            return None
-        rows = np.flatnonzero(np.isin(current.cluster_to_class[current.cluster_ids], hard))
-        embeddings = embed_rows(rows) if len(rows) else np.empty((0, 1), np.float32)
-        after = split_clusters(
-            embeddings,
-            rows,
-            current,
-            hard,
-            method=self.cluster_method,
-            scope=self.cluster_scope,
-            space=self.cluster_space,
-            n_components=self.cluster_components,
-            max_clusters=self.max_clusters,
-            min_cluster_size=self.min_cluster_size,
-            seed=seed + epoch,
-        )
-        return after if len(changed_classes(current, after)) else None
-
-    def grow_head(self, head: nn.Module, relabelling: Relabelling) -> tuple[nn.Module, bool]:
-        if not isinstance(head, nn.Linear):
-            raise UsageError(
-                f"relabelling needs a linear head, not {type(head).__name__}: use recipe 'triplet' instead"
-            )
-        if self.head_growth == "fresh":
-            return self.build_head(head.in_features, relabelling.n_clusters).to(head.weight), False
-        return grow_linear(head, relabelling), True
-
-    def _warmed_up(self, progress: float) -> float:
-        """The share of its weight that the triplet loss has by now."""
-        return min(1.0, progress / self.triplet_warmup) if self.triplet_warmup else 1.0
-
-    @staticmethod
-    def _space(embeddings: Tensor, space: str) -> Tensor:
-        return F.normalize(embeddings, dim=1) if space == "normalised" else embeddings
-
-
-def grow_linear(head: nn.Linear, relabelling: Relabelling) -> nn.Linear:
-    r"""A head whose children share their parent's row, with bias :math:`b + \log(n_j / n)`.
-
-    Since :math:`\sum_j \exp(w^\top e + b + \log(n_j/n)) = \exp(w^\top e + b)`, no class probability changes.
-
-    >>> clusters, parents = np.array([0, 1, 2]), np.array([0, 0, 1])
-    >>> split = Relabelling(clusters, cluster_to_class=parents, parents=parents, shares=np.array([0.25, 0.75, 1]))
-    >>> grow_linear(nn.Linear(8, 2), split).weight.shape
-    torch.Size([3, 8])
-    """
-    parents = torch.from_numpy(relabelling.parents)
-    grown = nn.Linear(head.in_features, relabelling.n_clusters).to(head.weight)
-    shift = torch.from_numpy(np.log(relabelling.shares)).to(head.weight)
-    with torch.no_grad():
-        grown.weight.copy_(head.weight[parents])
-        grown.bias.copy_(shift if head.bias is None else head.bias[parents] + shift)
-    return grown
+    return find_recipe(name).create(options, f"options of recipe '{name}'")

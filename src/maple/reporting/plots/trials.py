@@ -11,8 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
-from maple.evaluation.criteria import CRITERIA
-from maple.evaluation.search_space import Choices, Space, Span, Trial
+from maple.evaluation.trials import CRITERIA, Choices, Space, Span, Trial
 from maple.reporting.plots import BLUE, GREEN, MUTED, ORANGE, as_plot
 from maple.text import compact
 

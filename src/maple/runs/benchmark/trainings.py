@@ -33,14 +33,14 @@ from maple.evaluation.paper.suites import STANDARD_DETECTORS, Profile, Protocol,
 from maple.evaluation.results import Results
 from maple.files import FORMAT_VERSION, RunFile, take_lock, write_atomic
 from maple.networks import create_backbone
-from maple.options import RunConfig, resolve_config
 from maple.prediction.predictor import load_backbone
 from maple.progress import is_first_process, say
-from maple.runs.train import LEFT_OUT, TrainRequest, evaluate_run, recipe_options, train_run
+from maple.runs.config import RunConfig, drop_unused, resolve_config
+from maple.runs.train import LEFT_OUT, TrainRequest, evaluate_run, train_run
 from maple.training.distributed import make_fabric
 from maple.training.loop import FREE_OPTIONS, fit_head
 from maple.training.loss import weighted_sum
-from maple.training.recipe import Step, create_recipe, unused_options
+from maple.training.recipe import Step
 
 TRAININGS = "trainings"
 EVALUATIONS = "evaluations"
@@ -86,8 +86,7 @@ class Job:
     def flags(self) -> dict[str, Any]:
         """The flags of ``maple train``."""
         asked = {**self.profile.flags, **self.protocol.flags, **dict(self.training.flags), **self.changes}
-        unused = unused_options(asked.get("recipe", "maple"))  # those of a profile are meant for whom they concern
-        return {key: value for key, value in asked.items() if key not in unused} | {"seed": self.seed}
+        return drop_unused(asked, asked.get("recipe", "maple")) | {"seed": self.seed}
 
     @cached_property
     def config(self) -> RunConfig:
@@ -340,7 +339,7 @@ def plan_jobs(jobs: Sequence[Job]) -> Iterator[Plan]:
         if n_finished < len(seeds):
             if kind not in per_image:
                 per_image[kind] = time_step(config)
-            members = config.ensemble.members if config.model.recipe == "ensemble" else 1
+            members = getattr(config.recipe, "members", 1)
             each = math.nan if n_images is None else per_image[kind] * n_images * config.train.epochs * members
             seconds = each * (len(seeds) - n_finished)
         yield Plan(seeds, state, n_images, seconds)
@@ -396,7 +395,7 @@ def time_step(config: RunConfig) -> float:
     device = make_fabric(config.train).device
     asked = config.data.size if isinstance(config.data.size, int) else DEFAULT_SIZE
     size = min(asked, TIMED_SIZE)
-    recipe = create_recipe(config.model.recipe, **recipe_options(config))
+    recipe = config.recipe
     backbone = create_backbone(config.model.backbone, 10, embedding_size=config.model.embedding_size)
     backbone.head = fit_head(backbone, recipe, 10)
     recipe.prepare(backbone)

@@ -32,41 +32,26 @@ from typing import Any
 import numpy as np
 import torch
 
-import maple.baselines  # noqa: F401  # so that their names are known
 from maple.baselines.sampling import EnsembleRecipe
 from maple.data.image_set import channel_statistics
 from maple.data.splits import Splits, load_splits
 from maple.decisions.conformal import min_calibration_images
 from maple.errors import DataError, FitError, MapleError, RunError, TrainError, UsageError, suggest
-from maple.evaluation.criteria import CRITERIA, halve, judge_run
-from maple.evaluation.search_space import (
-    PARAMETERS,
-    SEARCHES,
-    Choices,
-    Search,
-    Settings,
-    Space,
-    Trial,
-    choose_space,
-    current_value,
-    with_settings,
-)
+from maple.evaluation.trials import CRITERIA, Choices, Settings, Space, Trial
 from maple.files import RunFile, load_json, save_json, take_lock, write_atomic
 from maple.networks import create_backbone
-from maple.options import (
-    RunConfig,
-    flag_name,
-    resolve_config,
-    to_toml,
-)
+from maple.options import flag_name, list_options, to_toml
 from maple.progress import counting, say, warn
 from maple.reporting.plots import standalone_svg
 from maple.reporting.plots.trials import plot_trials
-from maple.runs.train import check_flags, check_options, digest_images, recipe_options
+from maple.runs.config import RunConfig, resolve_config
+from maple.runs.train import check_options, digest_images
+from maple.runs.tune.criteria import halve, judge_run
+from maple.runs.tune.space import SEARCHES, Search, choose_space, current_value, list_parameters, with_settings
 from maple.text import compact, number
 from maple.training.distributed import count_processes
 from maple.training.loop import FREE_OPTIONS, Run, train_backbone
-from maple.training.recipe import create_recipe, find_recipe, unused_options
+from maple.training.options import MapleOptions
 
 Progress = Callable[[int, int], None]
 
@@ -180,7 +165,8 @@ def make_plan(request: TuneRequest) -> Plan:
     _check_config(config, request)
     space = choose_space(request.search, config, request.parameters, request.values)
     for name, found in space.items():
-        if name in request.flags and isinstance(found, Choices) and not PARAMETERS[name].relative:
+        relative = list_parameters(config.model.recipe)[name].relative
+        if name in request.flags and isinstance(found, Choices) and not relative:
             raise UsageError(
                 f"{flag_name(name)} is what is searched: leave it out, or out of --parameters and --values"
             )
@@ -203,11 +189,8 @@ def make_plan(request: TuneRequest) -> Plan:
 
 def _check_config(config: RunConfig, request: TuneRequest) -> None:
     """What could go wrong only in the first trial; better known now."""
-    recipe = config.model.recipe
-    if issubclass(find_recipe(recipe), EnsembleRecipe):
+    if isinstance(config.recipe, EnsembleRecipe):
         raise UsageError("an ensemble has no settings of its own to tune: tune its members with --recipe cross-entropy")
-    create_recipe(recipe, **recipe_options(config))
-    check_flags(request.flags, request.file, recipe)
     check_options(config.train)
     if count_processes(config.train) != (1, 1):
         raise UsageError(
@@ -551,7 +534,7 @@ class _Search:
 
         run = train_backbone(
             backbone,
-            create_recipe(config.model.recipe, **recipe_options(config)),
+            config.recipe,
             self.splits.train,
             self.splits.validation,
             folder=folder,
@@ -769,7 +752,9 @@ class Tuning:
         finished = [trial for trial in self.trials if trial.criteria]
         if len(finished) < 2 or any(trial.criteria != finished[0].criteria for trial in finished):
             return None
-        of_clusters = unused_options("triplet") - unused_options("clustering")
+        of_clusters = {
+            name for name, each in list_options(MapleOptions).items() if each.metadata["needs"] == "clustering"
+        }
         if of_clusters.issuperset(self.plan.space):
             return "all trials came out the same, since none split a class: --cluster-method xmeans splits more readily"
         return "all trials came out the same: what was searched changes nothing here"

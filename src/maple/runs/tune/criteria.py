@@ -14,17 +14,12 @@ from maple.data.image_set import ImageSet
 from maple.decisions.conformal import conformal_threshold
 from maple.detectors.maple import MapleDetector
 from maple.networks import embed
-from maple.options import RunConfig, as_dict
+from maple.options import as_dict
 from maple.prediction.predictor import fit_predictor
+from maple.runs.config import RunConfig
 from maple.stats.chi_square import gaussian_test
 from maple.stats.metrics import negative_log_likelihood
 from maple.training.loop import Run
-
-CRITERIA = {
-    "nll": "negative log-likelihood of the class probabilities",
-    "gaussian": "Gaussian test: mean distance of squared distances from chi-square quantiles, over their mean",
-    "errors": "share of images that are wrong and not flagged, where right ones are flagged at the false-alarm rate",
-}
 
 
 def silent_errors(scores: np.ndarray, wrong: np.ndarray, false_alarm: float) -> float:

@@ -12,11 +12,13 @@ from torch import nn
 from maple.decisions.probability import class_probabilities
 from maple.errors import ConfigError, UsageError
 from maple.networks import Backbone
-from maple.options import PRESETS, RecipeOptions
+from maple.runs.presets import list_presets, read_preset
 from maple.training.loss import contrastive_loss
-from maple.training.recipe import RECIPES, MapleRecipe, Step, create_recipe, grow_linear, unused_options
+from maple.training.maple import MapleRecipe, grow_linear
+from maple.training.recipe import Step, create_recipe, find_recipe
 from maple.types import Outputs, Relabelling
 
+NAMES = ("cross-entropy", "triplet", "clustering", "maple")
 SPLIT = Relabelling(
     np.array([0, 1, 2, 3]), np.array([0, 0, 0, 1]), np.array([0, 0, 0, 1]), np.array([0.2, 0.5, 0.3, 1])
 )
@@ -62,7 +64,8 @@ def test_fresh_head_has_the_new_size_and_no_parents():
 
 
 def test_switches():
-    for name, switches in RECIPES.items():
+    for name in NAMES:
+        switches = find_recipe(name).fixed
         terms = create_recipe(name).loss(make_step(progress=1.0))
         assert ("triplet" in terms) == ("prototype" in terms) == switches["triplet"]
 
@@ -97,7 +100,9 @@ def test_cross_entropy_alone_leaves_embeddings_their_length():
     """It is the network that others are compared with, whatever the options of MAPLE."""
     step = make_step()
     plain = nn.functional.cross_entropy(step.logits, step.targets)
-    assert "cross_entropy_norm" in unused_options("cross-entropy") & unused_options("clustering")
+    assert (
+        not {"cross_entropy_norm"} & (find_recipe("cross-entropy").options | find_recipe("clustering").options).keys()
+    )
     for name in ("cross-entropy", "clustering"):
         assert create_recipe(name, cross_entropy_norm=10.0).loss(step)["cross_entropy"].value == plain
 
@@ -197,7 +202,7 @@ def test_the_space_of_clustering_is_an_option(rng):
 
 
 def test_presets_cluster_raw_embeddings_as_the_paper_does():
-    papers = [preset for name, preset in PRESETS.items() if name.startswith("paper")]
+    papers = [read_preset(name)["maple"] for name in list_presets() if name.startswith("paper")]
     assert {preset["cluster_space"] for preset in papers} == {"raw"}
 
 
@@ -218,13 +223,12 @@ def test_paper_rule_is_max_and_ours_is_sum():
     outputs = Outputs(np.zeros((1, 2)), np.log([[0.3, 0.3, 0.4]]), cluster_to_class=np.array([0, 0, 1]))
     assert MapleRecipe().class_probabilities(outputs).argmax() == 0
     assert MapleRecipe(class_rule="max").class_probabilities(outputs).argmax() == 1
-    assert PRESETS["paper"]["class_rule"] == "max"
+    assert read_preset("paper")["maple"]["class_rule"] == "max"
 
 
 def test_presets_are_valid_recipes():
-    names = set(RecipeOptions.__dataclass_fields__)
-    for preset in PRESETS.values():
-        create_recipe("maple", **{key: value for key, value in preset.items() if key in names})
+    for preset in list_presets():
+        create_recipe("maple", **read_preset(preset)["maple"])
 
 
 def test_errors_name_the_remedy():

@@ -1,0 +1,33 @@
+"""Options of MAPLE's detector; light, for the command line."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from annotated_types import Interval
+
+from maple.options import option
+
+ScoreBy = Literal["auto", "distance", "relative", "normalised", "residual", "spread", "energy", "shallow", "fused"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DetectorOptions:
+    """The Gaussians over the embeddings."""
+
+    explained_variance: Annotated[float, Interval(gt=0, le=1)] = option(0.95, "share of variance that PCA keeps")
+    pca: bool = option(True, "reduce the embeddings by PCA first")
+    covariance: Literal["tied", "global", "full"] = option(
+        "tied", "shared within clusters (the paper), over everything, or one per cluster"
+    )
+    distance: Literal["mahalanobis", "euclidean"] = option("mahalanobis", "distance to the cluster means")
+    norm_exponent: Literal["auto"] | Annotated[float, Interval(ge=0, le=2)] = option(
+        "auto",
+        "embeddings are divided by their norm to this power: 0 is the paper, 1 the unit sphere; 'auto' takes the one "
+        "whose distance tells wrong from right validation images best",
+    )
+    score_by: ScoreBy = option(
+        "auto",
+        "what ranks images as out-of-distribution; 'auto' is fused, or normalised where validation images are few",
+    )

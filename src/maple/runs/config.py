@@ -1,0 +1,207 @@
+"""All options of a run: command line over file over preset over defaults.
+
+Sections of ``config.toml`` are options of the package, one class each, and one section with the options of the chosen
+recipe. On the command line an option is a flag (``--epochs 3``) or ``--set OWNER.OPTION=VALUE``, whose owner is a
+section or a method.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from maple.data.options import DataOptions
+from maple.decisions.options import DecisionOptions
+from maple.detectors.options import DetectorOptions
+from maple.detectors.registry import DETECTORS
+from maple.errors import ConfigError, UsageError, suggest
+from maple.networks.options import ModelOptions
+from maple.options import as_dict, build_options, flag_name, list_options, validate_options
+from maple.registry import Method
+from maple.runs.presets import read_preset
+from maple.training.options import TrainOptions
+from maple.training.recipe import RECIPES, Recipe, find_recipe
+
+SECTIONS: dict[str, type] = {
+    "data": DataOptions,
+    "model": ModelOptions,
+    "train": TrainOptions,
+    "detector": DetectorOptions,
+    "decision": DecisionOptions,
+}
+RECIPE = "recipe"  # owner that stands for the chosen recipe; also MAPLE's section
+OWN_DETECTOR = "maple"  # the detector of every run, whose options are the section [detector]
+Values = dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """All options of a run."""
+
+    data: DataOptions
+    model: ModelOptions
+    train: TrainOptions
+    recipe: Recipe  # the chosen one, with its options
+    detector: DetectorOptions
+    decision: DecisionOptions
+
+    def sections(self) -> dict[str, Values]:
+        """What ``config.toml`` holds."""
+        own = {key: value for key, value in self.recipe.options().items() if key != RECIPE}
+        found = {f.name: own if f.name == RECIPE else as_dict(getattr(self, f.name)) for f in fields(self)}
+        return {self.recipe.section if name == RECIPE else name: values for name, values in found.items()}
+
+
+def resolve_config(
+    flags: Mapping[str, Any] | None = None, file: Mapping[str, Any] | None = None, preset: str | None = None
+) -> RunConfig:
+    """Merge flags over the sections of a file over a preset over the defaults.
+
+    Keys of ``flags`` are names of options, or ``owner.option`` as in ``--set``.
+
+    >>> config = resolve_config({"epochs": 3}, {"train": {"epochs": 5, "seed": 7}}, preset="paper")
+    >>> config.train.epochs, config.train.seed, config.train.batch_size, config.recipe.head_growth
+    (3, 7, 64, 'fresh')
+    >>> resolve_config({"recipe": "sngp", "sngp.features": "256"}).recipe.features
+    256
+    """
+    flags, file, base = flags or {}, file or {}, read_preset(preset) if preset else {}
+    _check_tables(file)
+    method = find_recipe(_choose_recipe(flags, file, base))
+    _check_recipe_sections(file, method)
+    asked = _sort_flags(flags, method)
+    values = {
+        section: {**_section(base, section, method), **_section(file, section, method), **asked.get(section, {})}
+        for section in (*SECTIONS, RECIPE)
+    }
+    recipe = method.create(values.pop(RECIPE), f"section [{method.kind.section}]")
+    built: dict[str, Any] = {
+        name: build_options(SECTIONS[name], own, f"section [{name}]") for name, own in values.items()
+    }
+    return RunConfig(**built, recipe=recipe)
+
+
+def drop_unused(flags: Mapping[str, Any], recipe: str) -> Values:
+    """The flags that have an effect with this recipe.
+
+    >>> drop_unused({"epochs": 3, "margin": 0.7, "members": 5}, "ensemble")
+    {'epochs': 3, 'members': 5}
+    """
+    method = find_recipe(recipe)
+    return {key: value for key, value in flags.items() if section_of(key, method) is not None}
+
+
+def section_of(option: str, method: Method[Recipe]) -> str | None:
+    """The section of an option, ``recipe`` for those of the chosen recipe; None if it has no effect with that.
+
+    >>> section_of("learning_rate", find_recipe("maple")), section_of("max_clusters", find_recipe("maple"))
+    ('train', 'recipe')
+    """
+    found = (name for name, group in SECTIONS.items() if option in list_options(group))
+    return next(found, RECIPE if option in method.options else None)
+
+
+# --- files and presets ------------------------------------------------------------------------------------------------
+
+
+def _choose_recipe(flags: Mapping[str, Any], file: Mapping[str, Any], base: Mapping[str, Any]) -> str:
+    asked = {key.removeprefix("model."): value for key, value in flags.items()}
+    for values in (asked, file.get("model", {}), base.get("model", {})):
+        if "recipe" in values:
+            return str(values["recipe"])
+    return ModelOptions().recipe
+
+
+def _section(sections: Mapping[str, Any], name: str, method: Method[Recipe]) -> Values:
+    """The values of a section; the chosen recipe's has several names (``mc_dropout``, ``mc-dropout``)."""
+    if name != RECIPE:
+        return sections.get(name, {})
+    own = [values for section, values in sections.items() if _is_recipe(section, method)]
+    return {key: value for values in own for key, value in values.items()}
+
+
+def _is_recipe(section: str, method: Method[Recipe]) -> bool:
+    """Whether a section of a file holds options of the class of this recipe."""
+    name = _recipe_name(section)
+    return section == method.kind.section or (name is not None and find_recipe(name).kind is method.kind)
+
+
+def _recipe_name(owner: str) -> str | None:
+    """The recipe that a section or an owner in ``--set`` names; TOML keys are written with ``_``."""
+    return next((name for name in (owner, owner.replace("_", "-")) if name in RECIPES), None)
+
+
+def _check_tables(file: Mapping[str, Any]) -> None:
+    for section, values in file.items():
+        if section not in SECTIONS and section != RECIPE and _recipe_name(section) is None:
+            known = [*SECTIONS, RECIPE, *RECIPES.names()]
+            raise ConfigError(f"unknown section '{section}' in the configuration file: {suggest(section, known)}")
+        if not isinstance(values, dict):
+            raise ConfigError(f"'{section}' in the configuration file is {values!r}: write it as a section [{section}]")
+
+
+def _check_recipe_sections(file: Mapping[str, Any], method: Method[Recipe]) -> None:
+    for section in file:
+        if section not in SECTIONS and not _is_recipe(section, method):
+            raise UsageError(f"section [{section}] belongs to another recipe than {method.name}: leave it out")
+    for key in method.fixed:
+        if key in _section(file, RECIPE, method):
+            raise ConfigError(f"'{key}' is fixed by the name of the recipe: set recipe in section [model] instead")
+
+
+# --- flags and --set --------------------------------------------------------------------------------------------------
+
+
+def _sort_flags(flags: Mapping[str, Any], method: Method[Recipe]) -> dict[str, Values]:
+    """Values of flags by section, checked one by one so that an error names the flag."""
+    found: dict[str, Values] = {}
+    for key, value in flags.items():
+        owner, _, option = key.rpartition(".")
+        section = _owned_section(owner, option, method) if owner else _flag_section(option, method)
+        group = method.kind if section == RECIPE else SECTIONS[section]
+        found.setdefault(section, {}).update(validate_options(group, {option: value}, None, owner))
+    return found
+
+
+def _flag_section(option: str, method: Method[Recipe]) -> str:
+    section = section_of(option, method)
+    if section is not None:
+        return section
+    owners = [name for name in RECIPES.names() if option in find_recipe(name).options]
+    if not owners:
+        raise ConfigError(f"unknown option '{option}': {suggest(option, _all_options(method))}")
+    owner = "maple" if "maple" in owners else owners[0]
+    raise UsageError(f"{flag_name(option)} belongs to --recipe {owner}, not to {method.name}: leave it out")
+
+
+def _all_options(method: Method[Recipe]) -> list[str]:
+    return [*method.options, *(name for group in SECTIONS.values() for name in list_options(group))]
+
+
+def _owned_section(owner: str, option: str, method: Method[Recipe]) -> str:
+    """The section of ``--set owner.option``."""
+    if owner in SECTIONS:
+        return owner
+    if owner == OWN_DETECTOR and option in list_options(DetectorOptions):
+        return "detector"
+    name = method.name if owner == RECIPE else _recipe_name(owner)
+    if name is None:
+        raise _unknown_owner(owner, option)
+    if find_recipe(name).kind is not method.kind:
+        raise UsageError(f"--set {owner}.{option} belongs to --recipe {name}, not to {method.name}: leave it out")
+    if option in find_recipe(name).options and option not in method.options:
+        raise UsageError(f"--set {owner}.{option} has no effect with --recipe {method.name}: leave it out")
+    if option in method.fixed:
+        raise UsageError(f"--set {owner}.{option} is fixed by --recipe {method.name}: choose another recipe")
+    return RECIPE
+
+
+def _unknown_owner(owner: str, option: str) -> UsageError:
+    if owner in DETECTORS:
+        return UsageError(
+            f"--set {owner}.{option}: '{owner}' is a detector to compare with: give it to "
+            f"maple evaluate --detector {owner}"
+        )
+    known = [*SECTIONS, *RECIPES.names(), *DETECTORS.names()]
+    return UsageError(f"--set {owner}.{option}: unknown method '{owner}', {suggest(owner, known)}")

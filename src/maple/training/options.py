@@ -1,0 +1,142 @@
+"""Options of training and of MAPLE's recipe; light, for the command line."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from annotated_types import Interval
+
+from maple.options import NonNegative, Positive, Range, Seed, Share, option
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainOptions:
+    """How a network is trained, with any recipe."""
+
+    epochs: Positive = option(16, "passes over the training images")
+    batch_size: Positive = option(128, "images per step, over all devices")
+    optimizer: Literal["sgd", "adam"] = option("sgd", "optimiser")
+    learning_rate: Annotated[float, Interval(gt=0)] = option(
+        0.1,
+        "learning rate; the peak of the schedule",
+        search=Range((0.3, 1.0, 3.0), (0.1, 3.0), log=True, relative=True),
+    )
+    momentum: Share = option(0.9, "momentum of SGD", rare=True)
+    nesterov: bool = option(True, "Nesterov momentum", rare=True)
+    weight_decay: NonNegative = option(5e-4, "weight decay", search=Range((1e-4, 5e-4, 2e-3), (1e-5, 1e-2), log=True))
+    schedule: Literal["triangular", "cosine", "constant"] = option("triangular", "learning rate over the epochs")
+    augment: str = option("auto", "'auto', 'none', or a list of crop, flip, flip-both")
+    sampler: Literal["auto", "shuffle", "balanced"] = option(
+        "auto", "'balanced' draws several images of each of several classes; 'auto': if triplets need it", rare=True
+    )
+    seed: Seed = option(0, "seed of weights, order and augmentation")
+    precision: Literal["auto", "32-true", "bf16-mixed", "16-mixed"] = option(
+        "auto", "'auto' takes bfloat16 where the hardware has it", rare=True
+    )
+    accelerator: Literal["auto", "cpu", "cuda", "mps"] = option("auto", "device to train on")
+    devices: Positive = option(1, "processes on this machine; gradients are averaged")
+    nodes: Positive = option(1, "machines; start the same command on each with torchrun or SLURM", rare=True)
+    workers: Annotated[int, Interval(ge=0)] = option(2, "processes that decode images which do not fit in memory")
+    allocator: bool = option(True, "keep freed memory for the next step (Linux, CPU)", rare=True)
+    checkpoint_every: Positive = option(1, "epochs between checkpoints", rare=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MapleOptions:
+    """Cross-entropy, triplet loss and relabelling: two switches and their settings."""
+
+    triplet: bool = option(True, "add the triplet loss", flag=False)
+    clustering: bool = option(True, "split hard classes into clusters", flag=False)
+    metric_loss: Literal["triplet", "contrastive"] = option(
+        "triplet", "metric loss of pairs of embeddings", rare=True, needs="triplet"
+    )
+    cross_entropy_norm: NonNegative = option(
+        0.0,
+        "norm of embeddings in the cross-entropy during training; 0 keeps their own norm",
+        rare=True,
+        needs="triplet",
+        search=Range((0.0, 5.0, 10.0, 20.0)),
+    )
+    margin: NonNegative = option(
+        0.5, "margin of the triplet loss", needs="triplet", search=Range((0.3, 0.5, 0.7), (0.1, 1.5))
+    )
+    triplet_weight: NonNegative = option(
+        1.0, "weight of the triplet loss", needs="triplet", search=Range((0.3, 1.0, 3.0), (0.03, 3.0), log=True)
+    )
+    triplet_warmup: Share = option(
+        0.25, "share of the training over which that weight grows from 0", rare=True, needs="triplet"
+    )
+    triplet_softness: NonNegative = option(
+        0.2,
+        "0 compares the hardest positive and negative in the batch, larger values weighted means",
+        rare=True,
+        needs="triplet",
+        search=Range((0.0, 0.2, 0.5), (0.0, 1.0)),
+    )
+    triplet_space: Literal["normalised", "raw"] = option(
+        "normalised", "embeddings that the triplet loss compares", rare=True, needs="triplet"
+    )
+    prototype_weight: NonNegative = option(
+        1.0,
+        "weight of the prototype loss, a cross-entropy of cosines to the rows of the head",
+        needs="triplet",
+        search=Range((0.3, 1.0, 3.0), (0.03, 3.0), log=True),
+    )
+    prototype_scale: Annotated[float, Interval(gt=0)] = option(
+        10.0,
+        "factor of the cosines in the prototype loss",
+        rare=True,
+        needs="triplet",
+        search=Range((5.0, 10.0, 20.0), (3.0, 40.0), log=True),
+    )
+    relabel_every: Positive = option(
+        10,
+        "epochs between relabelling events (the paper's p)",
+        needs="clustering",
+        search=Range((5, 10, 15, 20), (1, 20)),
+    )
+    hard_class_error: Share = option(
+        0.3,
+        "false-negative ratio above which a class is split (the paper's t)",
+        needs="clustering",
+        search=Range((0.1, 0.3, 0.5), (0.0, 0.9)),
+    )
+    max_clusters: Positive = option(
+        5, "clusters per class at most", needs="clustering", search=Range((3, 5, 7, 10), (2, 10))
+    )
+    min_cluster_size: Positive = option(
+        20, "images per cluster at least", rare=True, needs="clustering", search=Range((10, 20, 50), (5, 100), log=True)
+    )
+    cluster_method: Literal["xmeans", "gmeans", "tmeans", "kmeans"] = option(
+        "tmeans",
+        "clustering of a hard class; 'tmeans' splits only if held-out images gain, 'xmeans' is the paper's",
+        needs="clustering",
+        search=Range(("xmeans", "gmeans", "tmeans", "kmeans")),
+    )
+    cluster_space: Literal["raw", "normalised", "projected", "whitened"] = option(
+        "normalised",
+        "space of the clustering: embeddings as they are, normalised, in the leading components of each class, or "
+        "whitened",
+        rare=True,
+        needs="clustering",
+        search=Range(("raw", "normalised", "projected", "whitened")),
+    )
+    cluster_components: Positive = option(
+        5, "leading components of a class that cluster_space 'projected' keeps", rare=True, needs="clustering"
+    )
+    head_growth: Literal["keep", "fresh"] = option(
+        "keep",
+        "'keep' grows the head without changing any class probability; 'fresh' starts a new head",
+        rare=True,
+        needs="clustering",
+    )
+    cluster_scope: Literal["cluster", "class"] = option(
+        "cluster",
+        "'cluster' splits existing clusters; 'class' clusters the whole class again at each event",
+        rare=True,
+        needs="clustering",
+    )
+    class_rule: Literal["sum", "max"] = option(
+        "sum", "class probability from its clusters: their sum or the largest", rare=True
+    )

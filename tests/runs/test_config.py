@@ -1,0 +1,149 @@
+"""One configuration from flags, ``--set``, a file, a preset and defaults."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+import pytest
+
+from maple.errors import ConfigError, UsageError
+from maple.options import list_options, read_toml, to_toml
+from maple.runs.config import SECTIONS, drop_unused, resolve_config
+from maple.runs.presets import list_presets, read_preset
+from maple.training.options import TrainOptions
+from maple.training.recipe import find_recipe, list_recipes
+
+
+@pytest.mark.parametrize("recipe", list_recipes())
+def test_names_are_unique_within_a_configuration(recipe):
+    names = [name for group in SECTIONS.values() for name in list_options(group)] + list(find_recipe(recipe).options)
+    assert len(names) == len(set(names))
+
+
+def test_every_option_has_help():
+    for group in (*SECTIONS.values(), *(find_recipe(name).kind for name in list_recipes())):
+        for f in fields(group):
+            assert f.metadata["help"], f.name
+
+
+@pytest.mark.parametrize("recipe", list_recipes())
+@pytest.mark.parametrize("preset", list_presets())
+def test_presets_are_valid_with_every_recipe(preset, recipe):
+    config = resolve_config({"recipe": recipe}, preset=preset)
+    assert config.recipe.name == recipe
+    for section, values in read_preset(preset).items():
+        assert section in SECTIONS or section in list_recipes()
+        if section in config.sections():
+            assert values.items() <= config.sections()[section].items()
+
+
+@pytest.mark.parametrize("recipe", list_recipes())
+def test_round_trip_through_toml(recipe, tmp_path):
+    flags = {"recipe": recipe, "epochs": "7", "splits": ["0.6", "0.2", "0.1", "0.1"]}
+    config = resolve_config(flags, preset="paper-diatoms")
+    path = tmp_path / "config.toml"
+    path.write_text(to_toml(config.sections()))
+    assert resolve_config(file=read_toml(path)) == config
+
+
+def test_precedence_is_flag_file_preset_default():
+    config = resolve_config({"epochs": "1"}, {"train": {"epochs": 2, "batch_size": 3}}, preset="paper")
+    assert (config.train.epochs, config.train.batch_size) == (1, 3)
+    assert config.train.learning_rate == read_preset("paper")["train"]["learning_rate"]
+    assert config.train.devices == TrainOptions().devices
+
+
+@pytest.mark.parametrize(
+    ("flags", "start"),
+    [
+        ({"epochs": "0"}, "^--epochs 0: "),
+        ({"size": "abc"}, "^--size abc: "),
+        ({"splits": ["0.8", "0.1", "0.1"]}, "^--splits 0.8,0.1,0.1: "),
+        ({"split_seed": "-1"}, "^--split-seed -1: "),
+        ({"embedding_size": "big"}, "^--embedding-size big: "),
+        ({"margin": "wide"}, "^--margin wide: "),
+        ({"train.seed": "-10"}, r"^--set train\.seed=-10: "),
+    ],
+)
+def test_wrong_flags_are_called_flags(flags, start):
+    with pytest.raises(ConfigError, match=start):
+        resolve_config(flags)
+    with pytest.raises(ConfigError, match=start):
+        resolve_config(flags, {"train": {"seed": 1}}, "paper")
+
+
+def test_wrong_file_values_name_key_and_section():
+    with pytest.raises(ConfigError, match=r"^'size' in section \[data\]"):
+        resolve_config({"epochs": 3}, {"data": {"size": "abc"}})
+    with pytest.raises(ConfigError, match=r"\[train\]"):
+        resolve_config(file={"train": 3})
+    with pytest.raises(ConfigError, match=r"'trian'.*'train'"):
+        resolve_config(file={"trian": {}})
+    with pytest.raises(ConfigError, match=r"'papers'.*'paper'"):
+        resolve_config(preset="papers")
+
+
+def test_recipe_is_named_not_switched():
+    assert not {"triplet", "clustering"} & resolve_config().sections()["recipe"].keys()
+    for key in ("triplet", "clustering"):
+        with pytest.raises(ConfigError, match=rf"'{key}'.*\[model\]"):
+            resolve_config(file={"recipe": {key: False}})
+        with pytest.raises(UsageError, match=rf"recipe\.{key}"):
+            resolve_config({f"recipe.{key}": "false"})
+
+
+def test_sections_written_by_earlier_versions_are_read():
+    config = resolve_config(file={"model": {"recipe": "sngp"}, "sngp": {"sngp_features": 64, "sngp_ridge": 2.0}})
+    assert (config.recipe.features, config.recipe.ridge) == (64, 2.0)
+    config = resolve_config(file={"model": {"recipe": "mc-dropout"}, "mc_dropout": {"dropout_samples": 3}})
+    assert config.recipe.samples == 3
+
+
+@pytest.mark.parametrize("owner", ["mc-dropout", "mc_dropout", "recipe"])
+def test_options_of_the_chosen_recipe_have_several_owners(owner):
+    flags = {"recipe": "mc-dropout", f"{owner}.samples": "3"}
+    assert resolve_config(flags).recipe.samples == 3
+
+
+def test_maple_is_a_recipe_and_a_detector():
+    config = resolve_config({"maple.margin": "0.7", "maple.covariance": "full", "recipe": "triplet"})
+    assert (config.recipe.margin, config.detector.covariance) == (0.7, "full")
+
+
+@pytest.mark.parametrize(
+    ("flags", "names"),
+    [
+        ({"sngp.features": "3"}, "sngp"),  # not the chosen recipe
+        ({"recipe": "sngp", "sngp.featurs": "3"}, "'features'"),
+        ({"sgnp.features": "3"}, "'sngp'"),
+        ({"knn.k": "3"}, "maple evaluate --detector knn"),
+        ({"train.epoch": "3"}, "'epochs'"),
+        ({"recipe": "sngp", "margin": "3"}, "--recipe maple"),
+        ({"recipe": "triplet", "max_clusters": "3"}, "--max-clusters"),
+        ({"recipe": "triplet", "maple.max_clusters": "3"}, "maple.max_clusters"),
+        ({"marign": "3"}, "'margin'"),
+    ],
+)
+def test_options_that_have_no_effect_are_refused(flags, names):
+    with pytest.raises(UsageError, match=names):
+        resolve_config(flags)
+
+
+def test_sections_of_other_recipes_are_refused():
+    with pytest.raises(UsageError, match=r"\[sngp\]"):
+        resolve_config(file={"sngp": {"ridge": 2.0}})
+    with pytest.raises(UsageError, match=r"\[recipe\]"):
+        resolve_config({"recipe": "sngp"}, {"recipe": {"margin": 0.2}})
+
+
+def test_flags_of_a_profile_concern_only_some_recipes():
+    flags = {"epochs": 3, "relabel_every": 2, "members": 4}
+    assert drop_unused(flags, "triplet") == {"epochs": 3}
+    assert drop_unused(flags, "maple") == {"epochs": 3, "relabel_every": 2}
+    assert drop_unused(flags, "ensemble") == {"epochs": 3, "members": 4}
+
+
+def test_sections_hold_only_plain_values():
+    for recipe in list_recipes():
+        for section in resolve_config({"recipe": recipe}).sections().values():
+            assert all(isinstance(value, str | int | float | bool | list | None) for value in section.values())

@@ -1,0 +1,164 @@
+"""Registries are complete wherever they are used from, light, and protected against clashes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import dataclass
+
+import pytest
+
+from maple.errors import UsageError
+from maple.options import option
+from maple.registry import Registry, load_plugin
+
+
+def run_python(code: str) -> str:
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+class Thing:
+    """What a registry holds."""
+
+    name = ""
+
+    def work(self) -> None: ...
+
+
+@pytest.fixture
+def things() -> Registry:
+    return Registry("thing", (), reserved=("train",))
+
+
+def test_a_detector_without_torch_is_created_without_torch():
+    code = """
+import sys
+from maple.detectors.registry import create_detector
+assert create_detector("knn", k=7).k == 7
+print(*[name for name in ("torch", "matplotlib") if name in sys.modules])
+"""
+    assert run_python(code) == ""
+
+
+@pytest.mark.parametrize("first", ["create_detector('knn')", "create_detector('odin')", "list_detectors()"])
+def test_any_first_call_finds_all_detectors(first):
+    code = f"""
+from maple.detectors.registry import create_detector, list_detectors
+{first}
+print(*list_detectors())
+"""
+    assert {"maple", "energy", "knn", "vim", "odin", "lee-md"} <= set(run_python(code).split())
+
+
+@pytest.mark.parametrize("first", ["create_recipe('sngp')", "list_recipes()"])
+def test_any_first_call_finds_all_recipes(first):
+    code = f"""
+from maple.training.recipe import create_recipe, list_recipes
+{first}
+print(*list_recipes())
+"""
+    assert {"maple", "triplet", "sngp", "mc-dropout", "ensemble", "due", "duq", "vmdls"} <= set(
+        run_python(code).split()
+    )
+
+
+def test_methods_that_need_torch_are_absent_without_it_and_named():
+    code = """
+import sys
+
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ("torch", "lightning_fabric"):
+            raise ModuleNotFoundError(f"No module named '{name}'", name=name)
+
+sys.meta_path.insert(0, Absent())
+from maple.detectors.registry import create_detector, list_detectors
+assert "knn" in list_detectors() and "odin" not in list_detectors()
+try:
+    create_detector("odin")
+except Exception as error:
+    print(type(error).__name__, error)
+"""
+    said = run_python(code)
+    assert said.startswith("UsageError") and "'odin'" in said and "maple-uncertainty[torch]" in said
+
+
+def test_unknown_names_suggest_the_nearest(things):
+    things.register("knn")(Thing)
+    with pytest.raises(UsageError, match=r"'kn'.*'knn'"):
+        things.find("kn")
+
+
+def test_a_name_fixes_options(things):
+    @things.register("plain", switch=False)
+    @things.register("full", switch=True)
+    @dataclass(frozen=True)
+    class Switched(Thing):
+        switch: bool = option(True, "use it", flag=False)
+        size: int = option(3, "size", needs="switch")
+
+    assert things.names() == ["full", "plain"]
+    assert list(things.find("full").options) == ["size"] and not things.find("plain").options
+    assert things.find("plain").create({"size": "4"}, "here") == Switched(switch=False, size=4)
+
+
+def test_taken_names_are_refused(things):
+    things.register("knn")(Thing)
+    things.register("knn")(Thing)  # a module that is loaded again
+
+    class Other(Thing):
+        pass
+
+    for name in ("knn", "train"):
+        with pytest.raises(UsageError, match=f"'{name}'.*Other"):
+            things.register(name)(Other)
+
+
+def test_a_name_of_the_package_is_taken_before_its_module_is_imported():
+    code = """
+from maple.detectors.base import Detector
+from maple.detectors.registry import register_detector
+try:
+    @register_detector("knn")
+    class Mine(Detector):
+        def _score(self, outputs): ...
+except Exception as error:
+    print(type(error).__name__, error)
+"""
+    said = run_python(code)
+    assert said.startswith("UsageError") and "'knn'" in said and "Mine" in said
+
+
+def test_options_that_clash_with_a_method_or_have_no_default_are_refused(things):
+    @dataclass
+    class Clash(Thing):
+        work: int = 3
+
+    @dataclass
+    class NoDefault(Thing):
+        size: int
+
+    with pytest.raises(UsageError, match="'work'"):
+        things.register("clash")(Clash)
+    with pytest.raises(UsageError, match="'size'"):
+        things.register("bare")(NoDefault)
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        (None, "ModuleNotFoundError"),
+        ("def (", "SyntaxError"),
+        ("1 / 0", "ZeroDivisionError"),
+        ("import nosuch", "nosuch"),
+    ],
+)
+def test_a_plugin_that_cannot_be_imported_is_one_error(text, named, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    if text is not None:
+        (tmp_path / "broken_plugin.py").write_text(text)
+    with pytest.raises(UsageError, match=rf"'broken_plugin'.*{named}"):
+        load_plugin("broken_plugin")
