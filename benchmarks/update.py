@@ -30,7 +30,8 @@ import numpy as np
 
 from maple.data.shares import fold_shares, split_indices
 from maple.data.sources import open_images
-from maple.detectors.maple import MapleDetector, nearest_of_class
+from maple.detectors.learned import nearest_of_class
+from maple.detectors.maple import MapleDetector
 from maple.evaluation.paper.suites import PROFILES, Training
 from maple.networks import embed, use_fast_allocator
 from maple.options import as_dict

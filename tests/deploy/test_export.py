@@ -66,9 +66,13 @@ def unusual(n: int = 40) -> Outputs:
 
 def exact(detector: MapleDetector) -> MapleDetector:
     """With products in float64, so that NumPy and torch agree to more digits."""
-    for name in ("gaussians_", "plain_gaussians_"):
-        if name == "gaussians_" or 0.0 in detector.moments_:
-            detector.__dict__[name] = dataclasses.replace(getattr(detector, name), float32=False)
+    densities = detector.learned_.densities
+    given = {densities.exponent: densities.gaussians}
+    if densities.exponent != 0 and 0.0 in densities.moments.by_exponent:
+        given[0.0] = densities.plain_gaussians
+    given = {exponent: dataclasses.replace(gaussians, float32=False) for exponent, gaussians in given.items()}
+    densities = dataclasses.replace(densities, given=given)
+    detector._learned = dataclasses.replace(detector.learned_, densities=densities)
     return detector
 
 
@@ -125,7 +129,7 @@ def test_a_class_that_the_head_does_not_know(score, weight, exponent):
     detector = MapleDetector(score_by=score).fit(simulated(600), simulated(200, 1))
     new = simulated(100, 3)
     detector.extend(dataclasses.replace(new, embeddings=-new.embeddings, labels=np.full(100, 4)))
-    assert detector.appended_ == 1
+    assert detector.learned_.appended == 1
     predictor = predictor_of(detector, network_weight=weight, odds_exponent=exponent)
     outputs = unusual()
     beside = dataclasses.replace(outputs, embeddings=np.where(np.arange(40)[:, None] < 8, -1, 1) * outputs.embeddings)
@@ -318,7 +322,7 @@ def test_a_network_of_timm(tmp_path, onnx):
     torch.manual_seed(0)
     backbone = open_model("timm/resnet18", n_classes=4, size=32, shallow="layer2")
     predictor = fit_pictures(backbone, size=32, n=60, detector=MapleDetector(covariance="full"))
-    assert predictor.score_name == "fused" and "shallow" in predictor.detector.surprises_
+    assert predictor.score_name == "fused" and "shallow" in predictor.detector.learned_.surprises
     report = export_onnx(predictor, tmp_path / "model.onnx", check=pictures(8, 32).pixels)
     assert report.differences["squared_distance"] <= 1e-4
 

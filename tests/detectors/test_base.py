@@ -184,7 +184,7 @@ def test_partial_fit_equals_fit(split):
         grown.partial_fit(batch)
     np.testing.assert_allclose(grown.score(split), whole.score(split), rtol=1e-5)
     grown.fit(split)  # starts anew
-    assert {moments.n_images for moments in grown.moments_.values()} == {400}
+    assert {moments.n_images for moments in grown.learned_.densities.moments.by_exponent.values()} == {400}
     with pytest.raises(UsageError, match="call fit"):
         MapleDetector(covariance="full").partial_fit(split)
 

@@ -202,7 +202,7 @@ def test_every_score_tells_far_images_and_survives_the_state(train, name):
 def test_without_logits_fused_is_the_spread_and_far_out_the_distance(train, new):
     bare, validation = (Outputs(each.embeddings, labels=each.labels) for each in (train, draw(1000, 1)))
     detector = MapleDetector().fit(bare, validation)
-    assert detector.score_ == "fused" and set(detector.surprises_) == {"spread", "distance"}
+    assert detector.score_ == "fused" and set(detector.learned_.surprises) == {"spread", "distance"}
     known, found = detector.describe(validation), detector.describe(new.embeddings)
     surprise = {name: fit_surprise(known.score_named(name))(found.score_named(name)) for name in ("spread", "distance")}
     np.testing.assert_allclose(found.score, surprise["spread"] + np.maximum(surprise["distance"] - 7, 0))
@@ -215,7 +215,7 @@ def test_one_cluster_alone_has_no_spread(train):
     with pytest.raises(UsageError, match="several clusters"):
         MapleDetector(score_by="fused").fit(one, validation)
     responses = replace(one, shallow=train.shallow), replace(validation, shallow=draw(1000, 1).shallow)
-    assert set(MapleDetector().fit(*responses).surprises_) == {"shallow", "distance"}
+    assert set(MapleDetector().fit(*responses).learned_.surprises) == {"shallow", "distance"}
 
 
 def test_without_validation_the_score_is_normalised(train, new):
@@ -237,7 +237,7 @@ def test_without_validation_the_score_is_normalised(train, new):
 
 def test_one_exponent_alone_costs_no_plain_gaussians(train, new):
     detector = MapleDetector(norm_exponent=1.0, score_by="normalised").fit(train)
-    assert list(detector.moments_) == [1.0]
+    assert list(detector.learned_.densities.moments.by_exponent) == [1.0]
     assert "distance" not in detector.describe(new).available_scores
     with pytest.raises(UsageError, match="score_by"):
         _ = detector.describe(new).distance

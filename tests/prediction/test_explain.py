@@ -171,7 +171,7 @@ def test_parts_sum_to_the_fused_score(outputs: Outputs, rng: np.random.Generator
         assert sum(found.parts.values()) == pytest.approx(found.score, rel=1e-9, abs=1e-9)
         assert found.score == pytest.approx(described.score[i], rel=1e-9, abs=1e-9)
         for name, weight in weights.items():
-            surprise = detector.surprises_[name](described.score_named(name)[i : i + 1])[0]
+            surprise = detector.learned_.surprises[name](described.score_named(name)[i : i + 1])[0]
             surprise = max(surprise - 7, 0) if name == "distance" else surprise
             assert found.parts[name] == pytest.approx(weight * surprise, rel=1e-9, abs=1e-9)
 
@@ -257,7 +257,10 @@ def test_any_number_of_clusters_and_components(n_clusters: int, dim: int, rng: n
 def test_an_image_on_its_centroid_has_nothing_to_explain(outputs: Outputs) -> None:
     gaussians = Gaussians(np.eye(2), np.zeros(2), np.array([[0.0, 0.0], [9.0, 0.0]]), np.log([0.5, 0.5]))
     detector = fit(outputs)
-    detector.gaussians_, detector.cluster_to_class_ = gaussians, np.arange(2)
+    densities = detector.learned_.densities
+    moments = replace(densities.moments, cluster_to_class=np.arange(2))
+    densities = replace(densities, moments=moments, given={densities.exponent: gaussians})
+    detector._learned = replace(detector.learned_, densities=densities)
     (found,) = explain_outputs(detector, np.zeros((1, 2)), class_names=("a", "b"))
     assert found.nearest.squared_distance == 0
     assert found.sentences() == [

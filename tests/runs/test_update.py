@@ -20,7 +20,8 @@ from maple.data.sources import open_images
 from maple.data.splits import load_splits
 from maple.decisions.conformal import conformal_p_values
 from maple.decisions.probability import Probability
-from maple.detectors.maple import MapleDetector, nearest_of_class
+from maple.detectors.learned import nearest_of_class
+from maple.detectors.maple import MapleDetector
 from maple.detectors.registry import restore_detector
 from maple.detectors.scores import energy_score
 from maple.errors import DataError, FitError, RunError, UsageError
@@ -89,8 +90,8 @@ def test_a_class_added_equals_a_fit_on_all(outputs, options):
     whole = MapleDetector(**options).fit(outputs)
     grown = MapleDetector(**options).fit(known).extend(new)
     assert_same(grown, whole, outputs)
-    assert grown.appended_ == 1 and grown.head_classes_.tolist() == [True] * 4 + [False]
-    assert whole.appended_ == 0 and whole.head_classes_.all()
+    assert grown.learned_.appended == 1 and grown.learned_.head_classes.tolist() == [True] * 4 + [False]
+    assert whole.learned_.appended == 0 and whole.learned_.head_classes.all()
 
 
 def test_parts_orders_and_pauses_make_no_difference(outputs, rng):
@@ -107,8 +108,8 @@ def test_parts_orders_and_pauses_make_no_difference(outputs, rng):
         arrays, metadata = in_parts.extend(more[rows]).get_state()
         in_parts = restore_detector(copy.deepcopy(arrays), json.loads(json.dumps(metadata)))
     assert_same(in_parts, at_once, outputs)
-    np.testing.assert_array_equal(in_parts.moments_[0.0].counts, at_once.moments_[0.0].counts)
-    assert in_parts.appended_ == at_once.appended_ == 1
+    np.testing.assert_array_equal(in_parts.learned_.cluster_sizes, at_once.learned_.cluster_sizes)
+    assert in_parts.learned_.appended == at_once.learned_.appended == 1
 
 
 def test_images_go_to_the_nearest_cluster_of_their_class(outputs):
@@ -119,12 +120,12 @@ def test_images_go_to_the_nearest_cluster_of_their_class(outputs):
     for i, label in enumerate(outputs.labels):
         mine = [5] if label == 4 else [c for c in range(5) if CLUSTER_TO_CLASS[c] == label]
         assert own[i] == mine[0] if len(mine) == 1 else own[i] == mine[np.argmin(distances[i, mine])]
-    before = detector.moments_[0.0].counts.copy()
+    before = detector.learned_.cluster_sizes.copy()
     detector.extend(replace(known, cluster_ids=None, cluster_to_class=None))
     np.testing.assert_array_equal(
-        detector.moments_[0.0].counts - before, np.bincount(own[outputs.labels < 4], minlength=5)
+        detector.learned_.cluster_sizes - before, np.bincount(own[outputs.labels < 4], minlength=5)
     )
-    assert detector.appended_ == 0
+    assert detector.learned_.appended == 0
 
 
 def test_nothing_added_changes_nothing(outputs):
@@ -141,18 +142,18 @@ def test_nothing_added_changes_nothing(outputs):
 def test_exponent_and_score_stay_until_validation_images_teach_them(outputs):
     known, new = parts(outputs)
     detector = MapleDetector().fit(known, known)
-    surprises, exponent = detector.surprises_, detector.exponent_
+    surprises, exponent = detector.learned_.surprises, detector.exponent_
     detector.extend(new)
-    assert detector.score_ == "fused" and detector.surprises_ is surprises and detector.exponent_ == exponent
+    assert detector.score_ == "fused" and detector.learned_.surprises is surprises and detector.exponent_ == exponent
     detector.learn_score(outputs[:49])  # too few
-    assert detector.surprises_ is surprises
+    assert detector.learned_.surprises is surprises
     detector.learn_score(replace(outputs, logits=None))
-    assert detector.surprises_ is surprises
+    assert detector.learned_.surprises is surprises
     detector.learn_score(outputs)
     fresh = detector.describe(outputs)
-    assert detector.surprises_.keys() == surprises.keys()
+    assert detector.learned_.surprises.keys() == surprises.keys()
     top = np.sort(fresh.spread)[-50]  # a tenth of the images lies above
-    assert detector.surprises_["spread"](np.array([top]))[0] == pytest.approx(-np.log(0.1), abs=0.05)
+    assert detector.learned_.surprises["spread"](np.array([top]))[0] == pytest.approx(-np.log(0.1), abs=0.05)
 
 
 def test_what_cannot_be_added_says_why(outputs):

@@ -197,9 +197,10 @@ def test_moments_are_those_of_one_process(ranks):
         cluster_ids, together.cluster_to_class, np.arange(together.cluster_to_class.size), np.ones(0)
     )
     alone = fit_predictor(together.backbone, train, splits.validation, relabelling=relabelling)
-    assert together.detector.moments_.keys() == alone.detector.moments_.keys()
-    pairs = [(together.detector.moments_[exponent], moments) for exponent, moments in alone.detector.moments_.items()]
-    for found, expected in [*pairs, (together.detector.shallow_moments_, alone.detector.shallow_moments_)]:
+    ours, theirs = (each.detector.learned_.densities.moments for each in (together, alone))
+    assert ours.by_exponent.keys() == theirs.by_exponent.keys()
+    pairs = [(ours.by_exponent[exponent], moments) for exponent, moments in theirs.by_exponent.items()]
+    for found, expected in [*pairs, (ours.shallow, theirs.shallow)]:
         np.testing.assert_array_equal(found.counts, expected.counts)
         np.testing.assert_allclose(found.means, expected.means, rtol=1e-5, atol=1e-5)
         np.testing.assert_allclose(found.within_covariance, expected.within_covariance, rtol=1e-4, atol=1e-5)

@@ -29,7 +29,7 @@ from torch.nn import functional as F
 
 from maple.decisions.calibration import Decision
 from maple.decisions.probability import LOWEST, ClassRule, Probability
-from maple.detectors.maple import MapleDetector
+from maple.detectors.learned import Densities, Learned
 from maple.detectors.scores import FUSED, Part, Score, Surprise
 from maple.errors import UsageError
 from maple.networks import channel_responses, listening
@@ -191,11 +191,12 @@ def _background_distance(background: Background) -> SquaredLength:
     return SquaredLength(background.mean, weight, background.norm_exponent)
 
 
-def _shallow_distance(detector: MapleDetector) -> SquaredLength:
+def _shallow_distance(densities: Densities) -> SquaredLength:
     """The same of the responses of the shallow layer, in float32 where that is exact enough, as of embeddings."""
-    background = detector.shallow_background_
+    background, moments = densities.shallow_background, densities.moments.shallow
+    assert moments is not None
     weight = background.matrix / np.sqrt(background.variances)
-    single = detector.gaussians_.float32 and float32_suffices(detector.shallow_moments_, weight)
+    single = densities.gaussians.float32 and float32_suffices(moments, weight)
     return SquaredLength(background.mean, weight, 0.0, torch.float32 if single else torch.float64)
 
 
@@ -496,11 +497,11 @@ class Energy(nn.Module):
     log_weights: Tensor  # (M,)
     known: Tensor  # clusters of the classes that the head knows
 
-    def __init__(self, detector: MapleDetector) -> None:
+    def __init__(self, learned: Learned) -> None:
         super().__init__()
-        self.knows_all = not detector.appended_
-        self.register_buffer("log_weights", _constant(detector.gaussians_.log_weights))
-        known = np.flatnonzero(detector.head_classes_[detector.cluster_to_class_])
+        self.knows_all = not learned.appended
+        self.register_buffer("log_weights", _constant(learned.densities.gaussians.log_weights))
+        known = np.flatnonzero(learned.head_classes[learned.cluster_to_class])
         self.register_buffer("known", _constant(known, torch.int64))
 
     def forward(self, logits: Tensor, squared_distances: Tensor) -> Tensor:
@@ -533,14 +534,14 @@ class DescriptionGraph(nn.Module):
 
     def __init__(self, predictor: Predictor) -> None:
         super().__init__()
-        detector = predictor.detector
-        gaussians, cluster_to_class = detector.gaussians_, detector.cluster_to_class_
-        n_columns = len(cluster_to_class) - detector.appended_
-        self.score_name: Score = detector.score_
-        self.scores: list[Score] = list(detector.surprises_) if self.score_name == "fused" else [self.score_name]
-        needs_plain = detector.exponent_ != 0 and not {"distance", "relative"}.isdisjoint(self.scores)
+        learned = predictor.detector.learned_
+        gaussians, cluster_to_class = learned.densities.gaussians, learned.cluster_to_class
+        n_columns = learned.n_columns
+        self.score_name: Score = learned.score
+        self.scores: list[Score] = list(learned.surprises) if self.score_name == "fused" else [self.score_name]
+        needs_plain = learned.densities.exponent != 0 and not {"distance", "relative"}.isdisjoint(self.scores)
         self.project, self.distances = _projection(gaussians), Distances(gaussians)
-        plain = detector.plain_gaussians_ if needs_plain else None
+        plain = learned.densities.plain_gaussians if needs_plain else None
         self.plain = None if plain is None else nn.Sequential(_projection(plain), Distances(plain))
         self.tail = Tail(gaussians.n_components)
         self.probabilities = ClassProbabilities(
@@ -548,8 +549,8 @@ class DescriptionGraph(nn.Module):
         )
         self.network_class = NetworkClass(cluster_to_class[:n_columns], predictor.probability.class_rule)
         self.decide = Decide(predictor.decision)
-        self.parts = nn.ModuleDict({name: part for name in self.scores if (part := _score_part(name, detector))})
-        self.fuse = Surprises(detector.surprises_) if self.score_name == "fused" else None
+        self.parts = nn.ModuleDict({name: part for name in self.scores if (part := _score_part(name, learned))})
+        self.fuse = Surprises(learned.surprises) if self.score_name == "fused" else None
         self.register_buffer("cluster_to_class", _constant(cluster_to_class, torch.int64))
         self.register_buffer("map", _constant(_on_map(gaussians)))
 
@@ -617,15 +618,15 @@ class DescriptionGraph(nn.Module):
         return seen.squared_distance if self.plain is None else self.plain(seen.embedding).amin(1, keepdim=True)
 
 
-def _score_part(name: Score, detector: MapleDetector) -> nn.Module | None:
+def _score_part(name: Score, learned: Learned) -> nn.Module | None:
     """The constants of a score beyond squared distances."""
     if name == "relative":
-        return _background_distance(detector.plain_background_)
+        return _background_distance(learned.densities.plain_background)
     if name == "residual":
-        return Residual(detector.background_)
+        return Residual(learned.densities.background)
     if name == "shallow":
-        return _shallow_distance(detector)
-    return Energy(detector) if name == "energy" else None
+        return _shallow_distance(learned.densities)
+    return Energy(learned) if name == "energy" else None
 
 
 class PredictorGraph(nn.Module):

@@ -62,6 +62,7 @@ class Detector(ABC):
             raise UsageError(
                 f"the '{self.name}' detector needs the network's linear head: fit it with head=linear_head(backbone)"
             )
+        self.fitted_ = False  # until it is again
         self.head_ = head if self.needs_head else None
         self._fit(Batches(outputs, sum_over_ranks), validation)
         self.fitted_ = True

@@ -2,47 +2,56 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import Self
 
 import numpy as np
 from scipy.special import logsumexp
 
+from maple.detectors.learned import Learned
 from maple.detectors.scores import FUSED, NEEDS_PLAIN, SCORES, Score, energy_score, spread_score
 from maple.errors import NotFittedError, UsageError
-from maple.stats.arrays import as_array
+from maple.stats.arrays import as_array, as_embeddings
 from maple.stats.chi_square import log_chi_square_tail
 from maple.stats.gaussians import class_logsumexp, class_maximum, log_posterior
-
-if TYPE_CHECKING:
-    from maple.detectors.maple import MapleDetector
+from maple.types import Outputs
 
 
 @dataclass(frozen=True, eq=False)
 class Description:
-    """All that a detector says about N images; the distances are computed once, the rest when asked for."""
+    """All that a fitted detector says about N images; distances are computed once, the rest when first used."""
 
-    detector: MapleDetector
+    learned: Learned
     embeddings: np.ndarray  # (N, D)
     logits: np.ndarray | None  # (N, M)
     shallow_responses: np.ndarray | None  # (N, F)
     squared_distances: np.ndarray  # (N, M)
 
+    @classmethod
+    def of(cls, learned: Learned, outputs: Outputs | np.ndarray) -> Self:
+        """The description of outputs, or of plain embeddings (N, D)."""
+        if not isinstance(outputs, Outputs):
+            outputs = Outputs(as_embeddings(outputs))
+        outputs = learned.complete(outputs)
+        distances = learned.densities.gaussians.squared_distances(outputs.embeddings)
+        return cls(learned, as_embeddings(outputs.embeddings), outputs.logits, outputs.shallow, distances)
+
     @property
     def cluster_to_class(self) -> np.ndarray:
         """The class of each cluster (M,)."""
-        return self.detector.cluster_to_class_
+        return self.learned.cluster_to_class
 
     @property
     def log_weights(self) -> np.ndarray:
         """Log prior of each cluster (M,), less half its log determinant where covariances differ."""
-        return self.detector.gaussians_.log_weights
+        return self.learned.densities.gaussians.log_weights
 
     @property
     def degrees_of_freedom(self) -> int:
         """K, of the chi-square tail."""
-        return self.detector.gaussians_.n_components
+        return self.learned.densities.gaussians.n_components
 
     def __len__(self) -> int:
         return len(self.squared_distances)
@@ -87,7 +96,7 @@ class Description:
     def position(self) -> np.ndarray:
         """Where each image lies on the map of the clusters (N, 2): see
         :attr:`maple.stats.gaussians.Gaussians.map_axes`."""
-        gaussians = self.detector.gaussians_
+        gaussians = self.learned.densities.gaussians
         return gaussians.on_map(gaussians.project(self.embeddings))
 
     def log_posterior(self, temperature: float = 1.0) -> np.ndarray:
@@ -114,12 +123,12 @@ class Description:
     @cached_property
     def score(self) -> np.ndarray:
         """The detector's own score (N,)."""
-        return self.score_named(self.detector.score_)
+        return self.score_named(self.learned.score)
 
     @property
     def score_is_distance(self) -> bool:
         """Whether images are ranked by the squared distance that the chi-square tail is of."""
-        return self.detector.score_ in ("distance", "normalised")
+        return self.learned.score in ("distance", "normalised")
 
     @property
     def available_scores(self) -> list[Score]:
@@ -127,29 +136,29 @@ class Description:
         missing: set[str] = set()
         if self.logits is None:
             missing.add("energy")
-        if self.shallow_responses is None or not hasattr(self.detector, "shallow_moments_"):
+        if self.shallow_responses is None or self.learned.densities.moments.shallow is None:
             missing.add("shallow")
-        if 0.0 not in self.detector.moments_:
+        if 0.0 not in self.learned.densities.moments.by_exponent:
             missing |= set(NEEDS_PLAIN)
-        if not self.detector.surprises_ or missing & set(self.detector.surprises_):
+        if not self.learned.surprises or missing & set(self.learned.surprises):
             missing.add("fused")
         return [name for name in SCORES if name not in missing]
 
     def score_named(self, name: Score) -> np.ndarray:
         """A score by name (N,)."""
-        return getattr(self, name)
+        return _BY_NAME[name](self)
 
     @cached_property
     def distance(self) -> np.ndarray:
         """Squared distance to the nearest cluster of embeddings as they are (N,): the paper's."""
-        if self.detector.exponent_ == 0:
+        if self.learned.densities.exponent == 0:
             return self.squared_distance
-        return self.detector.plain_gaussians_.squared_distances(self.embeddings).min(axis=1)
+        return self.learned.densities.plain_gaussians.squared_distances(self.embeddings).min(axis=1)
 
     @cached_property
     def relative(self) -> np.ndarray:
         """``distance`` less the squared distance to the background (N,)."""
-        return self.distance - self.detector.plain_background_.squared_distances(self.embeddings)
+        return self.distance - self.learned.densities.plain_background.squared_distances(self.embeddings)
 
     @property
     def normalised(self) -> np.ndarray:
@@ -159,7 +168,7 @@ class Description:
     @cached_property
     def residual(self) -> np.ndarray:
         """Squared length outside the principal components (N,)."""
-        return self.detector.background_.residuals(self.embeddings)
+        return self.learned.densities.background.residuals(self.embeddings)
 
     @cached_property
     def spread(self) -> np.ndarray:
@@ -180,8 +189,8 @@ class Description:
                 "the energy needs logits: embed with a backbone that has a head, or use score_by 'normalised'"
             )
         energy = energy_score(self.logits)
-        if self.detector.appended_:
-            energy += logsumexp(self.log_posterior()[:, self.detector.head_classes_], axis=1)
+        if self.learned.appended:
+            energy += logsumexp(self.log_posterior()[:, self.learned.head_classes], axis=1)
         return energy
 
     @cached_property
@@ -189,7 +198,7 @@ class Description:
         """Squared distance of the responses of the shallow layer to those of all images (N,)."""
         if self.shallow_responses is None:
             raise UsageError("the shallow score needs a backbone with a shallow layer: name one in wrap_backbone")
-        return self.detector.shallow_background_.squared_distances(self.shallow_responses)
+        return self.learned.densities.shallow_background.squared_distances(self.shallow_responses)
 
     @cached_property
     def fused(self) -> np.ndarray:
@@ -202,7 +211,19 @@ class Description:
 
     def fused_parts(self) -> dict[Score, np.ndarray]:
         """What each score adds to the fused one (N,)."""
-        if not self.detector.surprises_:
+        if not self.learned.surprises:
             raise NotFittedError("the fused score is learned from validation images: call fit(outputs, validation)")
-        surprises = self.detector.surprises_.items()
+        surprises = self.learned.surprises.items()
         return {name: FUSED[name].add(surprise(self.score_named(name))) for name, surprise in surprises}
+
+
+_BY_NAME: dict[Score, Callable[[Description], np.ndarray]] = {
+    "distance": lambda found: found.distance,
+    "relative": lambda found: found.relative,
+    "normalised": lambda found: found.normalised,
+    "residual": lambda found: found.residual,
+    "spread": lambda found: found.spread,
+    "energy": lambda found: found.energy,
+    "shallow": lambda found: found.shallow,
+    "fused": lambda found: found.fused,
+}

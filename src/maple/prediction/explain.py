@@ -468,7 +468,7 @@ def score_parts(found: Description) -> dict[Score, np.ndarray]:
     >>> list(parts), bool(np.allclose(sum(parts.values()), found.score))
     (['energy', 'spread', 'distance'], True)
     """
-    if found.detector.score_ != "fused":
+    if found.learned.score != "fused":
         return {}
     return found.fused_parts()
 

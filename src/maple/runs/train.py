@@ -36,7 +36,8 @@ from maple.data.sources import (
 from maple.data.splits import Splits, load_splits
 from maple.detectors.base import Detector
 from maple.detectors.gradient import ImageDetector
-from maple.detectors.maple import MapleDetector, nearest_of_class
+from maple.detectors.learned import nearest_of_class
+from maple.detectors.maple import MapleDetector
 from maple.detectors.registry import create_detector, find_detector, list_detectors
 from maple.errors import DataError, MapleError, RunError, UsageError
 from maple.evaluation.evaluate import Own, Scored, evaluate
@@ -647,7 +648,7 @@ def evaluate_run(
     origin, sections = read_run_config(folder)
     config = resolve_config({} if workers is None else {"workers": workers}, sections)
     predictor = ready_predictor(folder, decision, trust=trust)
-    if detectors and predictor.detector.appended_:
+    if detectors and predictor.detector.learned_.appended:
         raise UsageError(
             "--detector fits others on the training images of the run, and those of the classes that maple update "
             "added are not kept: leave it out"

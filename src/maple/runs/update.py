@@ -124,7 +124,7 @@ def update_from_outputs(
     updated.detector, updated.class_names = copy.deepcopy(predictor.detector), names
     if outputs is not None:
         updated.detector.extend(outputs)
-    if (n_classes := len(updated.detector.head_classes_)) < len(names):
+    if (n_classes := len(updated.detector.learned_.head_classes)) < len(names):
         raise DataError(f"there are no images of the new class '{names[n_classes]}': add some, or leave out its name")
     if validation is not None:
         _teach(updated, validation)
@@ -367,7 +367,7 @@ def _updated_classes(
 
 def _cluster_sizes(predictor: Predictor) -> np.ndarray:
     """Images learned from in each cluster (M,)."""
-    return predictor.detector.moments_[predictor.detector.exponent_].counts
+    return predictor.detector.learned_.cluster_sizes
 
 
 # --- the run folder ---------------------------------------------------------------------------------------------------

@@ -1,0 +1,310 @@
+"""What a MAPLE detector learns: moments of clusters, the Gaussians that follow from them, and the score to rank by.
+
+All are records. :class:`ClusterMoments` accumulate training images, :class:`Densities` derive Gaussians from them on
+demand, :class:`Learned` adds what validation images choose.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, Self
+
+import numpy as np
+
+from maple.detectors.base import Batches, State, SumOverRanks
+from maple.detectors.options import DetectorOptions
+from maple.detectors.scores import FUSED, Score, Surprise
+from maple.errors import FitError, UsageError
+from maple.stats.arrays import as_array, as_embeddings
+from maple.stats.background import Background, fit_background
+from maple.stats.gaussians import Gaussians, add_scatter, fit_gaussians, with_full_covariances
+from maple.stats.moments import Moments
+from maple.types import Outputs
+
+# ---------------------------------------------------------------------------------------------------------- moments
+
+
+@dataclass(frozen=True, eq=False)
+class ClusterMoments:
+    """Moments of the training images by exponent of the norm, and of their responses in a shallow layer."""
+
+    by_exponent: dict[float, Moments]
+    cluster_to_class: np.ndarray  # (M,) int64
+    shallow: Moments | None = None  # where the outputs have responses
+
+    @classmethod
+    def start(cls, outputs: Outputs, exponents: Iterable[float]) -> Self:
+        """Moments of no images yet, as wide as these outputs."""
+        dim = as_embeddings(outputs.embeddings).shape[1]
+        shallow = None if outputs.shallow is None else Moments(1, outputs.shallow.shape[1])
+        moments = {exponent: Moments(0, dim, norm_exponent=exponent) for exponent in exponents}
+        return cls(moments, np.zeros(0, dtype=np.int64), shallow)
+
+    def add(self, outputs: Outputs) -> Self:
+        """Add a batch of training images to the moments, in place; the record of all images."""
+        cluster_ids = training_clusters(outputs)
+        cluster_to_class = _agreed(self.cluster_to_class, _classes_of_clusters(outputs))
+        embeddings = as_embeddings(outputs.embeddings)
+        for moments in self.by_exponent.values():
+            moments.grow(len(cluster_to_class)).update(embeddings, cluster_ids)
+        if self.shallow is not None and outputs.shallow is not None:
+            self.shallow.update(outputs.shallow, np.zeros(len(outputs), dtype=np.int64))
+        return replace(self, cluster_to_class=cluster_to_class)
+
+    def merge(self, sum_over_ranks: SumOverRanks) -> Self:
+        """The moments of all processes, in each of them."""
+        merged = {exponent: moments.merge(sum_over_ranks) for exponent, moments in self.by_exponent.items()}
+        shallow = None if self.shallow is None else self.shallow.merge(sum_over_ranks)
+        return replace(self, by_exponent=merged, shallow=shallow)
+
+    def only(self, exponents: Iterable[float]) -> Self:
+        """The moments of these exponents."""
+        return replace(self, by_exponent={e: moments for e, moments in self.by_exponent.items() if e in exponents})
+
+    def of(self, exponent: float) -> Moments:
+        """The moments of an exponent, or an error."""
+        if exponent not in self.by_exponent:
+            raise UsageError(
+                "the detector was fitted on normalised embeddings only: use score_by 'auto', 'distance' or 'relative'"
+            )
+        return self.by_exponent[exponent]
+
+    def to_arrays(self) -> dict[str, np.ndarray]:
+        """All there is, by name."""
+        arrays = {"cluster_to_class": self.cluster_to_class}
+        for exponent, moments in self.by_exponent.items():
+            arrays |= _add_prefix(f"moments.{exponent:g}.", moments.to_arrays())
+        return arrays | ({} if self.shallow is None else _add_prefix("shallow.", self.shallow.to_arrays()))
+
+    @classmethod
+    def from_arrays(cls, arrays: dict[str, np.ndarray]) -> Self:
+        """The inverse of :meth:`to_arrays`; other names are ignored."""
+        named = _with_prefix(arrays, "moments.")
+        prefixes = sorted(name.removesuffix("counts") for name in named if name.endswith(".counts"))
+        moments = [Moments.from_arrays(_with_prefix(named, prefix)) for prefix in prefixes]
+        shallow = _with_prefix(arrays, "shallow.")
+        return cls(
+            {each.norm_exponent: each for each in moments},
+            np.asarray(arrays["cluster_to_class"], dtype=np.int64),
+            Moments.from_arrays(shallow) if shallow else None,
+        )
+
+
+def training_clusters(outputs: Outputs) -> np.ndarray:
+    """The cluster of each training image (N,): its pseudo-label, or its label where no class is split."""
+    ids = outputs.cluster_ids if outputs.cluster_ids is not None else outputs.labels
+    if ids is None:
+        raise FitError("the training images have neither labels nor cluster ids: give Outputs one of them")
+    ids = as_array(ids)
+    if (unknown := int((ids < 0).sum())) > 0:
+        raise FitError(f"{unknown} of {len(ids)} training images have no label: leave them out of the fit")
+    return ids
+
+
+def _classes_of_clusters(outputs: Outputs) -> np.ndarray:
+    """The class of each cluster (M,); the identity where no class is split."""
+    if outputs.cluster_to_class is not None:
+        return as_array(outputs.cluster_to_class).astype(np.int64)
+    both = outputs.cluster_ids is not None and outputs.labels is not None
+    if both and not np.array_equal(as_array(outputs.cluster_ids), as_array(outputs.labels)):
+        raise FitError(
+            "cluster ids differ from labels, but the class of each cluster is missing: give Outputs cluster_to_class"
+        )
+    ids = training_clusters(outputs)
+    return np.arange(int(ids.max()) + 1 if len(ids) else 0)
+
+
+def _agreed(known: np.ndarray, new: np.ndarray) -> np.ndarray:
+    """The longer of two maps from clusters to classes, which must agree where both are defined."""
+    shorter, longer = sorted((known, new), key=len)
+    if not np.array_equal(shorter, longer[: len(shorter)]):
+        raise FitError("batches disagree on the class of a cluster: fit on outputs of one relabelling")
+    return longer
+
+
+# -------------------------------------------------------------------------------------------------------- densities
+
+
+@dataclass(frozen=True, eq=False)
+class Densities:
+    """The Gaussians of the clusters, and all images as one Gaussian: derived from moments when first used."""
+
+    options: DetectorOptions
+    moments: ClusterMoments
+    exponent: float  # of the norm, for the Gaussians in use
+    given: dict[float, Gaussians] = field(default_factory=dict)  # not derived: full covariances, or read from a file
+
+    def add(self, outputs: Outputs) -> Self:
+        """The densities with a batch of training images more."""
+        return replace(self, moments=self.moments.add(outputs), given={})
+
+    @cached_property
+    def gaussians(self) -> Gaussians:
+        """The Gaussians in use."""
+        return self.given.get(self.exponent) or self.fit_gaussians(self.exponent)
+
+    @cached_property
+    def plain_gaussians(self) -> Gaussians:
+        """The Gaussians of embeddings as they are."""
+        return self.given.get(0.0) or self.fit_gaussians(0.0)
+
+    @cached_property
+    def plain_background(self) -> Background:
+        """All images as one Gaussian, of embeddings as they are."""
+        return self._fit_background(0.0)
+
+    @cached_property
+    def background(self) -> Background:
+        """All images as one Gaussian, of normalised embeddings."""
+        return self._fit_background(self.exponent)
+
+    @cached_property
+    def shallow_background(self) -> Background:
+        """All images as one Gaussian, of the responses of a shallow layer, in all directions."""
+        if self.moments.shallow is None:
+            raise UsageError("the detector was fitted without a shallow layer: name one in wrap_backbone and fit again")
+        return fit_background(self.moments.shallow, pca=False)
+
+    @property
+    def is_derived(self) -> bool:
+        """Whether the Gaussians in use are there already."""
+        return self.exponent in self.given or "gaussians" in self.__dict__
+
+    def fit_gaussians(self, exponent: float) -> Gaussians:
+        """Gaussians of one exponent, from the moments."""
+        return fit_gaussians(
+            self.moments.of(exponent),
+            explained_variance=self.options.explained_variance,
+            pca=self.options.pca,
+            covariance=self.options.covariance,
+            distance=self.options.distance,
+        )
+
+    def _fit_background(self, exponent: float) -> Background:
+        options, moments = self.options, self.moments.of(exponent)
+        return fit_background(moments, explained_variance=options.explained_variance, pca=options.pca)
+
+    def with_full_covariances(self, batches: Batches) -> Self:
+        """The densities with one covariance per cluster, from another pass over the training images."""
+        tied = {self.exponent: self.gaussians}
+        if self.exponent != 0 and 0.0 in self.moments.by_exponent:
+            tied[0.0] = self.plain_gaussians
+        scatters = {e: np.zeros((g.n_clusters, g.n_components, g.n_components)) for e, g in tied.items()}
+        for outputs in batches.start():
+            for exponent, gaussians in tied.items():
+                projection = gaussians.project(outputs.embeddings)
+                add_scatter(scatters[exponent], projection, training_clusters(outputs), gaussians.centroids)
+        counts = self.moments.of(self.exponent).counts
+        full = {}
+        for exponent, gaussians in tied.items():
+            covariances = batches.sum_over_ranks(scatters[exponent]) / counts[:, None, None]
+            full[exponent] = with_full_covariances(gaussians, covariances, counts)
+        return replace(self, given=full)
+
+
+# ---------------------------------------------------------------------------------------------------------- learned
+
+
+@dataclass(frozen=True, eq=False)
+class Learned:
+    """The state of a fitted MAPLE detector."""
+
+    densities: Densities
+    score: Score = "normalised"  # that ranks images
+    surprises: dict[Score, Surprise] = field(default_factory=dict)  # which ``fused`` adds up; from validation images
+    appended: int = 0  # clusters, the last ones, of classes that the head of the network has no column for
+    first: Gaussians | None = None  # those of ``fit``, by which ``extend`` assigns clusters; only after ``extend``
+
+    @property
+    def cluster_to_class(self) -> np.ndarray:
+        """The class of each cluster (M,)."""
+        return self.densities.moments.cluster_to_class
+
+    @property
+    def cluster_sizes(self) -> np.ndarray:
+        """Training images of each cluster (M,)."""
+        return self.densities.moments.of(self.densities.exponent).counts
+
+    @property
+    def n_columns(self) -> int:
+        """Logits that the head of the network gives."""
+        return len(self.cluster_to_class) - self.appended
+
+    @property
+    def head_classes(self) -> np.ndarray:
+        """Whether the head of the network has columns for each class (C,), bool."""
+        classes = np.arange(int(self.cluster_to_class.max()) + 1)
+        return np.isin(classes, self.cluster_to_class[: self.n_columns])
+
+    def complete(self, outputs: Outputs) -> Outputs:
+        """The same outputs with one logit per cluster: -inf, probability 0, where the head has no column for it."""
+        if not self.appended or outputs.logits is None:
+            return outputs
+        logits = as_array(outputs.logits)
+        missing = len(self.cluster_to_class) - logits.shape[1]
+        if missing not in (0, self.appended):
+            raise UsageError(
+                f"logits have {logits.shape[1]} columns, but the detector expects {self.n_columns}: use the same "
+                "backbone"
+            )
+        logits = np.pad(logits, ((0, 0), (0, missing)), constant_values=-np.inf)
+        return replace(outputs, logits=logits, cluster_to_class=self.cluster_to_class)
+
+    def extend(self, batch: Outputs) -> Self:
+        """With a batch of labelled images of known or new classes: see :meth:`MapleDetector.extend`."""
+        first = self.first or self.densities.gaussians
+        labels, known = training_clusters(replace(batch, cluster_ids=None)), self.cluster_to_class
+        classes = np.append(known, np.arange(known.max() + 1, labels.max() + 1))  # of each cluster, old and new
+        own = nearest_of_class(first, batch.embeddings, labels, classes)
+        densities = self.densities.add(replace(batch, cluster_ids=own, cluster_to_class=classes))
+        return replace(self, densities=densities, first=first, appended=self.appended + len(classes) - len(known))
+
+    def to_state(self) -> State:
+        """Arrays and plain values, for files."""
+        densities = self.densities
+        arrays = densities.moments.to_arrays() | _add_prefix("gaussians.", densities.gaussians.to_arrays())
+        if 0.0 in densities.given and densities.exponent != 0:  # full covariances: moments do not determine them
+            arrays |= _add_prefix("plain.", densities.plain_gaussians.to_arrays())
+        for name, surprise in self.surprises.items():
+            arrays |= _add_prefix(f"surprise.{name}.", surprise.to_arrays())
+        if self.first is not None:
+            arrays |= _add_prefix("first.", self.first.to_arrays())
+        return arrays, {"exponent": densities.exponent, "score": self.score, "appended": self.appended}
+
+    @classmethod
+    def from_state(cls, options: DetectorOptions, arrays: dict[str, np.ndarray], metadata: dict[str, Any]) -> Self:
+        """The inverse of :meth:`to_state`."""
+        exponent = float(metadata["exponent"])
+        found = {prefix: _with_prefix(arrays, prefix) for prefix in ("plain.", "gaussians.", "first.")}
+        named = {prefix: Gaussians.from_arrays(saved) for prefix, saved in found.items() if saved}
+        given = {0.0 if prefix == "plain." else exponent: named[prefix] for prefix in named if prefix != "first."}
+        surprises = {name: _with_prefix(arrays, f"surprise.{name}.") for name in FUSED}
+        return cls(
+            Densities(options, ClusterMoments.from_arrays(arrays), exponent, given),
+            metadata["score"],
+            {name: Surprise.from_arrays(saved) for name, saved in surprises.items() if saved},
+            int(metadata.get("appended", 0)),
+            named.get("first."),
+        )
+
+
+def nearest_of_class(
+    gaussians: Gaussians, embeddings: np.ndarray, labels: np.ndarray, cluster_to_class: np.ndarray
+) -> np.ndarray:
+    """For labelled images (N,), the nearest cluster of their class.
+
+    Clusters beyond those of ``gaussians`` are each the only one of their class.
+    """
+    distances = np.zeros((len(labels), len(cluster_to_class)))  # (N, M)
+    distances[:, : gaussians.n_clusters] = gaussians.squared_distances(embeddings)
+    return np.where(cluster_to_class != labels[:, None], np.inf, distances).argmin(axis=1)
+
+
+def _add_prefix(prefix: str, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    return {prefix + name: array for name, array in arrays.items()}
+
+
+def _with_prefix(arrays: dict[str, np.ndarray], prefix: str) -> dict[str, np.ndarray]:
+    return {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
