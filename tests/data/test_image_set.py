@@ -9,7 +9,7 @@ import pytest
 
 from image_files import arrays, png_of_size, write_folder
 from maple.data.decode import decode_image
-from maple.data.image_set import MEMORY_LIMIT, ImageSet, channel_statistics, default_augment, read_batches
+from maple.data.image_set import MEMORY_LIMIT, ImageSet, channel_statistics, default_augment, read_pixels
 from maple.data.sources import open_images
 from maple.errors import DataError
 
@@ -116,5 +116,5 @@ def test_batches_of_rows_in_memory_and_from_disk(tmp_path: Path, rng: np.random.
     memory, stream = open_images(folder), open_images(folder, memory_limit=0)
     plan = [np.array([8, 2, 2]), np.array([0])]
     for images, workers in ((memory, 0), (stream, 0), (stream, 1)):
-        for rows, pixels in zip(plan, read_batches(images, plan, workers), strict=True):
+        for rows, pixels in zip(plan, read_pixels(images, plan, workers), strict=True):
             np.testing.assert_array_equal(pixels, memory.pixels[rows])  # type: ignore[index]

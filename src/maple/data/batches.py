@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from maple.data.image_set import ImageSet, read_batches
+from maple.data.image_set import ImageSet, read_pixels
 from maple.errors import DataError, UsageError, suggest
 
 Sampler = Literal["auto", "shuffle", "balanced"]
@@ -235,7 +235,7 @@ def _training_batches(
     generator: torch.Generator,
     workers: int,
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    for index, batch in zip(plan, read_batches(images, plan, workers)):
+    for index, batch in zip(plan, read_pixels(images, plan, workers)):
         x = to_input(augment_batch(torch.from_numpy(batch), augment, generator))
         yield x, torch.from_numpy(targets[index]), torch.from_numpy(index)
 
@@ -251,7 +251,7 @@ def evaluation_batches(
     """
     rows = np.arange(len(images)) if indices is None else np.asarray(indices, dtype=np.int64)
     plan = [rows[start : start + batch_size] for start in range(0, len(rows), batch_size)]
-    for index, batch in zip(plan, read_batches(images, plan, workers)):
+    for index, batch in zip(plan, read_pixels(images, plan, workers)):
         yield to_input(torch.from_numpy(batch)), torch.from_numpy(index)
 
 

@@ -80,7 +80,7 @@ class ImageSet:
         """Image ``i``, (S, S, 3) uint8."""
         if self.pixels is not None:
             return self.pixels[i]
-        (pixels,) = read_batches(self, [np.array([i])])
+        (pixels,) = read_pixels(self, [np.array([i])])
         return pixels[0]
 
     def subset(self, indices: Any) -> ImageSet:
@@ -235,11 +235,11 @@ class Arrays(Source):
         yield from zip(self.images.files[start:], self._pixels[start:])
 
 
-def read_batches(images: ImageSet, plan: Iterable[np.ndarray], workers: int = 0) -> Iterator[np.ndarray]:
+def read_pixels(images: ImageSet, plan: Iterable[np.ndarray], workers: int = 0) -> Iterator[np.ndarray]:
     """Pixels (B, S, S, 3) of each batch of rows in ``plan``; ``workers`` processes decode what is not in memory.
 
     >>> images = ImageSet.from_arrays(np.zeros((5, 8, 8), np.uint8))
-    >>> [batch.shape for batch in read_batches(images, [np.array([0, 3]), np.array([4])])]
+    >>> [batch.shape for batch in read_pixels(images, [np.array([0, 3]), np.array([4])])]
     [(2, 8, 8, 3), (1, 8, 8, 3)]
     """
     if images.pixels is not None:

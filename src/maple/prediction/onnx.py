@@ -26,7 +26,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from maple import __version__
 from maple.data.decode import MAX_SIZE, Fit
-from maple.data.image_set import ImageSet, Progress, read_batches
+from maple.data.image_set import ImageSet, Progress, read_pixels
 from maple.data.sources import open_images
 from maple.decisions.calibration import Calibration
 from maple.decisions.options import DecisionOptions
@@ -312,7 +312,7 @@ class OnnxPredictor(BasePredictor):
         if isinstance(images, np.ndarray):
             return self.predict_pixels(images)
         images = open_images(images, size=self.size, fit=self.fit, labelled=False)
-        return self._predict_all(read_batches(images, _plan(len(images))))
+        return self._predict_all(read_pixels(images, _plan(len(images))))
 
     def predict_pixels(self, pixels: np.ndarray) -> Prediction:
         if pixels.ndim != 4:
@@ -337,7 +337,7 @@ class OnnxPredictor(BasePredictor):
         plan = _plan(len(images) if indices is None else len(indices), batch_size)
         rows = plan if indices is None else [np.asarray(indices, dtype=np.int64)[batch] for batch in plan]
         done, n = 0, sum(map(len, rows))
-        for pixels in read_batches(images, rows, workers):
+        for pixels in read_pixels(images, rows, workers):
             yield self._predict(self.run(pixels))
             done += len(pixels)
             if progress is not None:

@@ -11,12 +11,14 @@ import pytest
 from scipy.io import savemat
 
 from image_files import encode, noise
-from maple.data.catalogue import table
+from maple.data.catalogue import CATALOGUE
 from maple.data.catalogue.get import LOCK
-from maple.data.catalogue.table import CIFAR10_NAMES, CIFAR100_NAMES
+from maple.data.catalogue.table import EXTRA_FAMILIES, STANDARD_FAMILIES
 from maple.data.sources import open_images
 from maple.errors import DataError
 from published import Shop, cifar_records, npy, tar, zipped
+
+CIFAR10_NAMES, CIFAR100_NAMES = (CATALOGUE[name].class_names for name in ("cifar10", "cifar100"))
 
 
 def test_cifar10(shop: Shop, rng: np.random.Generator) -> None:
@@ -150,7 +152,7 @@ def test_imagenet_o(shop: Shop, rng: np.random.Generator) -> None:
 
 
 def cifar_c(rng: np.random.Generator, n: int = 4) -> tuple[dict[str, bytes], dict[str, np.ndarray], np.ndarray]:
-    families = (*table._STANDARD, *table._EXTRA)
+    families = (*STANDARD_FAMILIES, *EXTRA_FAMILIES)
     arrays = {family: rng.integers(0, 256, (5 * n, 32, 32, 3), dtype=np.uint8) for family in families}
     labels = np.tile(rng.integers(0, 10, n).astype(np.uint8), 5)
     members = {f"CIFAR-10-C/{family}.npy": npy(array) for family, array in arrays.items()}
@@ -169,7 +171,7 @@ def test_cifar10_c(shop: Shop, rng: np.random.Generator) -> None:
     for i, image in enumerate(shop.read("cifar10_c/test")[0]):  # each image somewhere among its own corruptions
         drawn |= {
             (family, severity)
-            for family in table._STANDARD
+            for family in STANDARD_FAMILIES
             for severity in range(5)
             if (arrays[family][4 * severity + i] == image).all()
         }

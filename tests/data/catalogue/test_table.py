@@ -11,8 +11,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from maple.data.catalogue import CATALOGUE, find_data_set
-from maple.data.catalogue.table import CIFAR10_NAMES, CIFAR100_NAMES
 from maple.data.shares import share_out
+
+CIFAR10_NAMES, CIFAR100_NAMES = (CATALOGUE[name].class_names for name in ("cifar10", "cifar100"))
 
 
 def test_every_data_set_is_told_in_full() -> None:

@@ -54,13 +54,14 @@ class Split:
 
 @dataclass(frozen=True)
 class DataSet:
-    """What is known of a data set."""
+    """A data set of the catalogue."""
 
     name: str
     title: str
     paper: str
     licence: str
     classes: int
+    class_names: tuple[str, ...] = ()  # where the originals do not name them
     page: str = ""
     originals: tuple[Original, ...] = ()
     splits: tuple[Split, ...] = ()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import io
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
 
@@ -217,3 +217,14 @@ def _read_text(files: Archive, name: str) -> str:
     if files.size(name) > _MAX_TEXT_BYTES:
         raise DataError(f"'{name}' has {files.size(name):,} bytes: it is not the file that was expected")
     return files.read(name).decode("utf-8", errors="replace")
+
+
+READERS: Mapping[str, Callable[..., Iterator[Row]]] = {  # by their names in data_sets.toml
+    "cifar": cifar_rows,
+    "class_folder": class_folder_rows,
+    "imagenet_train": imagenet_train_rows,
+    "imagenet_val": imagenet_val_rows,
+    "plankton": plankton_rows,
+    "svhn": svhn_rows,
+    "tiny_imagenet": tiny_imagenet_rows,
+}

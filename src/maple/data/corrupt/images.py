@@ -27,7 +27,7 @@ import numpy as np
 from maple.data._decoder import content_key
 from maple.data.corrupt import blur, digital, noise, weather  # noqa: F401 (they register their families)
 from maple.data.corrupt._base import REGISTERED, Array, Corruption, image_generator
-from maple.data.image_set import MEMORY_LIMIT, ImageSet, read_batches
+from maple.data.image_set import MEMORY_LIMIT, ImageSet, read_pixels
 from maple.errors import DataError, UsageError, suggest
 
 GROUPS = ("noise", "blur", "weather", "digital")  # their order, not that of imports, decides what is drawn
@@ -169,7 +169,7 @@ def _pixels(images: ImageSet, memory_limit: int) -> Array:
             f"'{images.name}' takes {needed / 2**30:.1f} GiB at {images.size} px, too much to be corrupted in memory: "
             "open it with a smaller size, or corrupt a part of it"
         )
-    return next(read_batches(images, [np.arange(len(images))]))
+    return next(read_pixels(images, [np.arange(len(images))]))
 
 
 def _content_keys(images: Array) -> Array:
