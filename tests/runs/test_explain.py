@@ -254,15 +254,15 @@ def test_page_shows_what_the_score_is_made_of(run: Path, images: Path, tmp_path:
         assert widths == [round(160 * part / found.score) for part in found.parts.values()]
         orange = [name for name, bar in zip(found.parts, bars) if bar.attrib["class"] == "bar out"]
         assert orange == ([found.most_unusual_part] if found.most_unusual_part else [])
-    # The part called distance is not the squared distance that the page takes apart: both may be far from equal.
-    assert "Its distance is that of embeddings as they are" in path.read_text()
+    # The part called distance is not the squared distance that the page takes apart: the glossary tells them apart.
+    assert "<em>distance</em>" in path.read_text()
 
 
 def test_page_without_parts_has_no_table(run: Path, images: Path) -> None:
     cases = explain_images(run, [str(images)])
     bare = [replace(case, explanation=replace(case.explanation, parts={})) for case in cases]
     source = render_explanations(bare, run)
-    assert "<table>" not in source and "The sum of its parts" not in source
+    assert "<table>" not in source and "<em>distance</em>" not in source
 
 
 def test_equal_runs_give_equal_pages(run: Path, images: Path) -> None:
@@ -277,7 +277,7 @@ def test_page_without_gallery(run: Path, images: Path, tmp_path: Path) -> None:
         shutil.copy(path, bare)
     explain_images(bare, [str(images)], tmp_path / "why.html")
     _, page = check_page(tmp_path / "why.html")
-    assert words_of(page).count("The run holds no images of it.") == 8
+    assert len(page.findall(".//p[@class='absent']")) == 8
     assert "training images at both ends" not in words_of(page)
 
 

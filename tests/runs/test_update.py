@@ -534,7 +534,7 @@ def test_commands_say_what_is_void_and_how_to_go_on(run, digits, tmp_path, capsy
     assert "p_9" in rows[0]
     assert command("evaluate", run) == 0
     assert "do not show '9'" in said()
-    assert "void since then" in (run / "report.html").read_text()
+    assert f"maple update {run} --calibrate" in (run / "report.html").read_text()
     assert command("evaluate", run, "--ind", test, "--ood", "unknown=left-out") == 2
     assert "maple update added all classes" in said()
     assert command("evaluate", run, "--ind", test, "--detector", "knn") == 2
@@ -545,7 +545,7 @@ def test_commands_say_what_is_void_and_how_to_go_on(run, digits, tmp_path, capsy
     results = json.loads(capsys.readouterr().out)
     assert results["false_alarm"] < 0.2 and results["methods"]["softmax"]["classification"]["nll"] == "inf"
     page = (run / "report.html").read_text()
-    assert "void since then" not in page and "90 images of these came with maple update" in page
+    assert f"maple update {run} --calibrate" not in page and "90 images" in page
     assert command("explain", run, test, "--limit", 2) == 0
     assert command("monitor", run, test) in (0, 3)
     assert command("update", run) == 2 and command("update", tmp_path / "nowhere", "--data", new) == 1

@@ -23,8 +23,8 @@ from maple.prediction.predictor import Predictor
 from maple.progress import counting, warn
 from maple.reporting.gallery import ClusterExemplars, ComponentEnd, ComponentExemplars, read_gallery, thumbnail
 from maple.reporting.page import render_page
+from maple.reporting.pictures import CRISP, data_uri
 from maple.reporting.plots import plot_contributions
-from maple.reporting.report import CRISP, data_uri
 from maple.runs.loading import describe_skipped, open_like, ready_predictor
 from maple.text import join_names, number, percent, plural, shorten
 from maple.types import Outputs

@@ -19,7 +19,8 @@ from maple.evaluation.results import Results
 from maple.files import save_json, write_atomic
 from maple.reporting.page import render_page
 from maple.reporting.plots import BLUE, Line, Panel, Plot, plot_quantiles, plot_reliability, plot_rows, standalone_svg
-from maple.reporting.report import draw_projections, read_run
+from maple.reporting.record import read_run
+from maple.reporting.sections import draw_projections
 from maple.runs.benchmark.trainings import FACTS, Job, ensure_evaluated, training_facts
 from maple.runs.provenance import describe_hardware, find_commit
 from maple.stats.metrics import format_spread

@@ -1,0 +1,208 @@
+"""A prediction file in the report: counts per class, and the most uncertain images.
+
+`read_predictions` reads CSV, JSON lines and Parquet files of ``maple predict`` row by row, so memory does not grow with
+the file.
+"""
+
+from __future__ import annotations
+
+import csv
+import heapq
+import json
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from maple.data.decode import decode_image
+from maple.errors import DataError, MapleError
+from maple.reporting.record import to_float
+from maple.text import number, percent, plural
+from maple.types import MAX_CELL, PREDICTION_COLUMNS, SET_SEPARATOR
+
+MAX_ROWS = 200  # predictions listed
+UNFOLDED_ROWS = 25  # of them visible at first
+MAX_PREVIEWS = 60  # of them with a thumbnail
+PREVIEW_SIZE = 96  # pixels a side
+
+
+@dataclass(frozen=True)
+class PredictionRow:
+    """One row of a prediction file."""
+
+    file: str
+    class_name: str
+    probability: float
+    uncertainty: float
+    score: float
+    p_value: float  # NaN without calibration images
+    is_ood: bool
+    prediction_set: list[str] | None
+
+    @property
+    def is_decided(self) -> bool:
+        """Whether the run had calibration images, so that the image is either known or unknown."""
+        return not math.isnan(self.p_value)
+
+
+@dataclass
+class PredictionSummary:
+    """Counts over a prediction file, and its most uncertain rows."""
+
+    path: Path
+    n_images: int = 0
+    n_decided: int = 0
+    counts: Counter[str] = field(default_factory=Counter)  # images per class
+    flagged: Counter[str] = field(default_factory=Counter)
+    set_sizes: Counter[int] = field(default_factory=Counter)  # images per number of classes in their prediction set
+    rows: list[PredictionRow] = field(default_factory=list)  # most uncertain first
+
+    def add(self, row: PredictionRow) -> None:
+        self.n_images += 1
+        self.n_decided += row.is_decided
+        self.counts[row.class_name] += 1
+        self.flagged[row.class_name] += row.is_ood
+        if row.prediction_set is not None:
+            self.set_sizes[len(row.prediction_set)] += 1
+
+    @property
+    def n_flagged(self) -> int:
+        return self.flagged.total()
+
+    @property
+    def is_decided(self) -> bool:
+        return bool(self.n_decided) or not self.n_images
+
+    @property
+    def sorted_counts(self) -> list[tuple[str, int]]:
+        """Classes and their images, most frequent first."""
+        return sorted(self.counts.items(), key=lambda item: (-item[1], item[0]))
+
+
+def read_predictions(path: Path, keep: int = MAX_ROWS) -> PredictionSummary:
+    """Count the predictions per class and keep the most uncertain rows."""
+    found = PredictionSummary(path)
+
+    def counted() -> Iterator[PredictionRow]:
+        for n, row in enumerate(_read_rows(path), start=1):
+            parsed = _parse_row(row, path, n)
+            found.add(parsed)
+            yield parsed
+
+    found.rows = heapq.nlargest(keep, counted(), key=_rank)
+    return found
+
+
+def _rank(row: PredictionRow) -> tuple[float, ...]:
+    return tuple(-math.inf if math.isnan(value) else value for value in (row.uncertainty, row.score))
+
+
+def _read_rows(path: Path) -> Iterator[Any]:
+    try:
+        if path.suffix.lower() == ".parquet":
+            yield from _read_parquet(path)
+            return
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            if path.suffix.lower() == ".csv":
+                csv.field_size_limit(MAX_CELL)
+                yield from csv.DictReader(file)
+            else:
+                yield from (json.loads(line) for line in file if line.strip())
+    except OSError as error:
+        raise DataError(f"cannot read the predictions '{path}': {error.strerror or error}") from None
+    except (ValueError, csv.Error, pa.ArrowException) as error:
+        raise DataError(f"'{path}' is not CSV, JSON lines or Parquet ({error}): write it with maple predict") from None
+
+
+def _read_parquet(path: Path) -> Iterator[Any]:
+    with pq.ParquetFile(path) as table:
+        sets = [name for name in table.schema_arrow.names if name == "prediction_set"]
+        for batch in table.iter_batches(columns=[*PREDICTION_COLUMNS, *sets]):
+            yield from batch.to_pylist()
+
+
+def _parse_row(row: Any, path: Path, n: int) -> PredictionRow:
+    missing = [name for name in PREDICTION_COLUMNS if not isinstance(row, Mapping) or name not in row]
+    if missing:
+        raise DataError(f"'{path}' row {n} lacks {', '.join(missing[:3])}: give a file written by maple predict")
+    return PredictionRow(
+        file=str(row["file"]),
+        class_name=str(row["class"]),
+        probability=to_float(row["probability"]),
+        uncertainty=to_float(row["uncertainty"]),
+        score=to_float(row["score"]),
+        p_value=to_float(row["p_value"]),
+        is_ood=str(row["is_ood"]).strip().lower() in ("true", "1"),
+        prediction_set=_parse_set(row.get("prediction_set")),
+    )
+
+
+def _parse_set(value: Any) -> list[str] | None:
+    """The classes of a prediction set; None if the file has none."""
+    if isinstance(value, str):
+        value = value.split(SET_SEPARATOR)
+    return [str(name) for name in value] if isinstance(value, list) else None
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The section
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class PredictionSection:
+    summary: PredictionSummary
+    verdict: str
+    sets: str  # about the prediction sets; empty if there are none
+    previews: dict[str, np.ndarray]  # by file
+
+    @property
+    def unfolded(self) -> list[PredictionRow]:
+        return self.summary.rows[:UNFOLDED_ROWS]
+
+    @property
+    def folded(self) -> list[PredictionRow]:
+        return self.summary.rows[UNFOLDED_ROWS:]
+
+
+def prediction_section(found: PredictionSummary) -> PredictionSection:
+    """Counts per class, and thumbnails of the most uncertain images if their files still exist."""
+    share = percent(found.n_flagged / found.n_images) if found.n_images else "–"
+    verdict = f"{found.n_flagged:,} ({share}) flagged as unknown"
+    if not found.is_decided:
+        verdict = "none flagged, because the run has no calibration images"
+    previews = {row.file: _preview(row.file, found.path.parent) for row in found.rows[:MAX_PREVIEWS]}
+    existing = {file: image for file, image in previews.items() if image is not None}
+    return PredictionSection(found, verdict, describe_sets(found.set_sizes), existing)
+
+
+def describe_sets(sizes: Counter[int]) -> str:
+    """The sizes of prediction sets in a sentence; empty if there are none.
+
+    >>> print(describe_sets(Counter({1: 8, 2: 1, 4: 1})))
+    Prediction sets hold 1.4 classes on average; 80 % hold a single class, the largest holds 4 classes.
+    """
+    n = sizes.total()
+    if not n:
+        return ""
+    mean = sum(size * count for size, count in sizes.items()) / n
+    average = "1 class" if mean == 1 else f"{number(mean, 1)} classes"
+    single, largest = percent(sizes[1] / n), plural(max(sizes), "class")
+    return f"Prediction sets hold {average} on average; {single} hold a single class, the largest holds {largest}."
+
+
+def _preview(file: str, folder: Path) -> np.ndarray | None:
+    """A thumbnail of a predicted image, or None if it cannot be read any more."""
+    for path in (Path(file), folder / file):
+        try:
+            if path.is_file():
+                return decode_image(path, PREVIEW_SIZE, "pad")
+        except (MapleError, OSError, ValueError):  # moved, changed or not a path at all
+            continue
+    return None

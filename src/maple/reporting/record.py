@@ -1,0 +1,168 @@
+"""The content of a run folder that a report shows."""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from maple.errors import RunError
+from maple.evaluation.results import Results
+from maple.files import RunFile, load_json
+from maple.options import read_toml
+from maple.reporting.gallery import Gallery, read_gallery
+
+_COLUMNS = ("epoch", "cross_entropy", "triplet", "validation_loss", "validation_accuracy", "clusters", "seconds")
+
+
+@dataclass(frozen=True)
+class Update:
+    """One ``maple update``."""
+
+    images: int
+    new_classes: tuple[str, ...]
+    calibration_images: int
+
+
+@dataclass(frozen=True)
+class TrainingImages:
+    """The images and classes of the training."""
+
+    classes: tuple[str, ...]
+    cluster_sizes: tuple[int, ...] = ()  # empty while the training is unfinished
+    skipped: tuple[tuple[str, str], ...] = ()  # file and reason
+    left_out: tuple[str, ...] = ()  # classes
+    snapshot_epochs: Mapping[str, int] = field(default_factory=dict)  # by name of the projection
+    updates: tuple[Update, ...] = ()
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> TrainingImages:
+        return cls(
+            classes=tuple(value["classes"]),
+            cluster_sizes=tuple(value.get("cluster_sizes", ())),
+            skipped=tuple((file, reason) for file, reason in value.get("skipped", ())),
+            left_out=tuple(value.get("left_out", ())),
+            snapshot_epochs=value.get("snapshot_epochs", {}),
+            updates=tuple(
+                Update(sum(each["images"].values()), tuple(each["new_classes"]), each["calibration_images"])
+                for each in value.get("updates", ())
+            ),
+        )
+
+
+@dataclass(frozen=True)
+class RelabellingEvent:
+    """One relabelling during the training."""
+
+    epoch: int
+    classes: tuple[str, ...]  # that were split
+    clusters: int  # from then on
+    shift: float  # largest change of a class probability on validation images; NaN if not measured
+
+
+@dataclass(frozen=True, eq=False)
+class History:
+    """The rows of ``history.csv``, one per epoch."""
+
+    columns: Mapping[str, np.ndarray]  # (E,) each
+    events: tuple[RelabellingEvent, ...]
+
+    @property
+    def n_epochs(self) -> int:
+        return len(self.columns["epoch"])
+
+
+@dataclass(frozen=True, eq=False)
+class RunRecord:
+    """The parts of a run folder; a part that it does not hold is ``None`` or empty."""
+
+    folder: Path
+    config_text: str | None
+    config: Mapping[str, Any]  # sections of config.toml
+    images: TrainingImages | None
+    history: History | None
+    results: Results | None
+    gallery: Gallery
+
+    @property
+    def name(self) -> str:
+        return self.folder.resolve().name
+
+    @cached_property
+    def class_names(self) -> tuple[str, ...]:
+        if self.images is not None:
+            return self.images.classes
+        return tuple(self.results.class_names) if self.results else ()
+
+    @property
+    def origin(self) -> Mapping[str, Any]:
+        return self.config.get("origin", {})
+
+    @property
+    def provenance(self) -> Mapping[str, Any]:
+        return self.results.provenance if self.results else {}
+
+    @property
+    def seed(self) -> int | None:
+        return self.config.get("train", {}).get("seed", self.provenance.get("seed"))
+
+
+def read_run(folder: Path) -> RunRecord:
+    """Read the parts of a run that the report draws."""
+    if not folder.is_dir():
+        raise RunError(f"'{folder}' is not a folder: give the run folder that maple train wrote")
+    config, classes, history, results = paths = [
+        folder / name for name in (RunFile.CONFIG, RunFile.CLASSES, RunFile.HISTORY, RunFile.RESULTS)
+    ]
+    if not any(path.is_file() for path in paths):
+        raise RunError(f"'{folder}' is not a run folder: it holds none of {', '.join(path.name for path in paths)}")
+    return RunRecord(
+        folder=folder,
+        config_text=config.read_text(encoding="utf-8") if config.is_file() else None,
+        config=read_toml(config) if config.is_file() else {},
+        images=TrainingImages.from_json(load_json(classes)) if classes.is_file() else None,
+        history=_read_history(history) if history.is_file() else None,
+        results=_read_results(results) if results.is_file() else None,
+        gallery=read_gallery(folder / RunFile.GALLERY),
+    )
+
+
+def _read_results(path: Path) -> Results:
+    try:
+        return Results.from_json(path.read_bytes())
+    except RunError as error:
+        raise RunError(f"'{path}': {error}") from None
+
+
+def _read_history(path: Path) -> History | None:
+    """The history; None if the file has no rows."""
+    with path.open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    if not rows:
+        return None
+    columns = {name: np.array([to_float(row.get(name)) for row in rows]) for name in _COLUMNS}
+    events = tuple(
+        RelabellingEvent(
+            epoch=int(to_float(row["epoch"])),
+            classes=tuple(row["relabelled"].split(";")),
+            clusters=int(to_float(row["clusters"])),
+            shift=to_float(row.get("relabel_shift")),
+        )
+        for row in rows
+        if row.get("relabelled")
+    )
+    return History(columns, events)
+
+
+def to_float(value: Any) -> float:
+    """A number from a text file; NaN if it is missing or not a number."""
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        return math.nan

@@ -1,0 +1,355 @@
+"""The sections of a report that show results and training: one function per section.
+
+A section is a record of numbers and plots; the template ``report.html.j2`` formats it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from maple.evaluation.results import ClassFlagged, Results
+from maple.reporting.comparison import (
+    OURS,
+    detection_rate,
+    false_alarm_rate,
+    line_of,
+    list_classifiers,
+    list_methods,
+    method_name,
+)
+from maple.reporting.plots import (
+    CLASS_COLOURS,
+    Plot,
+    plot_accuracy,
+    plot_clusters,
+    plot_coverage,
+    plot_losses,
+    plot_projection,
+    plot_quantiles,
+    plot_reliability,
+    plot_roc,
+    plot_scores,
+)
+from maple.reporting.record import History, RelabellingEvent, RunRecord
+from maple.stats.metrics import coverage_at
+from maple.text import number, percent
+
+MAX_MATRIX = 20  # classes; with more, the confusion matrix is a picture without names
+ERROR_RATES = (0.01, 0.02, 0.05, 0.1)  # at which the coverage is given
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Detection of unknown images
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class UnknownSet:
+    """One set of unknown images."""
+
+    name: str
+    count: int
+    detected: float
+    scores: Plot
+    roc: Plot
+    classes: list[tuple[str, ClassFlagged]]  # best detected first; empty if the set has a single class
+
+
+def unknown_sets(results: Results) -> list[UnknownSet]:
+    """Scores and ROC curve of each OOD set."""
+    histogram = results.methods[OURS].histogram
+    threshold = results.threshold if math.isfinite(results.threshold) else None
+    return [
+        UnknownSet(
+            name=name,
+            count=count,
+            detected=detection_rate(results, OURS, name),
+            scores=plot_scores(name, histogram.edges, histogram.ind, histogram.ood[name], threshold),
+            roc=_plot_roc(results, name),
+            classes=_unknown_classes(results, name),
+        )
+        for name, count in results.n_ood.items()
+    ]
+
+
+def _unknown_classes(results: Results, ood_name: str) -> list[tuple[str, ClassFlagged]]:
+    classes = results.unknown_classes.get(ood_name, {})
+    if len(classes) < 2:
+        return []
+    return sorted(classes.items(), key=lambda item: (-item[1].flagged, -item[1].images, item[0]))
+
+
+def _plot_roc(results: Results, ood_name: str) -> Plot:
+    curves = []
+    for name, method in list_methods(results, scaled=False).items():
+        found = method.detection[ood_name]
+        line = replace(line_of(name), label=f"{method_name(name)}, AUROC {number(found.auroc)}")
+        curves.append((line, found.roc_ind, found.roc_ood))
+    return plot_roc(ood_name, curves, false_alarm_rate(results))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Calibration, coverage, Gaussian fit
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class MethodCalibration:
+    name: str
+    mean_probability: float
+    accuracy: float
+    ece: float
+
+    @property
+    def verdict(self) -> str:
+        """Whether probabilities are too high or too low on average."""
+        gap = self.mean_probability - self.accuracy
+        return "overconfident" if gap > 0.005 else "underconfident" if gap < -0.005 else "well calibrated"
+
+
+@dataclass(frozen=True)
+class Calibration:
+    plot: Plot
+    methods: list[MethodCalibration]
+
+
+def calibration_section(results: Results) -> Calibration:
+    """The reliability diagram and the mean probability of each method."""
+    judged = list_classifiers(results)
+    methods = []
+    for name, found in judged.items():
+        curve = found.reliability
+        total = sum(n * c for n, c in zip(curve.count, curve.confidence) if n)
+        mean = total / max(sum(curve.count), 1)
+        methods.append(MethodCalibration(method_name(name), mean, found.accuracy, found.ece))
+    return Calibration(
+        plot_reliability([(line_of(name), found.reliability) for name, found in judged.items()]), methods
+    )
+
+
+@dataclass(frozen=True)
+class CoverageRow:
+    name: str
+    ours: bool
+    coverages: list[float]  # one per error rate
+
+
+@dataclass(frozen=True)
+class Coverage:
+    plot: Plot
+    error_rates: Sequence[float]
+    rows: list[CoverageRow]
+
+
+def coverage_section(results: Results) -> Coverage | None:
+    """Error rate against coverage, and the coverage at a few error rates; None if the run holds no such curves."""
+    judged = {name: found for name, found in list_classifiers(results, scaled=False).items() if found.kept}
+    if not judged:
+        return None
+    rows = [
+        CoverageRow(
+            method_name(name),
+            name == OURS,
+            [coverage_at(found.kept, found.accuracy_kept, error) for error in ERROR_RATES],
+        )
+        for name, found in judged.items()
+    ]
+    curves = [(line_of(name), found.kept, found.accuracy_kept) for name, found in judged.items()]
+    return Coverage(plot_coverage(curves), ERROR_RATES, rows)
+
+
+@dataclass(frozen=True)
+class GaussianFit:
+    plot: Plot
+    error: float
+
+
+def gaussian_section(results: Results) -> GaussianFit | None:
+    """The chi-square Q-Q plot of the squared distances; None if the run holds none."""
+    if not results.qq_observed:
+        return None
+    plot = plot_quantiles(results.qq_theoretical, results.qq_observed, results.n_components)
+    return GaussianFit(plot, results.gaussian_error)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Confusion
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ClassRecall:
+    """The share of the test images of a class that are given this class."""
+
+    name: str
+    count: int
+    recall: float
+
+
+@dataclass(frozen=True)
+class ConfusedPair:
+    """Test images of one class that are given another."""
+
+    label: str
+    predicted: str
+    count: int
+    share: float  # of the class
+
+
+@dataclass(frozen=True)
+class MatrixCell:
+    text: str
+    title: str
+    style: str  # CSS
+    dark: bool
+
+
+@dataclass(frozen=True)
+class Confusion:
+    """The confusion matrix: as a table of few classes, as a picture of many."""
+
+    names: Sequence[str]
+    n_images: int
+    matrix: list[list[MatrixCell]] | None
+    picture: np.ndarray | None  # (C, C, 4) uint8
+    pairs: list[ConfusedPair]  # most frequent first
+    recalls: list[ClassRecall]  # lowest first
+    n_classes: int  # with test images
+
+
+def list_recalls(results: Results) -> list[ClassRecall]:
+    """Classes with test images, lowest recall first."""
+    rows = zip(results.class_names, results.confusion, results.per_class_accuracy)
+    recalls = [ClassRecall(name, sum(row), right) for name, row, right in rows if sum(row)]
+    return sorted(recalls, key=lambda each: (each.recall, -each.count))
+
+
+def list_confusions(results: Results) -> list[ConfusedPair]:
+    """Pairs of classes, most frequent confusion first."""
+    counts = np.array(results.confusion)
+    totals = counts.sum(axis=1)
+    errors = counts - np.diag(np.diag(counts))
+    order = np.argsort(-errors, axis=None, kind="stable")[: np.count_nonzero(errors)]
+    names = results.class_names
+    return [
+        ConfusedPair(names[i], names[j], int(errors[i, j]), float(errors[i, j] / totals[i]))
+        for i, j in zip(*np.unravel_index(order, errors.shape))
+    ]
+
+
+def confusion_section(results: Results) -> Confusion:
+    """The confusion matrix of MAPLE's classes, the most frequent confusions and the classes with the lowest recall."""
+    counts, names = np.array(results.confusion), results.class_names
+    shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)  # (C, C)
+    small = len(names) <= MAX_MATRIX
+    recalls, shown = list_recalls(results), 10 if small else 15
+    return Confusion(
+        names=names,
+        n_images=int(counts.sum()),
+        matrix=[_matrix_row(i, counts[i], shares[i], names) for i in range(len(names))] if small else None,
+        picture=None if small else _matrix_picture(shares),
+        pairs=list_confusions(results)[:shown],
+        recalls=recalls[:shown],
+        n_classes=len(recalls),
+    )
+
+
+def _matrix_row(i: int, counts: np.ndarray, shares: np.ndarray, names: Sequence[str]) -> list[MatrixCell]:
+    total = int(counts.sum())
+    cells = []
+    for j, (count, share) in enumerate(zip(counts.tolist(), shares.tolist())):
+        tint = "--tint" if i == j else "--tint-wrong"
+        alpha = share if i == j else min(1.0, 0.15 + 1.6 * share)
+        cells.append(
+            MatrixCell(
+                text=str(count or ""),
+                title=f"{count} of {total} {names[i]} predicted as {names[j]} ({percent(share)})",
+                style=f"background:rgba(var({tint}),{alpha:.2f})" if count else "",
+                dark=bool(count) and alpha > 0.6,
+            )
+        )
+    return cells
+
+
+def _matrix_picture(shares: np.ndarray) -> np.ndarray:
+    """Shares (C, C) as an RGBA picture: correct in blue, errors in orange, small shares amplified."""
+    right = np.eye(len(shares), dtype=bool)
+    picture = np.zeros((*shares.shape, 4), dtype=np.uint8)
+    picture[..., :3] = np.where(right[..., None], (36, 128, 190), (222, 104, 12))
+    picture[..., 3] = np.round(255 * np.where(right, shares, np.sqrt(shares)).clip(0, 1))
+    return picture
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Embeddings and training
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def draw_projections(record: RunRecord) -> list[Plot]:
+    """The embeddings at each snapshot of the training, on two axes."""
+    projections = record.gallery.projections
+    colours = dict(zip(_coloured_classes(record), CLASS_COLOURS))
+    plots = []
+    for name in sorted(projections, key=lambda name: (name != "before", name != "after", name)):
+        found = projections[name]
+        names = dict(enumerate(found.class_names or record.class_names))
+        plots.append(plot_projection(projection_title(record, name), found, names, colours))
+    return plots
+
+
+def projection_title(record: RunRecord, name: str) -> str:
+    """When the embeddings of a projection were taken."""
+    epoch = record.images.snapshot_epochs.get(name) if record.images else None
+    when = f", epoch {epoch}" if epoch is not None else ""
+    if name == "before":
+        relabelled = record.history is not None and record.history.events
+        return f"Before the first relabelling{when}" if relabelled else f"During training{when}"
+    return f"After training{when}" if name == "after" else name
+
+
+def _coloured_classes(record: RunRecord) -> list[int]:
+    """Class ids that get a colour: all, or with many classes the split ones, then the largest."""
+    found = list(record.gallery.projections.values())
+    counts = Counter(class_id for each in found for class_id in each.class_ids.tolist() if class_id >= 0)
+    names = next((each.class_names for each in found), ())
+    parts = Counter(cluster.class_name for cluster in record.gallery.clusters)
+    split = {i for i, name in enumerate(names) if parts[name] > 1}
+    return sorted(sorted(counts, key=lambda i: (i not in split, -counts[i], i))[: len(CLASS_COLOURS)])
+
+
+def projection_note(record: RunRecord) -> str:
+    """A note on classes without a colour; empty if every class has one."""
+    n_classes = max((len(each.class_names) for each in record.gallery.projections.values()), default=0)
+    n_colours = len(CLASS_COLOURS)
+    if n_classes <= n_colours:
+        return ""
+    return f"{n_colours} of {n_classes} classes are coloured, split classes first; the others are grey."
+
+
+@dataclass(frozen=True)
+class Training:
+    n_epochs: int
+    minutes: float
+    validation_accuracy: float
+    events: Sequence[RelabellingEvent]
+    losses: Plot
+    accuracy: Plot
+    clusters: Plot
+
+
+def training_section(history: History) -> Training:
+    """The curves of the training and its relabelling events."""
+    epochs = [event.epoch for event in history.events]
+    return Training(
+        n_epochs=history.n_epochs,
+        minutes=float(np.nansum(history.columns["seconds"])) / 60,
+        validation_accuracy=float(history.columns["validation_accuracy"][-1]),
+        events=history.events,
+        losses=plot_losses(history.columns, epochs),
+        accuracy=plot_accuracy(history.columns, epochs),
+        clusters=plot_clusters(history.columns, epochs),
+    )

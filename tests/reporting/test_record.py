@@ -1,0 +1,63 @@
+"""Reading a run folder: typed parts, each of which may be missing."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from maple.errors import RunError
+from maple.files import RunFile, save_json
+from maple.reporting.record import Update, read_run
+from run_folders import DIGITS
+
+
+def test_parts_of_a_run(run: Path) -> None:
+    record = read_run(run)
+    assert record.class_names == DIGITS and record.name == "digits" and record.seed == 0
+    assert record.images is not None and sum(record.images.cluster_sizes) == 899
+    assert record.images.skipped[0] == ("broken.png", "truncated") and record.images.left_out == ("rare & tiny",)
+    assert record.history is not None and record.history.n_epochs == 12
+    assert [(event.epoch, event.clusters) for event in record.history.events] == [(4, 12), (8, 15)]
+    assert record.history.events[0].classes == ("zero", "one")
+    assert record.results is not None and record.provenance["seed"] == 0
+    assert set(record.gallery.projections) == {"before", "after"}
+
+
+def test_updates_are_counted(copied: Path) -> None:
+    classes = json.loads((copied / RunFile.CLASSES).read_text())
+    update = {"images": {"ten": 3, "one": 4}, "new_classes": ["ten"], "calibration_images": 0}
+    save_json(copied / RunFile.CLASSES, classes | {"updates": [update]})
+    record = read_run(copied)
+    assert record.images is not None and record.images.updates == (Update(7, ("ten",), 0),)
+
+
+def test_missing_numbers_of_a_history_are_nan(copied: Path) -> None:
+    (copied / RunFile.HISTORY).write_text("epoch,relabelled,clusters\n1,,\n2,a;b,3\n")
+    history = read_run(copied).history
+    assert history is not None and math.isnan(history.columns["clusters"][0])
+    assert history.events[0].classes == ("a", "b") and math.isnan(history.events[0].shift)
+    (copied / RunFile.HISTORY).write_text("epoch,relabelled,clusters\n")
+    assert read_run(copied).history is None
+
+
+def test_classes_come_from_the_results_where_nothing_else_names_them(copied: Path) -> None:
+    (copied / RunFile.CLASSES).unlink()
+    assert read_run(copied).class_names == DIGITS
+    (copied / RunFile.RESULTS).unlink()
+    assert read_run(copied).class_names == ()
+
+
+def test_other_folders_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="nowhere"):
+        read_run(tmp_path / "nowhere")
+    with pytest.raises(RunError, match=r"config\.toml"):
+        read_run(tmp_path)
+
+
+def test_damaged_results_are_named(copied: Path) -> None:
+    (copied / RunFile.RESULTS).write_text("{")
+    with pytest.raises(RunError, match=r"results\.json"):
+        read_run(copied)

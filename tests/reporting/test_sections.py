@@ -1,0 +1,101 @@
+"""The sections of a report: numbers read back from records."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from maple.evaluation.results import Results
+from maple.files import RunFile, save_json
+from maple.reporting.record import read_run
+from maple.reporting.sections import (
+    MethodCalibration,
+    calibration_section,
+    confusion_section,
+    coverage_section,
+    list_confusions,
+    list_recalls,
+    projection_title,
+    training_section,
+    unknown_sets,
+)
+from maple.stats.metrics import coverage_at
+
+
+@pytest.fixture(scope="module")
+def results(run: Path) -> Results:
+    return Results.from_json((run / RunFile.RESULTS).read_bytes())
+
+
+pytestmark = pytest.mark.usefixtures("no_plots")
+
+
+def test_confusions_are_the_entries_off_the_diagonal(results: Results) -> None:
+    counts = np.array(results.confusion)
+    pairs = list_confusions(results)
+    assert sum(pair.count for pair in pairs) == counts.sum() - np.trace(counts)
+    assert [pair.count for pair in pairs] == sorted((pair.count for pair in pairs), reverse=True)
+    names = list(results.class_names)
+    for pair in pairs:
+        row = counts[names.index(pair.label)]
+        assert pair.count == row[names.index(pair.predicted)] and pair.share == pytest.approx(pair.count / row.sum())
+
+
+def test_recalls_are_sorted(results: Results) -> None:
+    recalls = [each.recall for each in list_recalls(results)]
+    assert recalls == sorted(recalls) and len(recalls) == 10
+
+
+def test_confusion_matrix_of_few_classes_is_a_table(results: Results) -> None:
+    section = confusion_section(results)
+    assert section.picture is None and section.matrix is not None and section.n_images == 898
+    counts = [[int(cell.text or 0) for cell in row] for row in section.matrix]
+    assert counts == results.confusion
+    assert section.matrix[0][0].dark and not section.matrix[0][1].style
+
+
+def test_calibration_verdicts(results: Results) -> None:
+    for mean, verdict in ((0.95, "overconfident"), (0.85, "underconfident"), (0.902, "well calibrated")):
+        assert MethodCalibration("a", mean, 0.9, 0.0).verdict == verdict
+    rows = calibration_section(results).methods
+    assert [row.name for row in rows] == ["MAPLE", "softmax", "MAPLE, chi-square tail"]
+    assert rows[1].verdict == "overconfident"
+
+
+def test_coverages(results: Results) -> None:
+    section = coverage_section(results)
+    found = results.methods["maple"].classification
+    assert section is not None and found is not None
+    expected = [coverage_at(found.kept, found.accuracy_kept, rate) for rate in section.error_rates]
+    assert section.rows[0].ours and section.rows[0].coverages == expected
+
+
+def test_unknown_classes_best_detected_first(results: Results) -> None:
+    near, far = unknown_sets(results)
+    assert [(name, each.images) for name, each in near.classes] == [("easy", 200), ("hard", 100)]
+    assert far.classes == [] and far.count == 200  # a single class
+
+
+def test_training(run: Path) -> None:
+    history = read_run(run).history
+    assert history is not None
+    section = training_section(history)
+    assert section.n_epochs == 12 and section.minutes == pytest.approx(0.7)
+    assert section.validation_accuracy == pytest.approx(0.95) and len(section.events) == 2
+
+
+def test_projections_are_titled_with_their_epoch(copied: Path) -> None:
+    def titles() -> list[str]:
+        record = read_run(copied)
+        return [projection_title(record, name) for name in ("before", "after")]
+
+    assert titles() == ["Before the first relabelling", "After training"]
+    classes = json.loads((copied / RunFile.CLASSES).read_text())
+    save_json(copied / RunFile.CLASSES, classes | {"snapshot_epochs": {"before": 4, "after": 12}})
+    assert titles() == ["Before the first relabelling, epoch 4", "After training, epoch 12"]
+    history = (copied / RunFile.HISTORY).read_text().replace("zero;one", "")
+    (copied / RunFile.HISTORY).write_text(history)
+    assert titles() == ["During training, epoch 4", "After training, epoch 12"]
