@@ -31,9 +31,11 @@ from maple.evaluation.results import Method
 from maple.networks import create_backbone
 from maple.prediction.predictor import Predictor, load_predictor
 from maple.runs.benchmark.trainings import Job, ensure_evaluated, list_jobs
-from maple.training.loop import fit_head
-from maple.training.loss import weighted_sum
-from maple.training.recipe import Step, create_recipe, find_recipe
+from maple.training.distributed import make_fabric
+from maple.training.options import TrainOptions
+from maple.training.prepare import prepare_backbone
+from maple.training.recipe import create_recipe, find_recipe
+from maple.training.step import TrainingStep
 
 DETERMINISTIC = "cross-entropy"
 PROFILE = PROFILES["cpu"]
@@ -156,10 +158,13 @@ def training_step(recipe_name: str, images: Any) -> Any:
     torch.manual_seed(0)
     recipe = create_recipe(recipe_name)
     backbone = create_backbone("resnet9", 10).train()
-    backbone.head = fit_head(backbone, recipe, 10)
-    recipe.prepare(backbone)
+    options = TrainOptions(
+        learning_rate=1e-3, nesterov=False, weight_decay=0, schedule="constant", accelerator="cpu", precision="32-true"
+    )
+    fabric = make_fabric(options)
+    prepare_backbone(backbone, recipe, 10, fabric)
     recipe.start(backbone, lambda rows: embed_rows(backbone, images, rows), images.labels, 0)
-    optimizer = torch.optim.SGD(backbone.parameters(), lr=1e-3, momentum=0.9)
+    step = TrainingStep(fabric, recipe, backbone, options)
     drawn = training_batches(
         images, images.labels, batch_size=128, augment="crop,flip", sampler="shuffle", seed=0, epoch=1
     )
@@ -169,14 +174,7 @@ def training_step(recipe_name: str, images: Any) -> Any:
         backbone.train()
         recipe.begin_epoch(backbone, 1, 1)
         for x, targets, _ in batches:
-            x = x.clone().requires_grad_(recipe.needs_image_gradients)
-            embeddings, logits = backbone(x)
-            step = Step(x, embeddings, logits, targets, 0.5, backbone)
-            optimizer.zero_grad()
-            weighted_sum(recipe.loss(step)).backward()
-            optimizer.step()
-            with torch.no_grad():
-                recipe.after_step(step.detached())
+            step(x.clone(), targets, epoch=1, share=0.5)
 
     return run
 

@@ -24,9 +24,10 @@ from maple.networks import create_backbone, wrap_backbone
 from maple.prediction.callback import _make_callback
 from maple.prediction.own_loop import Indexed, Relabeller, resize_head
 from maple.prediction.predictor import fit_predictor
-from maple.training.head import grow_head, named_state, replace_head
-from maple.training.loop import learning_rate_at, train_backbone
+from maple.training.head import grow_backbone, named_state, replace_head
+from maple.training.loop import train_backbone
 from maple.training.maple import MapleRecipe
+from maple.training.optimizers import learning_rate_at
 from maple.training.options import TrainOptions
 from maple.training.recipe import create_recipe
 from maple.types import Relabelling
@@ -134,7 +135,7 @@ def test_checkpoint_of_an_own_loop(splits, own, tmp_path):
     for a, b in zip(own[1].state_dict().values(), again.state_dict().values()):
         assert torch.equal(a, b)
     others = Relabeller(EAGER, np.roll(splits.train.labels, 1), 10, epochs=EPOCHS)
-    with pytest.raises(UsageError, match="other training images or labels"):
+    with pytest.raises(UsageError, match="checkpoint"):
         others.load_state_dict(state["session"], again)
 
 
@@ -183,7 +184,7 @@ def test_rows_that_live_on_keep_their_state(kind):
         for name, values in named_state(optimizer, backbone).items()
     }
     head = backbone.head
-    replace_head(optimizer, head, backbone, grow_head(backbone, EAGER, SPLIT, named_state(optimizer, backbone)))
+    replace_head(optimizer, head, backbone, grow_backbone(backbone, EAGER, SPLIT, named_state(optimizer, backbone)))
     after = named_state(optimizer, backbone)
     assert after["body.1.weight"].keys() == before["body.1.weight"].keys()
     if keys:
@@ -207,7 +208,7 @@ def test_a_new_bias_joins_the_group_of_the_weight():
     optimizer = torch.optim.SGD(backbone.named_parameters(), 0.1, momentum=0.9)
     step(backbone, optimizer, torch.tensor([0, 0, 1, 1]))
     head = backbone.head
-    replace_head(optimizer, head, backbone, grow_head(backbone, EAGER, SPLIT, named_state(optimizer, backbone)))
+    replace_head(optimizer, head, backbone, grow_backbone(backbone, EAGER, SPLIT, named_state(optimizer, backbone)))
     (group,) = optimizer.param_groups
     assert len(group["params"]) == len(group["param_names"]) == 4
     assert group["params"][-1] is backbone.head.bias and group["param_names"][-1] == "head.bias"
@@ -222,7 +223,7 @@ def test_a_fresh_head_starts_without_momentum():
     step(backbone, optimizer, torch.tensor([0, 0, 1, 1]))
     head = backbone.head
     recipe = create_recipe("maple", head_growth="fresh", cluster_scope="class")
-    replace_head(optimizer, head, backbone, grow_head(backbone, recipe, SPLIT, named_state(optimizer, backbone)))
+    replace_head(optimizer, head, backbone, grow_backbone(backbone, recipe, SPLIT, named_state(optimizer, backbone)))
     assert set(named_state(optimizer, backbone)) == {"body.1.weight", "body.1.bias"}
     assert not torch.equal(backbone.head.weight[0], head.weight[0])
 
@@ -286,22 +287,22 @@ def test_indexed(splits, arrays):
 def test_refusals(splits, arrays):
     _, backbone = arrays
     labels, train, validation = splits.train.labels, splits.train, splits.validation
-    with pytest.raises(UsageError, match="recipe 'duq' needs a loop that it knows"):
+    with pytest.raises(UsageError, match="'duq'"):
         Relabeller(create_recipe("duq"), labels, 10, epochs=1)
     with pytest.raises(UsageError, match="from 0 to 8"):
         Relabeller(EAGER, labels, 9, epochs=1)
-    with pytest.raises(DataError, match="class 10 has no training image"):
+    with pytest.raises(DataError, match="class 10"):
         Relabeller(EAGER, labels, 11, epochs=1)
     session = Relabeller(EAGER, labels, 10, epochs=9)
     optimizer = torch.optim.SGD(backbone.parameters(), 0.1)
     body = torch.optim.SGD(backbone.body.parameters(), 0.1)
     module = nn.Linear(3, 3)
     calls = {
-        "does not know the head": (1, backbone, train, validation, body),
-        "not those of the labels": (1, backbone, train.subset(np.arange(100)), validation, optimizer),
-        "same order": (1, backbone, train.subset(np.arange(len(train))[::-1]), validation, optimizer),
-        "not its DataLoader": (1, backbone, DataLoader(Indexed(train)), validation, optimizer),
-        "have no labels": (1, backbone, train, validation.pixels, optimizer),
+        "optimiser": (1, backbone, train, validation, body),
+        "labels": (1, backbone, train.subset(np.arange(100)), validation, optimizer),
+        "order": (1, backbone, train.subset(np.arange(len(train))[::-1]), validation, optimizer),
+        "DataLoader": (1, backbone, DataLoader(Indexed(train)), validation, optimizer),
+        "no labels": (1, backbone, train, validation.pixels, optimizer),
         "wrap_backbone": (1, module, train, validation, optimizer),
     }
     for message, arguments in calls.items():
@@ -310,17 +311,17 @@ def test_refusals(splits, arrays):
     assert session.n_clusters == 10 and session.epoch <= 1
     broken = wrap_backbone(nn.Sequential(nn.Flatten(), nn.Linear(192, 10)), example=torch.rand(2, 3, 8, 8))
     nn.init.constant_(broken.head.weight, float("nan"))
-    with pytest.raises(TrainError, match="no longer finite in epoch 2"):
+    with pytest.raises(TrainError, match="epoch 2"):
         session.end_epoch(2, broken, train, validation, torch.optim.SGD(broken.parameters(), 0.1))
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"epochs": 0}, "a training of 0 epochs: give"),
-        ({"class_names": ["a", "b"]}, "2 class_names for 3 classes"),
-        ({"labels": [0.0, 1.5, 2.0]}, "labels of type float64: give"),
-        ({"labels": torch.tensor([0.0, 1.0, 2.0])}, "labels of type float32: give"),
+        ({"epochs": 0}, "epochs"),
+        ({"class_names": ["a", "b"]}, "class_names"),
+        ({"labels": [0.0, 1.5, 2.0]}, "float64"),
+        ({"labels": torch.tensor([0.0, 1.0, 2.0])}, "float32"),
     ],
 )
 def test_what_a_session_is_made_of(changes, message):
@@ -331,7 +332,7 @@ def test_what_a_session_is_made_of(changes, message):
 @pytest.mark.parametrize("epoch", [0, 3])
 def test_epochs_are_counted_from_one(splits, arrays, epoch):
     session = Relabeller(EAGER, splits.train.labels, 10, epochs=2)
-    with pytest.raises(UsageError, match=f"epoch {epoch} of 2: count epochs from 1"):
+    with pytest.raises(UsageError, match=f"epoch {epoch} of 2"):
         session.end_epoch(epoch, arrays[1], splits.train, splits.validation, make_optimizer(arrays[1]))
     assert session.epoch == 0
 
@@ -342,16 +343,16 @@ def test_validation_images_of_other_classes(splits, arrays, wrong):
     labels = torch.from_numpy(splits.train.labels.copy())
     labels[3] = wrong
     others = TensorDataset(arrays[0].float() / 255, labels)
-    with pytest.raises(UsageError, match="validation images are not among those of the classes, 0 to 9"):
+    with pytest.raises(UsageError, match="0 to 9"):
         session.end_epoch(1, arrays[1], splits.train, others, make_optimizer(arrays[1]))
 
 
 @pytest.mark.parametrize(
     ("head", "message"),
     [
-        (nn.Linear(24, 1000), r"has 1000 outputs, .* torch.nn.Linear\(backbone.embedding_size, 10\)"),
-        (nn.Linear(24, 7), "has 7 outputs, and there must be a linear one with 10"),
-        (nn.Sequential(nn.Linear(24, 10)), "is a Sequential, and there must be a linear one with 10"),
+        (nn.Linear(24, 1000), r"1000 .*torch.nn.Linear\(backbone.embedding_size, 10\)"),
+        (nn.Linear(24, 7), "7 outputs.* 10"),
+        (nn.Sequential(nn.Linear(24, 10)), "Sequential.* 10"),
     ],
 )
 def test_heads_of_the_wrong_size(splits, arrays, head, message):
@@ -373,9 +374,9 @@ def test_the_first_batch_is_in_the_unit_interval(splits, arrays):
     session = Relabeller(EAGER, splits.train.labels, 10, epochs=2)
     x, pseudo_labels = torch.rand(8, 3, 8, 8), torch.arange(8)
     for images, message in (
-        ((x - 0.5) / 0.25, "values from -.* before any normalisation"),
-        (x * 255, "values from .* before any normalisation"),
-        ((x * 255).to(torch.uint8), r"images of type torch.uint8: give float in \[0, 1\]"),
+        ((x - 0.5) / 0.25, r"\[0, 1\]"),
+        (x * 255, r"\[0, 1\]"),
+        ((x * 255).to(torch.uint8), "torch.uint8"),
     ):
         with pytest.raises(UsageError, match=message):
             session.loss(arrays[1], images, pseudo_labels)
@@ -488,7 +489,7 @@ def test_lightning_callback(lightning, splits, arrays, tmp_path):
     assert [found.epoch for found in callback.history] == [1, 2, 3, 4, 5]
     assert callback.session.epochs == 5 and callback.session.n_clusters == backbone.head.out_features >= grown
     callback.train = dataclasses.replace(splits.train, labels=np.roll(splits.train.labels, 1))
-    with pytest.raises(UsageError, match="not those that this network was trained with before"):
+    with pytest.raises(UsageError, match="MapleCallback"):
         fit(lightning, module, callback, splits.train, epochs=2)
 
 
@@ -504,7 +505,7 @@ def test_lightning_leaves_module_and_loader_as_they_are(lightning, splits, array
     trainer = make_trainer(lightning, callback, 2)
     trainer.strategy.connect(module)
     trainer.save_checkpoint(tmp_path / "first.ckpt")  # before there is a session
-    with pytest.raises(UsageError, match=r"call trainer\.fit first"):
+    with pytest.raises(UsageError, match=r"trainer\.fit"):
         _ = callback.predictor
     trainer.fit(module, batches)
     assert torch.equal(own, labels)
@@ -533,7 +534,7 @@ def test_predictor_where_lightning_was_interrupted(lightning, splits, arrays):
 @pytest.mark.filterwarnings("ignore")
 def test_lightning_refusals(lightning, splits, arrays):
     module = make_classifier(lightning, nn.Linear(3, 3))
-    with pytest.raises(UsageError, match="no backbone in its attribute 'backbone'"):
+    with pytest.raises(UsageError, match="'backbone'"):
         fit(lightning, module, maple.MapleCallback(EAGER, splits.train, splits.validation), splits.train)
     module = make_classifier(lightning, copy.deepcopy(arrays[1]))
     callback = maple.MapleCallback(EAGER, splits.train, splits.validation)
@@ -545,7 +546,7 @@ def test_lightning_refusals(lightning, splits, arrays):
     with pytest.raises(UsageError, match="max_epochs"):
         fit(lightning, module, callback, splits.train, epochs=-1)
     module.backbone.head = nn.Linear(24, 1000)
-    with pytest.raises(UsageError, match="has 1000 outputs"):
+    with pytest.raises(UsageError, match="1000"):
         fit(lightning, module, callback, splits.train)
 
 

@@ -116,6 +116,7 @@ import os, sys
 
 import maple.prediction.predictor
 import maple.training.loop
+import maple.training.resume
 from maple.cli.app import main
 from maple.errors import DataError, RunError
 
@@ -134,7 +135,7 @@ if os.environ["FAILURE"] == "image" and os.environ.get("LOCAL_RANK") == "1":
 if os.environ["FAILURE"] == "fit" and os.environ.get("LOCAL_RANK") == "1":
     maple.prediction.predictor.embed_batches = unreadable
 if os.environ["FAILURE"] == "disk":
-    maple.training.loop.save_arrays = full  # which only the first process calls
+    maple.training.resume.save_arrays = full  # which only the first process calls
 main()
 """
 

@@ -19,18 +19,14 @@ from maple.errors import DataError, RunError, TrainError, UsageError
 from maple.files import load_arrays
 from maple.networks import Backbone, create_backbone
 from maple.training.head import inherit_rows, named_state
-from maple.training.loop import (
-    HISTORY_COLUMNS,
-    data_digest,
-    history_csv,
-    learning_rate_at,
-    make_optimizer,
-    train_backbone,
-)
+from maple.training.history import COLUMNS, history_csv
+from maple.training.loop import train_backbone
 from maple.training.loss import LossTerm
 from maple.training.maple import MapleRecipe
+from maple.training.optimizers import learning_rate_at, make_optimizer
 from maple.training.options import TrainOptions
 from maple.training.recipe import Recipe, create_recipe
+from maple.training.resume import data_digest
 
 
 @pytest.fixture(scope="module")
@@ -102,7 +98,7 @@ def test_history_file(eager_run):
     run, folder = eager_run
     with (folder / "history.csv").open() as file:
         rows = list(csv.DictReader(file))
-    assert tuple(rows[0]) == HISTORY_COLUMNS
+    assert tuple(rows[0]) == COLUMNS
     assert [int(row["epoch"]) for row in rows] == [1, 2, 3, 4]
     assert float(rows[-1]["validation_accuracy"]) == run.history[-1]["validation_accuracy"]
     assert history_csv(run.history) == (folder / "history.csv").read_text()
@@ -180,13 +176,13 @@ def one_epoch(few, tmp_path_factory):
 @pytest.mark.parametrize(
     ("recipe", "options", "message"),
     [
-        (create_recipe("triplet"), {"learning_rate": 0.2}, r"started with --learning-rate 0\.1, not 0\.2"),
-        (create_recipe("triplet", margin=0.9), {}, r"started with --margin 0\.5, not 0\.9"),
-        (create_recipe("maple"), {}, "started with --recipe triplet, not maple"),
+        (create_recipe("triplet"), {"learning_rate": 0.2}, "--learning-rate"),
+        (create_recipe("triplet", margin=0.9), {}, "--margin"),
+        (create_recipe("maple"), {}, "--recipe"),
     ],
 )
 def test_resume_refuses_other_options(few, one_epoch, recipe, options, message):
-    with pytest.raises(RunError, match=message):
+    with pytest.raises(UsageError, match=message):
         start(recipe, few, one_epoch, epochs=1, resume=True, **options)
 
 

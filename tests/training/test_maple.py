@@ -16,6 +16,7 @@ from maple.runs.presets import list_presets, read_preset
 from maple.training.loss import contrastive_loss
 from maple.training.maple import MapleRecipe, grow_linear
 from maple.training.recipe import Step, create_recipe, find_recipe
+from maple.training.relabel import PseudoLabels
 from maple.types import Outputs, Relabelling
 
 NAMES = ("cross-entropy", "triplet", "clustering", "maple")
@@ -164,11 +165,11 @@ def test_relabelling_only_when_due_and_hard(rng):
     wrong = np.array([[0.1, 0.9], [0.1, 0.9]]), np.array([0, 1])
     right = np.array([[0.9, 0.1], [0.1, 0.9]]), np.array([0, 1])
     embed = points.__getitem__
-    assert recipe.relabel(1, *wrong, current, embed, 0) is None
-    assert recipe.relabel(2, *right, current, embed, 0) is None
-    after = recipe.relabel(2, *wrong, current, embed, 0)
+    assert PseudoLabels(recipe, current, 0).propose(1, *wrong, embed) is None
+    assert PseudoLabels(recipe, current, 0).propose(2, *right, embed) is None
+    after = PseudoLabels(recipe, current, 0).propose(2, *wrong, embed)
     assert after.cluster_to_class.tolist() == [0, 0, 1]
-    assert create_recipe("triplet", relabel_every=2).relabel(2, *wrong, current, embed, 0) is None
+    assert PseudoLabels(create_recipe("triplet", relabel_every=2), current, 0).propose(2, *wrong, embed) is None
 
 
 def test_same_clusters_with_other_numbers_are_no_event(rng):
@@ -178,12 +179,14 @@ def test_same_clusters_with_other_numbers_are_no_event(rng):
     )
     points = np.concatenate([rng.normal([9 * k, 0], 0.1, (30, 2)) for k in range(3)]).astype(np.float32)
     wrong = np.array([[0.1, 0.9], [0.1, 0.9]]), np.array([0, 1])
-    first = recipe.relabel(1, *wrong, Relabelling.initial(np.repeat([0, 0, 1], 30), 2), points.__getitem__, 0)
+    first = PseudoLabels(recipe, Relabelling.initial(np.repeat([0, 0, 1], 30), 2), 0).propose(
+        1, *wrong, points.__getitem__
+    )
     assert first.n_clusters == 3
     mirrored = Relabelling(
         np.array([1, 0, 2])[first.cluster_ids], first.cluster_to_class, first.parents, first.shares[[1, 0, 2]]
     )
-    assert recipe.relabel(2, *wrong, mirrored, points.__getitem__, 0) is None
+    assert PseudoLabels(recipe, mirrored, 0).propose(2, *wrong, points.__getitem__) is None
 
 
 def test_the_space_of_clustering_is_an_option(rng):
@@ -198,7 +201,7 @@ def test_the_space_of_clustering_is_an_option(rng):
         ({"cluster_space": "normalised", "cluster_method": "tmeans"}, False),
     ):
         recipe = MapleRecipe(**{"relabel_every": 1, "cluster_method": "xmeans", **options})
-        assert (recipe.relabel(1, *wrong, current, points.__getitem__, 0) is not None) == is_split
+        assert (PseudoLabels(recipe, current, 0).propose(1, *wrong, points.__getitem__) is not None) == is_split
 
 
 def test_presets_cluster_raw_embeddings_as_the_paper_does():
@@ -215,7 +218,7 @@ def test_only_hard_classes_are_embedded():
 
     current = Relabelling.initial(np.array([0, 1, 0, 1]), 2)
     wrong = np.array([[0.1, 0.9], [0.1, 0.9]]), np.array([0, 1])
-    MapleRecipe(relabel_every=1).relabel(1, *wrong, current, embed_rows, 0)
+    PseudoLabels(MapleRecipe(relabel_every=1), current, 0).propose(1, *wrong, embed_rows)
     assert asked == [0, 2]
 
 

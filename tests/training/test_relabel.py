@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from sklearn.metrics import recall_score
 
-from maple.training.relabel import changed_classes, false_negative_ratios, hard_classes
+from maple.training.hard_classes import false_negative_ratios, find_hard_classes
+from maple.training.relabel import changed_classes
 from maple.types import Relabelling
 
 
@@ -18,12 +19,12 @@ def test_false_negative_ratio_is_one_minus_recall(rng):
 
 def test_class_without_validation_images_is_never_hard():
     predicted, labels = np.array([1, 0]), np.array([0, 0])
-    assert hard_classes(predicted, labels, 3, 0.3).tolist() == [0]
+    assert find_hard_classes(predicted, labels, 3, 0.3).tolist() == [0]
 
 
 def test_threshold_is_exclusive():
     predicted, labels = np.array([0, 1]), np.array([0, 0])
-    assert hard_classes(predicted, labels, 2, 0.5).tolist() == []
+    assert find_hard_classes(predicted, labels, 2, 0.5).tolist() == []
 
 
 def regrouped(cluster_ids, cluster_to_class):

@@ -18,8 +18,10 @@ from maple.files import RunFile, write_atomic
 from maple.networks import Backbone
 from maple.options import N_SEEDS
 from maple.progress import say
-from maple.training.loop import Run, describe_maker, history_csv, train_backbone
+from maple.training.history import history_csv
+from maple.training.loop import Run, train_backbone
 from maple.training.options import TrainOptions
+from maple.training.prepare import describe_maker
 
 
 def train_ensemble(

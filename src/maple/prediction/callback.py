@@ -22,9 +22,9 @@ from maple.data.image_set import ImageSet
 from maple.errors import UsageError
 from maple.networks import Backbone
 from maple.networks._torchvision import import_torchvision
-from maple.prediction.own_loop import EpochEnd, Relabeller, assert_head, check_head, resize_head
+from maple.prediction.own_loop import EpochEnd, Relabeller, check_cluster_head, require_head, resize_head
 from maple.prediction.predictor import Predictor
-from maple.training.head import knows_head
+from maple.training.head import optimizes
 from maple.training.recipe import Recipe
 
 PACKAGES = {"pytorch_lightning": "pytorch_lightning", "lightning": "lightning.pytorch"}  # and where Callback is
@@ -114,7 +114,7 @@ class MapleHooks:
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
         self._restore(pl_module)
-        check_head(self._network, self.session.n_clusters)
+        check_cluster_head(self._network, self.session.n_clusters)
 
     def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
         self._restore(pl_module)
@@ -147,7 +147,7 @@ class MapleHooks:
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
         backbone = self._find_backbone(pl_module)
         assert backbone.head is not None and self._earlier is not None
-        known = [optimizer for optimizer in trainer.optimizers if knows_head(optimizer, backbone.head)]
+        known = [optimizer for optimizer in trainer.optimizers if optimizes(optimizer, backbone.head)]
         found = self.session.end_epoch(
             self._earlier + trainer.current_epoch + 1,
             backbone,
@@ -209,7 +209,7 @@ class MapleHooks:
                 f"the LightningModule has no backbone in its attribute '{self.backbone}': set it to "
                 "maple.wrap_backbone(model), or name another with MapleCallback(..., backbone=NAME)"
             )
-        assert_head(backbone)
+        require_head(backbone)
         return backbone
 
 

@@ -1,8 +1,7 @@
-"""Relabelling, head growth and fit for a training loop of your own.
+"""Relabelling, head growth and fit for an own training loop.
 
-:func:`~maple.training.loop.train_backbone` owns its loop. Whoever has one already, with its own data, augmentation,
-optimiser
-and schedule, adds a :class:`Relabeller`::
+:func:`~maple.training.loop.train_backbone` is a whole loop. To add MAPLE to an existing one, with its own data,
+augmentation, optimiser and schedule, use a :class:`Relabeller`::
 
     session = Relabeller(MapleRecipe(), labels, n_classes=10, epochs=30)
     for epoch in range(1, 31):
@@ -12,7 +11,9 @@ and schedule, adds a :class:`Relabeller`::
         session.end_epoch(epoch, backbone, train, validation, optimizer)
     predictor = session.fit(backbone, train, validation, calibration)
 
-``examples/plain_pytorch.py`` is a whole program. Both loops split classes and grow heads by the same code.
+``examples/plain_pytorch.py`` is a whole program. Both loops share the code of the step (:mod:`maple.training.step`)
+and of relabelling (:mod:`maple.training.relabel`). This module is in ``prediction`` because :meth:`Relabeller.fit`
+returns a predictor.
 """
 
 from __future__ import annotations
@@ -32,18 +33,18 @@ from maple.data.image_set import ImageSet
 from maple.errors import DataError, TrainError, UsageError
 from maple.networks import Backbone, Images, as_image_batch, embed
 from maple.prediction.predictor import Predictor, fit_predictor
-from maple.training.head import check_knows_head, grow_head, named_state, probability_shift, replace_head
-from maple.training.loss import weighted_sum
+from maple.training.head import check_optimizes, named_state, replace_head
 from maple.training.maple import MapleRecipe
-from maple.training.recipe import Recipe, Step
-from maple.training.relabel import changed_classes
+from maple.training.recipe import Recipe
+from maple.training.relabel import PseudoLabels
+from maple.training.step import compute_loss, forward_batch
 from maple.types import Outputs, Relabelling
 
-OVERSHOOT = 0.25  # by how much augmented images may leave [0, 1], as by noise or a change of contrast
+OVERSHOOT = 0.25  # tolerated beyond [0, 1], from augmentation by noise or contrast
 
 
 class Indexed(Dataset):
-    """A data set whose items also tell their position: (x, label, index), from items (x, label) or an ``ImageSet``.
+    """A data set of items (x, label, index), made from items (x, label) or an ``ImageSet``.
 
     >>> images = ImageSet.from_arrays(np.zeros((3, 8, 8), np.uint8), [1, 0, 1])
     >>> x, label, index = Indexed(images)[2]
@@ -67,21 +68,21 @@ class Indexed(Dataset):
 
 @dataclass(frozen=True)
 class EpochEnd:
-    """What was found, and done, at the end of an epoch."""
+    """Result of the end of an epoch."""
 
     epoch: int
     validation_accuracy: float
-    relabelled: tuple[int, ...]  # classes whose clusters changed: the head is a new one where there are any
+    relabelled: tuple[int, ...]  # classes whose clusters changed; if there are any, the head is a new one
     n_clusters: int
-    relabel_shift: float = 0.0  # by how much that moved any class probability
+    relabel_shift: float = 0.0  # largest change of any class probability
 
 
 class Relabeller:
-    """The part of MAPLE that happens while a network is trained, as an object that any loop can call.
+    """MAPLE's part of a training, as an object that any loop can call.
 
-    ``labels`` are those of the training images (N,), of which the loop says which are in a batch by their positions;
-    ``epochs`` is how long the training takes, by which the triplet loss is warmed up and after which no class is split.
-    ``seed`` is that of the clustering. :attr:`labels` are the pseudo-labels to train with, by position.
+    ``labels`` (N,) are those of the training images; a loop names the images of a batch by position. ``epochs`` is the
+    length of the training: the triplet loss warms up over a share of it, and no class is split after the last epoch.
+    ``seed`` is that of the clustering. The attribute :attr:`labels` holds the pseudo-labels to train with.
 
     >>> session = Relabeller(MapleRecipe(), [0, 1, 1, 0], n_classes=2, epochs=10)
     >>> session.labels[torch.tensor([2, 0])]
@@ -100,23 +101,28 @@ class Relabeller:
     ) -> None:
         if not isinstance(recipe, MapleRecipe):
             raise UsageError(
-                f"recipe '{recipe.name}' needs a loop that it knows: use train_backbone, or MapleRecipe in your own"
+                f"recipe '{recipe.name}' works only in train_backbone: use that, or MapleRecipe in your own loop"
             )
         if epochs < 1:
-            raise UsageError(f"a training of {epochs} epochs: give as epochs how many there will be, at least 1")
+            raise UsageError(f"epochs is {epochs}: give the length of the training, at least 1")
         self.class_labels = _as_labels(labels, n_classes)  # (N,)
         if class_names is not None and len(class_names) != n_classes:
             raise UsageError(f"{len(class_names)} class_names for {n_classes} classes: give one name per class")
-        self.recipe, self.epochs, self.seed = recipe, epochs, seed
+        self.recipe, self.epochs = recipe, epochs
         self.class_names = tuple(map(str, range(n_classes))) if class_names is None else tuple(class_names)
-        self.relabelling = Relabelling.initial(self.class_labels, n_classes)
+        self.clusters = PseudoLabels(recipe, Relabelling.initial(self.class_labels, n_classes), seed)
         self.epoch = 0  # epochs done
-        self._seen = 0  # images in the steps of this epoch
-        self._tried = False  # whether a batch has been looked at
+        self._seen = 0  # images seen in this epoch
+        self._tried = False  # whether a batch has been checked
+
+    @property
+    def relabelling(self) -> Relabelling:
+        """The current clusters."""
+        return self.clusters.current
 
     @property
     def labels(self) -> Tensor:
-        """The pseudo-label of each training image (N,): its cluster, which before any split is its class."""
+        """The pseudo-label of each training image (N,): its cluster; its class before any split."""
         return torch.from_numpy(self.relabelling.cluster_ids)
 
     @property
@@ -125,26 +131,23 @@ class Relabeller:
 
     @property
     def progress(self) -> float:
-        """The share of the training that is done, by the images that :meth:`loss` has seen."""
+        """The share of the training that is done, counted in images that :meth:`loss` has seen."""
         return min(1.0, (self.epoch + self._seen / len(self.class_labels)) / self.epochs)
 
     def loss(self, backbone: Backbone, images: Tensor, pseudo_labels: Tensor) -> Tensor:
-        """The loss () of a batch of images (B, 3, H, W) in [0, 1] with pseudo-labels (B,), after a forward pass.
+        """Run a batch of images (B, 3, H, W) in [0, 1] with pseudo-labels (B,) forward; returns the loss ().
 
-        It is that of the recipe: cross-entropy, and the triplet and prototype terms with their weights. The head has an
-        output per cluster. Of the values of images, those of the first batch are checked.
+        It is the loss of the recipe: cross-entropy, and the weighted triplet and prototype terms. The head has one
+        output per cluster. The values of the first batch are checked.
         """
-        check_head(getattr(backbone, "_orig_mod", backbone), self.n_clusters)  # what torch.compile has wrapped
+        check_cluster_head(getattr(backbone, "_orig_mod", backbone), self.n_clusters)  # torch.compile wraps it
         if not self._tried:
             _check_batch(images)
             self._tried = True
         progress = self.progress
         if torch.is_grad_enabled():
             self._seen += len(images)
-        images = images.to(backbone.mean.device)
-        embeddings, logits = backbone(images)
-        step = Step(images, embeddings.float(), logits.float(), pseudo_labels.to(logits.device), progress, backbone)
-        return weighted_sum(self.recipe.loss(step))
+        return compute_loss(self.recipe, forward_batch(self.recipe, backbone, images, pseudo_labels, progress)).total
 
     def end_epoch(
         self,
@@ -156,19 +159,36 @@ class Relabeller:
         *,
         workers: int = 0,
     ) -> EpochEnd:
-        """After ``epoch``, counted from 1: split hard classes where the recipe wants it, and grow the head, in place.
+        """After ``epoch`` (counted from 1), split hard classes if the recipe is due, and grow the head, in place.
 
-        ``train`` holds the training images in the order of the labels and without augmentation, whatever
-        :func:`~maple.networks.embed` takes but a loader; ``validation`` images with labels, or outputs. The
-        optimiser
-        goes on with the new head, of which the rows keep their parents' state. Modules that hold parameters of the
-        backbone themselves (DistributedDataParallel, an average of weights) have to be made anew after a split.
+        ``train`` holds the training images in the order of the labels and without augmentation, in any form that
+        :func:`~maple.networks.embed` takes except a loader; ``validation`` images with labels, or outputs. The
+        optimiser continues with the new head, whose rows keep the state of their parents. Modules that hold parameters
+        of the backbone themselves (DistributedDataParallel, an average of weights) must be created again after a split.
         """
         if not 1 <= epoch <= self.epochs:
             raise UsageError(f"epoch {epoch} of {self.epochs}: count epochs from 1, and give Relabeller all of them")
         check_training_images(train, self.class_labels)
-        check_head(backbone, self.n_clusters)
-        outputs = _outputs_of(backbone, validation, workers)
+        check_cluster_head(backbone, self.n_clusters)
+        seen, labels = self._validate(epoch, _outputs_of(backbone, validation, workers))
+        probabilities = self.recipe.class_probabilities(seen)  # (N, C)
+        accuracy = float((probabilities.argmax(1) == labels).mean())
+        self.epoch, self._seen = epoch, 0
+        after = None
+        if epoch < self.epochs:
+            rows_of = partial(_embed_rows, backbone, train, workers)
+            after = self.clusters.propose(epoch, probabilities, labels, rows_of)
+        if after is None:
+            return EpochEnd(epoch, accuracy, (), self.n_clusters)
+        head = backbone.head
+        assert head is not None
+        check_optimizes(optimizer, head)
+        adopted = self.clusters.adopt(after, backbone, named_state(optimizer, backbone), seen, probabilities)
+        replace_head(optimizer, head, backbone, adopted.state)
+        return EpochEnd(epoch, accuracy, adopted.classes, self.n_clusters, adopted.shift)
+
+    def _validate(self, epoch: int, outputs: Outputs) -> tuple[Outputs, np.ndarray]:
+        """Outputs of the validation images with the current clusters, and their labels; refuses unusable ones."""
         if outputs.labels is None or outputs.logits is None:
             raise UsageError("the validation images have no labels: give an ImageSet, or a Dataset of (x, label)")
         if not np.isin(outputs.labels, self.relabelling.cluster_to_class).all():
@@ -178,28 +198,8 @@ class Relabeller:
             )
         if not np.isfinite(outputs.logits).all():
             raise TrainError(f"the logits are no longer finite in epoch {epoch}: lower the learning rate")
-        seen = Outputs(outputs.embeddings, outputs.logits, cluster_to_class=self.relabelling.cluster_to_class)
-        probabilities = self.recipe.class_probabilities(seen)  # (N, C)
-        accuracy = float((probabilities.argmax(1) == outputs.labels).mean())
-        self.epoch, self._seen = epoch, 0
-        after = None
-        if epoch < self.epochs:
-            rows_of = partial(_embed_rows, backbone, train, workers)
-            after = self.recipe.relabel(epoch, probabilities, outputs.labels, self.relabelling, rows_of, self.seed)
-        if after is None:
-            return EpochEnd(epoch, accuracy, (), self.n_clusters)
-        relabelled = tuple(int(c) for c in changed_classes(self.relabelling, after))
-        self._grow(backbone, optimizer, after)
-        shift = probability_shift(self.recipe, backbone, after, seen, probabilities)
-        return EpochEnd(epoch, accuracy, relabelled, self.n_clusters, shift)
-
-    def _grow(self, backbone: Backbone, optimizer: torch.optim.Optimizer, after: Relabelling) -> None:
-        head = backbone.head
-        assert head is not None
-        check_knows_head(optimizer, head)
-        state = grow_head(backbone, self.recipe, after, named_state(optimizer, backbone))
-        replace_head(optimizer, head, backbone, state)
-        self.relabelling = after
+        cluster_to_class = self.relabelling.cluster_to_class
+        return Outputs(outputs.embeddings, outputs.logits, cluster_to_class=cluster_to_class), outputs.labels
 
     def fit(
         self,
@@ -211,13 +211,13 @@ class Relabeller:
         workers: int = 0,
         **options: Any,
     ) -> Predictor:
-        """The predictor of the trained network; further options are those of
-        :func:`~maple.prediction.predictor.fit_predictor`.
+        """The predictor of the trained network.
 
-        Images as for :meth:`end_epoch`; calibration images must have chosen nothing before.
+        Images as for :meth:`end_epoch`; calibration images must not have been used for any choice before. Further
+        options are those of :func:`~maple.prediction.predictor.fit_predictor`.
         """
         check_training_images(train, self.class_labels)
-        check_head(backbone, self.n_clusters)
+        check_cluster_head(backbone, self.n_clusters)
         return fit_predictor(
             backbone,
             train if isinstance(train, ImageSet) else _describe(train, self.class_names),
@@ -230,33 +230,33 @@ class Relabeller:
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint has to hold beside the states of network and optimiser: tensors and a number."""
+        """For a checkpoint, beside the states of network and optimiser: tensors and a number."""
         arrays = {field.name: getattr(self.relabelling, field.name) for field in fields(self.relabelling)}
         return {"epoch": self.epoch, **{name: torch.from_numpy(array) for name, array in arrays.items()}}
 
     def load_state_dict(self, state: Mapping[str, Any], backbone: Backbone) -> None:
-        """Go on from a checkpoint; the backbone gets a head for as many clusters, ready to load its weights.
+        """Continue from a checkpoint; the backbone gets a head for its clusters, into which its weights fit.
 
-        Make the optimiser afterwards: its state then fits as well.
+        Create the optimiser afterwards, so that its state fits too.
         """
         arrays = {name: np.asarray(value) for name, value in state.items() if name != "epoch"}
         relabelling = Relabelling(**arrays)
         classes = relabelling.cluster_to_class[relabelling.cluster_ids]
         if not np.array_equal(classes, self.class_labels):
-            raise UsageError("the checkpoint is of other training images or labels: go on with those it was made with")
-        self.relabelling, self.epoch, self._seen = relabelling, state["epoch"], 0
+            raise UsageError("the checkpoint is of other training images or labels: continue with the same")
+        self.clusters.current, self.epoch, self._seen = relabelling, state["epoch"], 0
         resize_head(backbone, relabelling.n_clusters)
 
 
 def resize_head(backbone: Backbone, n_outputs: int) -> None:
-    """Give the backbone a linear head of ``n_outputs``, unless it has one; its weights are to be loaded next."""
-    assert_head(backbone)
+    """Give the backbone a linear head of ``n_outputs``, unless it has one; its weights are loaded next."""
+    require_head(backbone)
     if isinstance(backbone.head, nn.Linear) and backbone.head.out_features != n_outputs:
         backbone.head = nn.Linear(backbone.embedding_size, n_outputs).to(backbone.head.weight)
 
 
-def assert_head(backbone: Any) -> None:
-    """Refuse what is not a backbone with a head."""
+def require_head(backbone: Any) -> None:
+    """Raise ``UsageError`` for anything but a backbone with a head."""
     if not isinstance(backbone, Backbone) or backbone.head is None:
         raise UsageError(
             "the loop must train a Backbone with a head: backbone = maple.wrap_backbone(model), and then "
@@ -264,34 +264,34 @@ def assert_head(backbone: Any) -> None:
         )
 
 
-def check_head(backbone: Any, n_clusters: int) -> None:
-    """Refuse a backbone whose head has other outputs than the clusters, or cannot grow."""
-    assert_head(backbone)
+def check_cluster_head(backbone: Any, n_clusters: int) -> None:
+    """Raise ``UsageError`` for a backbone without a linear head of one output per cluster."""
+    require_head(backbone)
     head = backbone.head
     if isinstance(head, nn.Linear) and head.out_features == n_clusters:
         return
     what = f"has {head.out_features} outputs" if isinstance(head, nn.Linear) else f"is a {type(head).__name__}"
     raise UsageError(
-        f"the head of the backbone {what}, and there must be a linear one with {n_clusters} outputs, one per cluster: "
-        f"set backbone.head = torch.nn.Linear(backbone.embedding_size, {n_clusters}) before the optimiser is made, or "
-        "load the clusters that belong to the weights with load_state_dict"
+        f"the head of the backbone {what}, but must be linear with {n_clusters} outputs, one per cluster: "
+        f"set backbone.head = torch.nn.Linear(backbone.embedding_size, {n_clusters}) before creating the optimiser, or "
+        "load the clusters of the weights with load_state_dict"
     )
 
 
 def check_training_images(train: Images, labels: np.ndarray) -> None:
-    """Refuse training images that are not those of the labels, as far as one can tell."""
+    """Raise ``UsageError`` for training images that are known not to be those of the labels."""
     if not hasattr(train, "__getitem__") and not isinstance(train, ImageSet):
-        raise UsageError("the training images must be found by position: give the Dataset, not its DataLoader")
+        raise UsageError("the training images are read by position: give the Dataset, not its DataLoader")
     same = len(train) == len(labels)  # type: ignore[arg-type]
     if not same or (isinstance(train, ImageSet) and not np.array_equal(train.labels, labels)):
         raise UsageError("the training images are not those of the labels: give the same images in the same order")
 
 
 def _as_labels(given: np.ndarray | Tensor | Sequence[int], n_classes: int) -> np.ndarray:
-    """Labels (N,) int64, of which each class has some."""
+    """Labels (N,) int64; raises an error if a class has no image."""
     labels = given.numpy(force=True) if isinstance(given, Tensor) else np.asarray(given)
     if labels.dtype.kind not in "biu":
-        raise UsageError(f"labels of type {labels.dtype}: give the numbers of classes as integers")
+        raise UsageError(f"labels of type {labels.dtype}: give class numbers as integers")
     labels = labels.astype(np.int64)
     if labels.ndim != 1 or not len(labels) or labels.min() < 0 or labels.max() >= n_classes:
         raise UsageError(f"labels must be one number from 0 to {n_classes - 1} per image: check labels and n_classes")
@@ -302,9 +302,9 @@ def _as_labels(given: np.ndarray | Tensor | Sequence[int], n_classes: int) -> np
 
 
 def _check_batch(images: Tensor) -> None:
-    """Refuse images that are normalised already or of other units; augmentation may go a little beyond [0, 1]."""
+    """Raise ``UsageError`` for images that are normalised or not in [0, 1]; augmentation may exceed it slightly."""
     if not images.is_floating_point():
-        raise UsageError(f"images of type {images.dtype}: give float in [0, 1], of uint8 images x.float() / 255")
+        raise UsageError(f"images of type {images.dtype}: give float in [0, 1], x.float() / 255 for uint8")
     if images.numel() and not (images.min() >= -OVERSHOOT and images.max() <= 1 + OVERSHOOT):
         raise UsageError(
             f"the images of the first batch have values from {float(images.min()):.3g} to {float(images.max()):.3g}: "
@@ -321,7 +321,7 @@ def _embed_rows(backbone: Backbone, train: Images, workers: int, rows: np.ndarra
 
 
 class _Described(Dataset):
-    """A data set of others with what fitting asks of an ``ImageSet``: the names of classes and the size of images."""
+    """Any data set with the attributes of an ``ImageSet`` that fitting needs: class names and image size."""
 
     def __init__(self, data: Any, class_names: tuple[str, ...]) -> None:
         self.data, self.class_names = data, class_names

@@ -30,7 +30,8 @@ from maple.runs.train import (
     prepare_folder,
 )
 from maple.text import percent
-from maple.training.loop import count_outputs, snapshot_rows
+from maple.training.loop import snapshot_rows
+from maple.training.prepare import count_outputs
 from maple.types import Outputs, Relabelling
 
 SECTIONS = ("data", "detector", "decision")  # of the options, those that fitting reads

@@ -25,7 +25,7 @@ from maple.files import RunFile
 from maple.networks import GRAPHS, Backbone, Origin, embed, evaluating, find_kind, needs_weights, open_model
 from maple.prediction.predictor import load_predictor
 from maple.runs.config import RunConfig
-from maple.training.loop import check_recipe, count_outputs
+from maple.training.prepare import count_outputs, prepare_backbone
 from maple.training.recipe import Recipe, find_recipe
 
 MOST_CHANGE = 0.05  # of an embedding, relative to its length, by a recipe that prepares a trained network
@@ -191,7 +191,7 @@ def try_recipe(recipe: Recipe, start: Backbone, n_outputs: int, fabric: Fabric, 
     """
     trial = copy.deepcopy(start)
     try:
-        check_recipe(recipe, trial, n_outputs, fabric)
+        prepare_backbone(trial, recipe, n_outputs, fabric)
         before, after = (embed(one, images, indices=np.arange(1), logits=False).embeddings for one in (start, trial))
     except MapleError:
         raise

@@ -70,9 +70,11 @@ from maple.runs.init import (
 )
 from maple.runs.loading import describe_skipped, open_like, ready_predictor, warn_if_nothing_is_flagged
 from maple.training.distributed import make_fabric, together
-from maple.training.loop import FREE_OPTIONS, check_recipe, snapshot_rows, train_backbone
+from maple.training.loop import snapshot_rows, train_backbone
 from maple.training.options import TrainOptions
+from maple.training.prepare import prepare_backbone
 from maple.training.recipe import find_recipe, list_recipes
+from maple.training.resume import FREE_OPTIONS, started_otherwise
 from maple.types import Outputs, Relabelling, Skipped
 
 GALLERY_SAMPLE = 200  # training images per cluster among which exemplars are sought
@@ -212,7 +214,7 @@ def train_run(request: TrainRequest) -> Results | None:
     backbone = make_backbone(config.train.seed)
     fabric = make_fabric(config.train)
     if start is None:
-        check_recipe(recipe, make_backbone(config.train.seed), len(splits.class_names), fabric)
+        prepare_backbone(make_backbone(config.train.seed), recipe, len(splits.class_names), fabric)
     else:
         try_recipe(recipe, start.backbone, len(splits.class_names), fabric, splits.train)
     with together(fabric):
@@ -229,7 +231,7 @@ def train_run(request: TrainRequest) -> Results | None:
     predictor = fit_predictor(
         run.backbone,
         splits.train,
-        splits.validation,
+        splits.validation if run.validation is None else run.validation,
         splits.calibration,
         relabelling=run.relabelling,
         detector=MapleDetector(**as_dict(config.detector)),
@@ -463,16 +465,16 @@ def _as_started(request: TrainRequest) -> tuple[TrainRequest, RunConfig]:
     origin, sections = read_run_config(request.out)
     for key, value in request.origin().items():
         if value is not None and not _same_source(value, origin.get(key)):
-            raise _started_otherwise(request.out, "DATA" if key == "source" else flag_name(key), origin.get(key), value)
+            raise started_otherwise(request.out, "DATA" if key == "source" else flag_name(key), origin.get(key), value)
     then = sections.get("model", {}).get("recipe", "maple")
     if (now_asked := request.flags.get("recipe", then)) != then:
-        raise _started_otherwise(request.out, "--recipe", then, now_asked)
+        raise started_otherwise(request.out, "--recipe", then, now_asked)
     asked = {name: values | request.file.get(name, {}) for name, values in sections.items()}
     now = resolve_config(request.flags, {**request.file, **asked})
     for name, values in resolve_config(file=sections).sections().items():
         for key, value in values.items():
             if key not in FREE_OPTIONS and (other := now.sections()[name][key]) != value:
-                raise _started_otherwise(request.out, flag_name(key), value, other)
+                raise started_otherwise(request.out, flag_name(key), value, other)
     kept = ("source", "validation", "calibration", "test", "init", "head")
     started: dict[str, Any] = {key: origin.get(key) for key in kept}
     for key in ("data_root", "weights"):
@@ -485,14 +487,6 @@ def _same_source(now: Any, then: Any) -> bool:
     if not isinstance(now, str) or not isinstance(then, str):
         return now == then
     return now == then or Path(now).expanduser().resolve() == Path(then).expanduser().resolve()
-
-
-def _started_otherwise(folder: Path, flag: str, then: Any, now: Any) -> UsageError:
-    before = f"without {flag}" if then is None else f"with {flag} {then}"
-    return UsageError(
-        f"the run in '{folder}' was started {before}, not with {now}: resume it as it was started, "
-        "or choose another --out"
-    )
 
 
 def prepare_folder(

@@ -1,9 +1,8 @@
-"""How a head and its optimiser grow when classes are split while a network is trained.
+"""Growth of a head when classes are split: its rows, and the state of the optimiser that belongs to them.
 
-The optimiser belongs to whoever owns the loop: :func:`~maple.training.loop.train_backbone` makes a new one from the
-state that
-:func:`grow_head` returns, and a loop of someone's own keeps its optimiser, in which :func:`replace_head` exchanges the
-parameters.
+:func:`grow_backbone` replaces the head of a backbone and returns the state with which the optimiser continues:
+:func:`~maple.training.loop.train_backbone` makes a new optimiser from it, an own loop exchanges the parameters of its
+optimiser with :func:`replace_head`.
 """
 
 from __future__ import annotations
@@ -17,14 +16,14 @@ from torch import nn
 from maple.errors import UsageError
 from maple.networks import Backbone
 from maple.training.recipe import Recipe
-from maple.types import Outputs, Relabelling
+from maple.types import Relabelling
 
 HEAD = "head."  # how the names of the head's parameters begin
-NamedState = dict[str, dict[str, torch.Tensor]]  # of an optimiser: parameter name, then what it keeps of it
+NamedState = dict[str, dict[str, torch.Tensor]]  # state of an optimiser by parameter name
 
 
 def named_state(optimizer: torch.optim.Optimizer, module: nn.Module) -> NamedState:
-    """The optimiser's state by parameter name."""
+    """The state of the optimiser by parameter name."""
     return {
         name: {key: value for key, value in optimizer.state[parameter].items() if value is not None}
         for name, parameter in module.named_parameters()
@@ -33,31 +32,31 @@ def named_state(optimizer: torch.optim.Optimizer, module: nn.Module) -> NamedSta
 
 
 def set_named_state(optimizer: torch.optim.Optimizer, module: nn.Module, state: NamedState) -> None:
-    """Give the optimiser a state by parameter name; parameters without an entry start afresh."""
+    """Give the optimiser a state by parameter name; parameters without an entry start without one."""
     for name, parameter in module.named_parameters():
         if name in state:
             optimizer.state[parameter] = dict(state[name])
 
 
 def inherit_rows(state: NamedState, prefix: str, parents: np.ndarray) -> None:
-    """Let each new row of the head carry the momentum of its parent's row, in place."""
+    """Give each new row of the head the momentum of its parent's row, in place."""
     index = torch.from_numpy(parents)
     for name, values in state.items():
         if name.startswith(prefix):
             values.update({key: value[index] for key, value in values.items() if np.ndim(value) > 0})
 
 
-def grow_head(backbone: Backbone, recipe: Recipe, after: Relabelling, state: NamedState) -> NamedState:
-    """Give the backbone a head for the clusters of ``after``, in place; what its optimiser goes on with.
+def grow_backbone(backbone: Backbone, recipe: Recipe, after: Relabelling, state: NamedState) -> NamedState:
+    """Give the backbone a head for the clusters of ``after``, in place; returns the state of its optimiser.
 
-    The optimiser keeps what it knows, of the head where its rows live on.
+    The state of other layers is kept, that of the head if its new rows continue former ones.
 
     >>> from maple.networks import create_backbone
     >>> from maple.training.maple import MapleRecipe
     >>> split = Relabelling(np.array([0, 1, 2]), np.array([0, 0, 1]), np.array([0, 0, 1]), np.array([0.5, 0.5, 1.0]))
     >>> backbone = create_backbone("resnet9", n_classes=2)
     >>> momentum = {"momentum_buffer": torch.tensor([1.0, 2.0])}
-    >>> state = grow_head(backbone, MapleRecipe(), split, {"head.bias": momentum, "body.0.weight": {}})
+    >>> state = grow_backbone(backbone, MapleRecipe(), split, {"head.bias": momentum, "body.0.weight": {}})
     >>> backbone.head.out_features, state["head.bias"]["momentum_buffer"]
     (3, tensor([1., 1., 2.]))
     """
@@ -75,19 +74,19 @@ def grow_head(backbone: Backbone, recipe: Recipe, after: Relabelling, state: Nam
 
 
 def _has_rows(values: Mapping[str, torch.Tensor], shape: torch.Size) -> bool:
-    """Whether all that an optimiser keeps of a parameter is single numbers or has its shape; Adafactor's has not."""
+    """Whether each tensor of a state is a number or has the parameter's shape; not so in Adafactor."""
     return all(np.ndim(value) == 0 or value.shape == shape for value in values.values())
 
 
 def replace_head(optimizer: torch.optim.Optimizer, before: nn.Module, backbone: Backbone, state: NamedState) -> None:
-    """Let an optimiser go on with the backbone's head in the place of the one it had ``before``, in place.
+    """Let an optimiser continue with the backbone's head instead of the head ``before``, in place.
 
-    Each parameter stays in the group of the one that it takes the place of; one that the former head had not (a bias)
-    joins the first of these. ``state`` is what :func:`grow_head` returned.
+    Each parameter takes the place of the former one in its group; a parameter that the former head did not have (a
+    bias) joins the first of these groups. ``state`` is the result of :func:`grow_backbone`.
     """
     assert backbone.head is not None
     old, new = dict(before.named_parameters()), dict(backbone.head.named_parameters())
-    check_knows_head(optimizer, before)
+    check_optimizes(optimizer, before)
     names = {parameter: name for name, parameter in old.items()}
     further = [name for name in new if name not in old]
     for group in optimizer.param_groups:
@@ -103,28 +102,16 @@ def replace_head(optimizer: torch.optim.Optimizer, before: nn.Module, backbone: 
     set_named_state(optimizer, backbone, {name: values for name, values in state.items() if name.startswith(HEAD)})
 
 
-def knows_head(optimizer: torch.optim.Optimizer, head: nn.Module) -> bool:
-    """Whether an optimiser trains all parameters of a head."""
+def optimizes(optimizer: torch.optim.Optimizer, head: nn.Module) -> bool:
+    """Whether an optimiser has all parameters of a head."""
     known = {parameter for group in optimizer.param_groups for parameter in group["params"]}
     return all(parameter in known for parameter in head.parameters())
 
 
-def check_knows_head(optimizer: torch.optim.Optimizer, head: nn.Module) -> None:
-    """Refuse an optimiser that would leave a head as it is."""
-    if not knows_head(optimizer, head):
+def check_optimizes(optimizer: torch.optim.Optimizer, head: nn.Module) -> None:
+    """Raise ``UsageError`` for an optimiser that does not train the head."""
+    if not optimizes(optimizer, head):
         raise UsageError(
-            "the optimiser does not know the head of the backbone, which would stay as it is: make it with "
-            "backbone.parameters()"
+            "the optimiser does not have the parameters of the backbone's head, which would not be trained: create it "
+            "with backbone.parameters()"
         )
-
-
-def probability_shift(
-    recipe: Recipe, backbone: Backbone, after: Relabelling, validation: Outputs, probabilities: np.ndarray
-) -> float:
-    """How far the last relabelling moved any class probability (N, C) of the validation images."""
-    assert backbone.head is not None
-    with torch.no_grad():
-        embeddings = torch.from_numpy(validation.embeddings).to(backbone.mean.device)
-        logits = backbone.head(embeddings).float().cpu().numpy()
-    moved = Outputs(validation.embeddings, logits, cluster_to_class=after.cluster_to_class)
-    return float(np.abs(recipe.class_probabilities(moved) - probabilities).max())

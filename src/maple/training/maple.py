@@ -24,10 +24,10 @@ from maple.decisions.probability import class_probabilities
 from maple.errors import ConfigError, UsageError
 from maple.options import as_dict
 from maple.stats.splitting import split_clusters
+from maple.training.hard_classes import find_hard_classes
 from maple.training.loss import LossTerm, contrastive_loss, prototype_loss, triplet_loss
 from maple.training.options import MapleOptions
 from maple.training.recipe import RECIPES, EmbedRows, Recipe, Step, register_recipe
-from maple.training.relabel import changed_classes, hard_classes
 from maple.types import About, Outputs, Relabelling
 
 AT_MARGIN = 0.02  # relative distance within which the triplet loss counts as equal to its margin
@@ -135,12 +135,12 @@ class MapleRecipe(MapleOptions, Recipe):
         if not self.clustering or epoch % self.relabel_every:
             return None
         n_classes = probabilities.shape[1]
-        hard = hard_classes(probabilities.argmax(1), labels, n_classes, self.hard_class_error)
+        hard = find_hard_classes(probabilities.argmax(1), labels, n_classes, self.hard_class_error)
         if len(hard) == 0 and self.cluster_scope == "cluster":
             return None
         rows = np.flatnonzero(np.isin(current.cluster_to_class[current.cluster_ids], hard))
         embeddings = embed_rows(rows) if len(rows) else np.empty((0, 1), np.float32)
-        after = split_clusters(
+        return split_clusters(
             embeddings,
             rows,
             current,
@@ -153,7 +153,6 @@ class MapleRecipe(MapleOptions, Recipe):
             min_cluster_size=self.min_cluster_size,
             seed=seed + epoch,
         )
-        return after if len(changed_classes(current, after)) else None
 
     def grow_head(self, head: nn.Module, relabelling: Relabelling) -> tuple[nn.Module, bool]:
         if not isinstance(head, nn.Linear):

@@ -38,9 +38,9 @@ from maple.progress import is_first_process, say
 from maple.runs.config import RunConfig, drop_unused, resolve_config
 from maple.runs.train import LEFT_OUT, TrainRequest, evaluate_run, train_run
 from maple.training.distributed import make_fabric
-from maple.training.loop import FREE_OPTIONS, fit_head
-from maple.training.loss import weighted_sum
-from maple.training.recipe import Step
+from maple.training.prepare import prepare_backbone
+from maple.training.resume import FREE_OPTIONS
+from maple.training.step import TrainingStep
 
 TRAININGS = "trainings"
 EVALUATIONS = "evaluations"
@@ -392,24 +392,21 @@ def _count_splits(source: str, data_root: Path | None) -> dict[str, int]:
 def time_step(config: RunConfig) -> float:
     """Seconds per image of a training step, measured on random images."""
     torch.manual_seed(0)
-    device = make_fabric(config.train).device
+    fabric = make_fabric(config.train)
     asked = config.data.size if isinstance(config.data.size, int) else DEFAULT_SIZE
     size = min(asked, TIMED_SIZE)
     recipe = config.recipe
     backbone = create_backbone(config.model.backbone, 10, embedding_size=config.model.embedding_size)
-    backbone.head = fit_head(backbone, recipe, 10)
-    recipe.prepare(backbone)
+    prepare_backbone(backbone, recipe, 10, fabric)
     rows = torch.randn(TIMED_IMAGES, backbone.embedding_size).numpy()  # stand for embeddings of the training images
     recipe.start(backbone, lambda chosen: rows[chosen], np.arange(TIMED_IMAGES) % 10, 0)
-    backbone.to(device)
-    recipe.begin_epoch(backbone, 1, 1)
+    step = TrainingStep(fabric, recipe, backbone, config.train)
+    recipe.begin_epoch(backbone, 1, config.train.epochs)
     seconds = math.inf
     for n in TIMED_BATCHES:
-        images = torch.rand(n, 3, size, size, device=device).requires_grad_(recipe.needs_image_gradients)
-        labels = torch.arange(n, device=device) % 10
+        images, labels = torch.rand(n, 3, size, size), torch.arange(n) % 10
         started = time.perf_counter()
-        embeddings, logits = backbone(images)
-        weighted_sum(recipe.loss(Step(images, embeddings, logits, labels, 0.5, backbone))).backward()
+        step(images, labels, epoch=1, share=0.5)
         took = time.perf_counter() - started
         seconds = min(seconds, took / n)
         if took > TIMED_SECONDS:

@@ -50,8 +50,9 @@ from maple.runs.tune.criteria import halve, judge_run
 from maple.runs.tune.space import SEARCHES, Search, choose_space, current_value, list_parameters, with_settings
 from maple.text import compact, number
 from maple.training.distributed import count_processes
-from maple.training.loop import FREE_OPTIONS, Run, train_backbone
+from maple.training.loop import Run, train_backbone
 from maple.training.options import MapleOptions
+from maple.training.resume import FREE_OPTIONS
 
 Progress = Callable[[int, int], None]
 

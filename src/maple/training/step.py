@@ -1,0 +1,108 @@
+"""The one training step: forward pass, loss, backward pass, update.
+
+:class:`TrainingStep` is the whole step, used by the training loop and by the timing of suites. Its first half,
+:func:`forward_batch` and :func:`compute_loss`, is what an own loop calls, which updates the network itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from lightning_fabric import Fabric
+from torch import Tensor
+
+from maple.errors import TrainError
+from maple.networks import Backbone
+from maple.training.distributed import together
+from maple.training.head import NamedState, set_named_state
+from maple.training.loss import LossTerm, weighted_sum
+from maple.training.optimizers import learning_rate_at, make_optimizer
+from maple.training.options import TrainOptions
+from maple.training.recipe import Recipe, Step
+
+Forward = Callable[[Tensor], tuple[Tensor, Tensor]]  # images to embeddings and logits
+
+
+class Loss(NamedTuple):
+    """The loss of a batch and its unweighted terms."""
+
+    total: Tensor  # ()
+    terms: dict[str, LossTerm]
+
+
+def forward_batch(
+    recipe: Recipe,
+    backbone: Backbone,
+    images: Tensor,
+    targets: Tensor,
+    progress: float,
+    forward: Forward | None = None,
+) -> Step:
+    """Run images (B, 3, H, W) with targets (B,) through the backbone, on its device.
+
+    ``forward`` replaces the plain call of the backbone, for wrappers around it.
+    """
+    images, targets = images.to(backbone.mean.device), targets.to(backbone.mean.device)
+    if recipe.needs_image_gradients:
+        images.requires_grad_()
+    embeddings, logits = (forward or backbone)(images)
+    return Step(images, embeddings.float(), logits.float(), targets, progress, backbone)
+
+
+def compute_loss(recipe: Recipe, step: Step) -> Loss:
+    """The weighted sum of the recipe's terms, and these."""
+    terms = recipe.loss(step)
+    return Loss(weighted_sum(terms), terms)
+
+
+class TrainingStep:
+    """The whole step of the training loop, with the optimiser of ``options``; ``state`` is where that starts from."""
+
+    def __init__(
+        self, fabric: Fabric, recipe: Recipe, backbone: Backbone, options: TrainOptions, state: NamedState | None = None
+    ) -> None:
+        self.fabric, self.recipe, self.backbone, self.options = fabric, recipe, backbone, options
+        self.raw_optimizer = make_optimizer(backbone, options)
+        set_named_state(self.raw_optimizer, backbone, state or {})
+        self.module, self.optimizer = fabric.setup(backbone, self.raw_optimizer)
+
+    @property
+    def learning_rate(self) -> float:
+        """The learning rate of the last step."""
+        return float(self.raw_optimizer.param_groups[0]["lr"])
+
+    def __call__(self, images: Tensor, targets: Tensor, epoch: int, share: float) -> dict[str, float]:
+        """One update, when ``share`` of ``epoch`` (counted from 1) is done; the loss and its unweighted terms."""
+        progress = min(1.0, (epoch - 1 + share) / self.options.epochs)
+        for group in self.raw_optimizer.param_groups:
+            group["lr"] = learning_rate_at(progress, self.options)
+        step = forward_batch(self.recipe, self.backbone, images, targets, progress, self._forward)
+        with together(self.fabric):
+            loss = compute_loss(self.recipe, step)
+            check_finite("the loss", loss.total.item(), epoch=epoch, recipe=self.recipe, options=self.options)
+        self.optimizer.zero_grad()
+        self.fabric.backward(loss.total)
+        self.optimizer.step()
+        with torch.no_grad():
+            self.recipe.after_step(step.detached())
+        return {"loss": loss.total.item(), **{name: term.value.item() for name, term in loss.terms.items()}}
+
+    def _forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """Forward pass; without Fabric's wrapper if the loss takes gradients itself, which the wrapper refuses."""
+        if not self.recipe.needs_image_gradients:
+            return self.module(images)
+        with self.fabric.autocast():
+            return self.backbone(images)
+
+
+def check_finite(what: str, *values: Any, epoch: int, recipe: Recipe, options: TrainOptions) -> None:
+    """Raise ``TrainError`` before values that are not finite reach a checkpoint."""
+    if not all(np.isfinite(value).all() for value in values):
+        rate = options.learning_rate
+        raise TrainError(
+            f"{what} of recipe '{recipe.name}' is no longer finite in epoch {epoch}: start again with "
+            f"--overwrite and {recipe.remedy} (such as --learning-rate {rate / 10:g}; it was {rate:g})"
+        )
