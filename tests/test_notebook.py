@@ -1,4 +1,4 @@
-"""What a notebook shows: well-formed HTML without scripts, hostile names escaped, never more than some rows."""
+"""Notebook views: well-formed HTML without scripts, hostile names escaped, a limited number of rows."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Page(HTMLParser):
 
 
 def read(shown: object) -> Page:
-    """What a notebook shows of an object, which is safe to show."""
+    """The notebook view of an object, checked for tags and attributes that are not allowed."""
     page = Page(shown._repr_html_())
     assert set(page.tags) <= {"div", "table", "thead", "tbody", "tr", "th", "td", "span", "b"}
     assert page.attributes <= {"style"}

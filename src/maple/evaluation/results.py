@@ -161,9 +161,9 @@ class Results:
             for name, row in zip(self.methods, figures)
         ]
         hidden = len(self.n_ood) - len(shown)
-        note = notebook.muted(f"AUROC of {hidden} more OOD sets: rows()") if hidden else notebook.Markup()
+        notes = [notebook.muted(f"AUROC of {hidden} more OOD sets: rows()")] if hidden else []
         table = notebook.table(["method", *columns.values()], cells)
-        return notebook.card("Results", describe_results([self]), table, note)
+        return notebook.card("Results", describe_results([self]), table, *notes)
 
     def rows(self) -> list[dict[str, Any]]:
         """The table as plain rows, one per method, every scalar under its own name (``auroc/svhn``)."""
