@@ -54,7 +54,7 @@ from maple.networks import Backbone, create_backbone, embed
 from maple.stats.gaussians import class_maximum, fit_gaussians, log_posterior
 from maple.stats.metrics import accuracy, auroc, format_spread, negative_log_likelihood
 from maple.stats.moments import Moments
-from maple.stats.splitting import ClusterMethod, ClusterSpace, split_clusters
+from maple.stats.splitting import Clustering, ClusterMethod, ClusterSpace, split_clusters
 from maple.training.loop import Run, train_backbone
 from maple.training.maple import MapleRecipe
 from maple.training.recipe import Recipe, create_recipe
@@ -309,11 +309,7 @@ def find_clusters(
         return start
     if way.geometry == "true":
         return known_clusters(start.cluster_ids, hidden)
-    return split_clusters(
-        embeddings,
-        np.arange(len(embeddings)),
-        start,
-        hard=start.cluster_to_class,
+    how = Clustering(
         method=way.method,
         space=way.geometry,
         n_components=options.components,
@@ -321,6 +317,7 @@ def find_clusters(
         min_cluster_size=options.min_cluster_size,
         seed=seed,
     )
+    return split_clusters(embeddings, np.arange(len(embeddings)), start, start.cluster_to_class, how)
 
 
 def study_training(study: Study, ways: list[Way], seed: int, options: argparse.Namespace) -> Iterator[dict[str, Any]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from blobs import correlated_blobs, spherical_blobs
+from clusters import correlated_blobs, spherical_blobs
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from sklearn.cluster import KMeans
 from sklearn.metrics import adjusted_rand_score
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
-from blobs import spherical_blobs
+from clusters import spherical_blobs
 from maple.errors import UsageError
 from maple.stats._bisect import _ClusterTree, bisect_points, cluster_means, within_sum_of_squares
 from maple.stats.gmeans import GMeans

@@ -10,7 +10,7 @@ from sklearn.covariance import EmpiricalCovariance, oas
 from sklearn.decomposition import PCA
 from sklearn.preprocessing import StandardScaler
 
-from blobs import moments_of
+from clusters import moments_of
 from maple.stats.covariance import count_components, oas_covariance, principal_axes, whitening
 from maple.stats.gaussians import fit_gaussians
 

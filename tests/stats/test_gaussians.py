@@ -13,7 +13,7 @@ from sklearn.decomposition import PCA
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 from sklearn.preprocessing import StandardScaler
 
-from blobs import moments_of, within_covariance
+from clusters import moments_of, within_covariance
 from maple.errors import DataError, FitError, UsageError
 from maple.stats.covariance import oas_covariance
 from maple.stats.gaussians import (

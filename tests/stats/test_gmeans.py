@@ -10,7 +10,7 @@ from numpy.testing import assert_allclose
 from scipy import stats
 from sklearn.metrics import adjusted_rand_score
 
-from blobs import spherical_blobs
+from clusters import spherical_blobs
 from maple.errors import UsageError
 from maple.stats._bisect import bisect_points, cluster_means
 from maple.stats.gmeans import GMeans, anderson_darling, anderson_darling_critical_value

@@ -12,7 +12,7 @@ import pytest
 from sklearn.covariance import EmpiricalCovariance
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 
-from blobs import moments_of, within_covariance
+from clusters import moments_of, within_covariance
 from maple.errors import FitError, UsageError
 from maple.stats.arrays import normalise, row_blocks
 from maple.stats.gaussians import fit_gaussians

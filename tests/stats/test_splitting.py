@@ -10,12 +10,12 @@ from numpy.testing import assert_allclose, assert_array_equal
 from sklearn.decomposition import PCA
 from sklearn.metrics import adjusted_rand_score
 
-from blobs import spherical_blobs
+from clusters import spherical_blobs
 from maple.errors import DataError, UsageError
 from maple.stats._bisect import cluster_means
 from maple.stats.arrays import normalise
 from maple.stats.covariance import oas_covariance
-from maple.stats.splitting import cluster_points, map_class, merge_small_clusters, split_clusters
+from maple.stats.splitting import Clustering, cluster_points, map_class, merge_small_clusters, split_clusters
 from maple.stats.xmeans import XMeans, bic
 from maple.types import Relabelling
 
@@ -201,7 +201,7 @@ def test_later_events_split_existing_clusters_further(rng):
     points = squares(rng, [(-5, -5), (-5, 5), (5, -5), (5, 5)])
     labels = np.zeros(240, np.int64)
     first = Relabelling(np.repeat([0, 1], 120), np.array([0, 0]), np.array([0, 0]), np.array([0.5, 0.5]))
-    after = split_clusters(points, np.arange(240), first, np.array([0]), max_clusters=4)
+    after = split_clusters(points, np.arange(240), first, np.array([0]), Clustering(max_clusters=4))
     assert after.n_clusters == 4
     for cluster in range(4):  # no image changes its former cluster
         assert len(set(first.cluster_ids[after.cluster_ids == cluster])) == 1
@@ -211,7 +211,7 @@ def test_later_events_split_existing_clusters_further(rng):
 def test_max_clusters_counts_the_whole_class(rng):
     points = squares(rng, [(-9, -9), (-9, 9), (9, -9), (9, 9), (0, 0), (0, 20)])
     current = Relabelling(np.repeat([0, 1], 180), np.array([0, 0]), np.array([0, 0]), np.array([0.5, 0.5]))
-    after = split_clusters(points, np.arange(360), current, np.array([0]), max_clusters=3)
+    after = split_clusters(points, np.arange(360), current, np.array([0]), Clustering(max_clusters=3))
     assert after.n_clusters == 3
 
 
@@ -219,15 +219,15 @@ def test_min_cluster_size(rng):
     points = np.concatenate([squares(rng, [(0, 0)], 100), squares(rng, [(9, 9)], 5)])
     start = Relabelling.initial(np.zeros(105, np.int64), 1)
     kwargs = {"rows": np.arange(105), "current": start, "hard": np.array([0])}
-    assert split_clusters(points, min_cluster_size=10, **kwargs).n_clusters == 1
-    assert split_clusters(points, min_cluster_size=5, **kwargs).n_clusters == 2
+    assert split_clusters(points, how=Clustering(min_cluster_size=10), **kwargs).n_clusters == 1
+    assert split_clusters(points, how=Clustering(min_cluster_size=5), **kwargs).n_clusters == 2
 
 
 def test_class_scope_starts_again_from_whole_classes(rng):
     points = squares(rng, [(0, 0), (0, 0), (8, 8)])
     labels = np.repeat([0, 0, 1], 60)
     current = Relabelling(np.repeat([0, 1, 2], 60), np.array([0, 0, 1]), np.array([0, 0, 1]), np.array([0.5, 0.5, 1]))
-    after = split_clusters(points[:0], np.arange(0), current, np.array([], np.int64), scope="class")
+    after = split_clusters(points[:0], np.arange(0), current, np.array([], np.int64), Clustering(scope="class"))
     assert after.cluster_to_class.tolist() == [0, 1]
     np.testing.assert_array_equal(after.cluster_ids, labels)
 
@@ -236,7 +236,8 @@ def test_class_scope_starts_again_from_whole_classes(rng):
 def test_every_method_is_deterministic(rng, method):
     points = squares(rng, [(-5, 0), (5, 0)])
     start = Relabelling.initial(np.zeros(120, np.int64), 1)
-    results = [split_clusters(points, np.arange(120), start, np.array([0]), method=method, seed=3) for _ in range(2)]
+    how = Clustering(method=method, seed=3)
+    results = [split_clusters(points, np.arange(120), start, np.array([0]), how) for _ in range(2)]
     np.testing.assert_array_equal(results[0].cluster_ids, results[1].cluster_ids)
     assert results[0].n_clusters >= 2
 
@@ -247,8 +248,8 @@ SPACES = ["raw", "normalised", "projected", "whitened"]
 def split_class(points, **options):
     """Clusters of one class, found at one event."""
     start = Relabelling.initial(np.zeros(len(points), np.int64), 1)
-    options = {"min_cluster_size": 20, **options}
-    return split_clusters(points, np.arange(len(points)), start, np.array([0]), **options).cluster_ids
+    how = Clustering(**{"min_cluster_size": 20, **options})
+    return split_clusters(points, np.arange(len(points)), start, np.array([0]), how).cluster_ids
 
 
 def two_gaussians(rng, n=600, dimension=32):
@@ -330,5 +331,6 @@ def test_a_class_has_one_space_and_its_clusters_share_it(rng, monkeypatch):
         np.repeat([0, 1, 2, 3], 30), np.array([0, 0, 1, 2]), np.array([0, 0, 1, 2]), np.array([0.5, 0.5, 1, 1])
     )
     rows = np.r_[0:60, 90:120]
-    split_clusters(rng.standard_normal((90, 4)), rows, current, np.array([0, 2]), space="whitened", n_components=7)
+    how = Clustering(space="whitened", n_components=7)
+    split_clusters(rng.standard_normal((90, 4)), rows, current, np.array([0, 2]), how)
     assert seen == [(60, "whitened", 7), (30, "whitened", 7)]

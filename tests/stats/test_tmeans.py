@@ -11,7 +11,7 @@ from scipy import stats
 from sklearn.decomposition import PCA
 from sklearn.metrics import adjusted_rand_score
 
-from blobs import spherical_blobs
+from clusters import spherical_blobs
 from maple.stats.tmeans import TMeans, held_out_gain, tied_log_likelihood
 
 

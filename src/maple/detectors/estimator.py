@@ -19,7 +19,7 @@ from maple.options import build_options
 from maple.stats.chi_square import log_chi_square_tail
 from maple.stats.gaussians import Gaussians, add_scatter, fit_gaussians, log_posterior, with_full_covariances
 from maple.stats.moments import Moments
-from maple.stats.splitting import ClusterMethod, ClusterSpace, split_clusters
+from maple.stats.splitting import Clustering, ClusterMethod, ClusterSpace, split_clusters
 from maple.types import Relabelling
 
 
@@ -161,18 +161,15 @@ class MahalanobisClassifier(ClassNamePrefixFeaturesOutMixin, TransformerMixin, C
 
     def _find_clusters(self, X: np.ndarray, labels: np.ndarray, method: ClusterMethod) -> np.ndarray:
         n_classes = len(self.classes_)
-        found = split_clusters(
-            X,
-            np.arange(len(X)),
-            Relabelling.initial(labels, n_classes),
-            np.arange(n_classes),
+        how = Clustering(
             method=method,
             space=self.cluster_space,
             max_clusters=self.max_clusters,
             min_cluster_size=self.min_cluster_size,
             seed=int(check_random_state(self.random_state).randint(2**31)),
         )
-        return found.cluster_ids
+        start = Relabelling.initial(labels, n_classes)
+        return split_clusters(X, np.arange(len(X)), start, np.arange(n_classes), how).cluster_ids
 
     def _add(self, X: np.ndarray, labels: np.ndarray, cluster_ids: np.ndarray) -> np.ndarray:
         """Add to the moments, which have a row per class and cluster id, sorted; the cluster (n,) of each point."""

@@ -11,7 +11,7 @@ import warnings
 from abc import ABCMeta, abstractmethod
 from dataclasses import dataclass
 from numbers import Integral
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, ClusterMixin, TransformerMixin
@@ -109,6 +109,12 @@ def serial_if_small(points: np.ndarray) -> threadpool_limits:
     return threadpool_limits(1 if points.size < _SERIAL_SIZE else None)
 
 
+def random_halves(points: np.ndarray, random: np.random.RandomState) -> tuple[np.ndarray, np.ndarray]:
+    """The points in two halves, drawn at random."""
+    order = random.permutation(len(points))
+    return points[order[::2]], points[order[1::2]]
+
+
 class _Model(NamedTuple):
     """Clusters of all points."""
 
@@ -173,13 +179,26 @@ class _ClusterTree:
 
 
 class GrowingMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, BaseEstimator, metaclass=ABCMeta):
-    """The search that all three share. They fill two holes: the test of a cut and the score of a model."""
+    """The search that all three share; each fills in the test of a cut, and X-Means the score of a model."""
 
-    max_clusters: int
-    min_cluster_size: int
-    n_init: int
-    max_iter: int
-    random_state: Any
+    def __init__(
+        self,
+        max_clusters: int = 5,
+        min_cluster_size: int = 1,
+        n_init: int = 4,
+        max_iter: int = 100,
+        random_state: Any = None,
+    ) -> None:
+        self.max_clusters = max_clusters
+        self.min_cluster_size = min_cluster_size
+        self.n_init = n_init
+        self.max_iter = max_iter
+        self.random_state = random_state
+
+    def fit(self, X: Any, y: Any = None) -> Self:
+        """Find the clusters of ``X`` (n, D); float32 stays float32. ``y`` is ignored."""
+        self._grow(X)
+        return self
 
     @abstractmethod
     def _gain(self, points: np.ndarray, labels: np.ndarray, room: int, random: np.random.RandomState) -> float:
@@ -188,12 +207,12 @@ class GrowingMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMix
         ``room`` is how many clusters they may become before ``max_clusters`` is reached.
         """
 
-    @abstractmethod
     def _score(self, points: np.ndarray, labels: np.ndarray, centers: np.ndarray) -> float:
-        """Score of a model of all points; the search returns the model with the highest."""
+        """Score of a model of all points; the search returns the model with the highest: here, the largest."""
+        return len(centers)
 
     def _grow(self, X: Any) -> np.ndarray:
-        """Find the clusters, set the attributes, and return ``X`` as an array (n, D)."""
+        """Find the clusters and set the attributes; ``X`` as an array (n, D)."""
         for name in ("max_clusters", "min_cluster_size", "n_init", "max_iter"):
             value = getattr(self, name)
             if not isinstance(value, Integral) or value < 1:
@@ -234,7 +253,7 @@ class GrowingMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMix
             if len(tree) == n_before:
                 break
             tree, n_iter = self._improve_parameters(points, tree)
-            if len(tree) <= n_before:  # whatever was split, K-Means made too small again
+            if len(tree) <= n_before:  # K-Means made the new clusters too small again
                 break
             models.append(tree.model(n_iter))
         return max(models, key=lambda model: self._score(points, model.labels, model.centers))

@@ -10,7 +10,7 @@ import numpy as np
 from scipy.special import log_ndtr
 
 from maple.errors import UsageError
-from maple.stats._bisect import GrowingMeans, bisect_points, cluster_means
+from maple.stats._bisect import GrowingMeans, bisect_points, cluster_means, random_halves
 
 _SMALLEST_NORMAL_SAMPLE = 8  # points below which the tail of the Anderson-Darling statistic is not known
 
@@ -92,24 +92,18 @@ class GMeans(GrowingMeans):
         max_iter: int = 100,
         random_state: Any = None,
     ) -> None:
-        self.max_clusters = max_clusters
-        self.min_cluster_size = min_cluster_size
+        super().__init__(max_clusters, min_cluster_size, n_init, max_iter, random_state)
         self.significance = significance
-        self.n_init = n_init
-        self.max_iter = max_iter
-        self.random_state = random_state
 
     def fit(self, X: Any, y: Any = None) -> Self:
         """Find the clusters of ``X`` (n, D); float32 stays float32. ``y`` is ignored."""
         if not isinstance(self.significance, Real) or not 0 < self.significance <= 0.1:
             raise UsageError(f"significance is {self.significance!r}: give a probability above 0 and at most 0.1")
-        self._grow(X)
-        return self
+        return super().fit(X)
 
     def _gain(self, points: np.ndarray, labels: np.ndarray, room: int, random: np.random.RandomState) -> float:
         critical_value = anderson_darling_critical_value(self.significance / 2)
-        order = random.permutation(len(points))
-        halves = points[order[::2]], points[order[1::2]]
+        halves = random_halves(points, random)
         statistics = (self._statistic(*pair, random) for pair in (halves, halves[::-1]))
         return max(statistics) - critical_value
 
@@ -125,6 +119,3 @@ class GMeans(GrowingMeans):
         sample = (tested - first) @ (second - first)  # (n,)
         rounding = 8 * np.finfo(sample.dtype).eps * np.abs(sample).max()
         return anderson_darling(sample) if np.ptp(sample) > rounding else 0.0
-
-    def _score(self, points: np.ndarray, labels: np.ndarray, centers: np.ndarray) -> float:
-        return len(centers)

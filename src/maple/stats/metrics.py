@@ -1,6 +1,6 @@
-"""How good are classes, probabilities and scores? Pure functions on arrays; torch tensors are accepted.
+"""Metrics of classes, probabilities and scores: pure functions on arrays; torch tensors are accepted.
 
-Two families. *Classification*: what is said about N labelled images. *Detection*: how well a score, higher for
+Two families. *Classification*: predictions for N labelled images. *Detection*: how well a score, higher for
 out-of-distribution (OOD) images, separates them from in-distribution (IND) ones; these functions take the scores of
 both sets and are invariant under increasing transforms of them. Empty and NaN input is an error.
 """
@@ -18,7 +18,7 @@ from maple.stats.arrays import PROBABILITY_SLACK, check_ids, check_lengths, chec
 
 
 def _check_correct(values: Any) -> np.ndarray:
-    """Right or wrong per image, as booleans."""
+    """Whether each image was classified correctly, as booleans."""
     array = check_values(values, "correct")
     if not np.isin(array, (0.0, 1.0)).all():
         raise DataError("correct holds values other than 0 and 1: give whether each image was classified correctly")
@@ -33,7 +33,7 @@ def _check_level(level: float, name: str) -> None:
 def accuracy(predicted: Any, labels: Any) -> float:
     """Share of images whose predicted class is their label: ``mean(predicted == label)``.
 
-    Both are *class* ids (N,), so that cluster ids must have been mapped to classes before.
+    Both are *class* ids (N,): map cluster ids to classes first.
 
     >>> accuracy([0, 1, 2, 2], [0, 1, 1, 2])
     0.75
@@ -44,21 +44,23 @@ def accuracy(predicted: Any, labels: Any) -> float:
 
 
 def confusion_matrix(labels: Any, predicted: Any, n_classes: int) -> np.ndarray:
-    """Counts (C, C): entry (i, j) is the number of images of class i that were called j.
+    """Counts (C, C): entry (i, j) is the number of images of class i predicted as j.
 
     >>> confusion_matrix([0, 0, 1, 2], [0, 1, 1, 2], 3)
     array([[1, 1, 0],
            [0, 1, 0],
            [0, 0, 1]])
     """
+    from sklearn import metrics
+
     labels = check_ids(labels, "labels", n_classes)
     predicted = check_ids(predicted, "predicted", n_classes)
     check_lengths(labels=labels, predicted=predicted)
-    return np.bincount(labels * n_classes + predicted, minlength=n_classes**2).reshape(n_classes, n_classes)
+    return metrics.confusion_matrix(labels, predicted, labels=np.arange(n_classes))
 
 
 def per_class_accuracy(confusion: Any) -> np.ndarray:
-    """Share of each class's images that were called right (C,); NaN for classes without images.
+    """Share of each class's images that were classified correctly (C,); NaN for classes without images.
 
     >>> per_class_accuracy([[3, 1], [0, 0]])
     array([0.75,  nan])
@@ -114,8 +116,8 @@ def expected_calibration_error(confidence: Any, correct: Any, bins: int = 15) ->
 def calibration_floor(confidence: Any, bins: int = 15, draws: int = 100, seed: int = 0) -> float:
     """The ECE that these confidences would score on average if they were perfectly calibrated.
 
-    With finitely many images the accuracy of a bin differs from its confidence by chance, and an absolute difference
-    never averages out: images that are right with exactly the probability stated do not have an ECE of 0.
+    With finitely many images the accuracy of a bin differs from its confidence by chance, and absolute differences do
+    not average out: perfectly calibrated confidences have an ECE above 0.
 
     >>> round(calibration_floor(np.full(10_000, 0.8)), 3)  # sqrt(2 p (1 - p) / (pi n)) = 0.0032
     0.003
@@ -234,7 +236,8 @@ def _check_scores(ind_scores: Any, ood_scores: Any) -> tuple[np.ndarray, np.ndar
 def auroc(ind_scores: Any, ood_scores: Any) -> float:
     """Probability that an OOD image scores higher than an IND image, ties counting half.
 
-    ``1/(n m) sum_ij 1[o_j > i_i] + 1/2 1[o_j = i_i]``: the area under the ROC curve, in O(n log n).
+    ``1/(n m) sum_ij 1[o_j > i_i] + 1/2 1[o_j = i_i]``: the area under the ROC curve, in O(n log n). Pairs are counted,
+    not areas summed: detectors that rank images alike have equal values, to the last bit.
 
     >>> auroc([0.0, 1.0, 2.0], [1.0, 3.0])
     0.75
@@ -245,15 +248,13 @@ def auroc(ind_scores: Any, ood_scores: Any) -> float:
     return float((below + up_to).mean() / (2 * len(ind)))
 
 
-def _flagged(ind: np.ndarray, ood: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Distinct scores, falling, and how many IND and OOD images score at least each of them."""
-    thresholds, inverse = np.unique(np.concatenate([ind, ood]), return_inverse=True)
-    n = len(thresholds)
+def _pooled(ind: np.ndarray, ood: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Which images are OOD, the rank of each score, and the distinct scores, ascending.
 
-    def at_least(index: np.ndarray) -> np.ndarray:
-        return np.cumsum(np.bincount(index, minlength=n)[::-1])
-
-    return thresholds[::-1], at_least(inverse[: len(ind)]), at_least(inverse[len(ind) :])
+    Ranks stand in for scores, of which scikit-learn refuses infinite ones.
+    """
+    distinct, ranks = np.unique(np.concatenate([ind, ood]), return_inverse=True)
+    return np.repeat([False, True], [len(ind), len(ood)]), ranks, distinct
 
 
 def roc_curve(ind_scores: Any, ood_scores: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -264,9 +265,11 @@ def roc_curve(ind_scores: Any, ood_scores: Any) -> tuple[np.ndarray, np.ndarray,
     >>> roc_curve([0.0, 1.0], [1.0, 2.0])
     (array([0. , 0. , 0.5, 1. ]), array([0. , 0.5, 1. , 1. ]), array([inf,  2.,  1.,  0.]))
     """
-    ind, ood = _check_scores(ind_scores, ood_scores)
-    thresholds, ind_flagged, ood_flagged = _flagged(ind, ood)
-    return np.r_[0, ind_flagged] / len(ind), np.r_[0, ood_flagged] / len(ood), np.r_[np.inf, thresholds]
+    from sklearn import metrics
+
+    is_ood, ranks, distinct = _pooled(*_check_scores(ind_scores, ood_scores))
+    ind_flagged, ood_flagged, _ = metrics.roc_curve(is_ood, ranks, drop_intermediate=False)
+    return ind_flagged, ood_flagged, np.r_[np.inf, distinct[::-1]]
 
 
 def aupr_out(ind_scores: Any, ood_scores: Any) -> float:
@@ -277,10 +280,10 @@ def aupr_out(ind_scores: Any, ood_scores: Any) -> float:
     >>> round(aupr_out([0.0, 1.0, 2.0], [1.0, 3.0]), 4)
     0.75
     """
-    ind, ood = _check_scores(ind_scores, ood_scores)
-    _, ind_flagged, ood_flagged = _flagged(ind, ood)
-    precision = ood_flagged / (ind_flagged + ood_flagged)
-    return float(np.sum(np.diff(ood_flagged, prepend=0) * precision) / len(ood))
+    from sklearn import metrics
+
+    is_ood, ranks, _ = _pooled(*_check_scores(ind_scores, ood_scores))
+    return float(metrics.average_precision_score(is_ood, ranks))
 
 
 def aupr_in(ind_scores: Any, ood_scores: Any) -> float:
@@ -333,7 +336,7 @@ def mean_and_deviation(values: Any) -> tuple[float, float]:
 
 
 def format_spread(values: Any, digits: int = 3) -> str:
-    """Mean and deviation as people write them.
+    """Mean and deviation, for tables.
 
     >>> format_spread([0.90, 0.92, 0.94]), format_spread([0.9])
     ('0.920 ± 0.020', '0.900')

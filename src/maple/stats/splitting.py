@@ -5,6 +5,7 @@ Where a class has clusters depends on how distances are measured: :func:`map_cla
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -26,19 +27,25 @@ ClusterSpace = Literal["raw", "normalised", "projected", "whitened"]
 ClusterScope = Literal["cluster", "class"]
 
 
+@dataclass(frozen=True)
+class Clustering:
+    """How a class is split into clusters."""
+
+    method: ClusterMethod = "xmeans"
+    scope: ClusterScope = "cluster"  # split the clusters of a class further, or the class as a whole
+    space: ClusterSpace = "raw"  # in which the class is clustered: see :func:`map_class`
+    n_components: int = 5  # of the space ``projected``
+    max_clusters: int = 5  # of a class
+    min_cluster_size: int = 1
+    seed: int = 0
+
+
 def split_clusters(
     embeddings: np.ndarray,
     rows: np.ndarray,
     current: Relabelling,
     hard: np.ndarray,
-    *,
-    method: ClusterMethod = "xmeans",
-    scope: ClusterScope = "cluster",
-    space: ClusterSpace = "raw",
-    n_components: int = 5,
-    max_clusters: int = 5,
-    min_cluster_size: int = 1,
-    seed: int = 0,
+    how: Clustering = Clustering(),
 ) -> Relabelling:
     """Split the ``hard`` classes; ``embeddings`` are those of ``rows``, all training images of these classes.
 
@@ -55,37 +62,24 @@ def split_clusters(
     >>> after.cluster_to_class, after.parents, after.shares
     (array([0, 0, 1]), array([0, 0, 1]), array([0.5, 0.5, 1. ]))
     """
-    start = _merged(current) if scope == "class" else current
-    children = np.zeros(len(start.cluster_ids), dtype=np.int64)  # which part of its cluster an image goes to
+    start = _merged(current) if how.scope == "class" else current
+    children = np.zeros(len(start.cluster_ids), dtype=np.int64)  # the part of its cluster that an image goes to
     for class_id in hard:
         in_class = start.cluster_to_class[start.cluster_ids[rows]] == class_id
-        children[rows[in_class]] = _split_class(
-            map_class(embeddings[in_class], space, n_components),
-            start.cluster_ids[rows[in_class]],
-            method,
-            max_clusters,
-            min_cluster_size,
-            seed,
-        )
+        points = map_class(embeddings[in_class], how.space, how.n_components)
+        children[rows[in_class]] = _split_class(points, start.cluster_ids[rows[in_class]], how)
     return _renumbered(start, children)
 
 
-def _split_class(
-    points: np.ndarray,
-    cluster_ids: np.ndarray,
-    method: ClusterMethod,
-    max_clusters: int,
-    min_cluster_size: int,
-    seed: int,
-) -> np.ndarray:
-    """Which part of its cluster each of a class's images goes to (n,); the largest clusters are split first."""
+def _split_class(points: np.ndarray, cluster_ids: np.ndarray, how: Clustering) -> np.ndarray:
+    """The part of its cluster that each image of a class goes to (n,); the largest clusters are split first."""
     parts = np.zeros(len(points), dtype=np.int64)
     clusters, sizes = np.unique(cluster_ids, return_counts=True)
-    room = max_clusters - len(clusters)
+    room = how.max_clusters - len(clusters)
     for cluster in clusters[np.argsort(-sizes, kind="stable")]:
         inside = cluster_ids == cluster
         parts[inside] = cluster_points(
-            points[inside], method, max_clusters=room + 1, min_cluster_size=min_cluster_size, seed=seed
+            points[inside], how.method, max_clusters=room + 1, min_cluster_size=how.min_cluster_size, seed=how.seed
         )
         room -= int(parts[inside].max())
     return parts

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Self
 
 import numpy as np
 
-from maple.stats._bisect import GrowingMeans, bisect_points
+from maple.stats._bisect import GrowingMeans, bisect_points, random_halves
 from maple.stats.covariance import IMAGES_PER_COMPONENT, RELATIVE_FLOOR, principal_axes, whitening
 from maple.stats.gaussians import squared_distances
 from maple.stats.moments import Moments
@@ -97,34 +96,11 @@ class TMeans(GrowingMeans):
     2
     """
 
-    def __init__(
-        self,
-        max_clusters: int = 5,
-        min_cluster_size: int = 1,
-        n_init: int = 4,
-        max_iter: int = 100,
-        random_state: Any = None,
-    ) -> None:
-        self.max_clusters = max_clusters
-        self.min_cluster_size = min_cluster_size
-        self.n_init = n_init
-        self.max_iter = max_iter
-        self.random_state = random_state
-
-    def fit(self, X: Any, y: Any = None) -> Self:
-        """Find the clusters of ``X`` (n, D); float32 stays float32. ``y`` is ignored."""
-        self._grow(X)
-        return self
-
     def _gain(self, points: np.ndarray, labels: np.ndarray, room: int, random: np.random.RandomState) -> float:
-        order = random.permutation(len(points))
-        halves = points[order[::2]], points[order[1::2]]
+        halves = random_halves(points, random)
         return sum(self._judged(*pair, random) for pair in (halves, halves[::-1]))
 
     def _judged(self, fitted: np.ndarray, held_out: np.ndarray, random: np.random.RandomState) -> float:
         """What the cut of ``fitted`` gains on ``held_out``; minus infinity where ``fitted`` cannot be cut."""
         sides = bisect_points(fitted, n_init=self.n_init, max_iter=self.max_iter, random_state=random)
         return -math.inf if sides is None else held_out_gain(fitted, sides, held_out)
-
-    def _score(self, points: np.ndarray, labels: np.ndarray, centers: np.ndarray) -> float:
-        return len(centers)

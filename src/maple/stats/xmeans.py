@@ -104,20 +104,6 @@ class XMeans(GrowingMeans):
     (4, [50, 50, 50, 50])
     """
 
-    def __init__(
-        self,
-        max_clusters: int = 5,
-        min_cluster_size: int = 1,
-        n_init: int = 4,
-        max_iter: int = 100,
-        random_state: Any = None,
-    ) -> None:
-        self.max_clusters = max_clusters
-        self.min_cluster_size = min_cluster_size
-        self.n_init = n_init
-        self.max_iter = max_iter
-        self.random_state = random_state
-
     def fit(self, X: Any, y: Any = None) -> Self:
         """Find the clusters of ``X`` (n, D); float32 stays float32. ``y`` is ignored."""
         points = self._grow(X)

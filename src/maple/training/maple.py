@@ -23,7 +23,7 @@ from torch.nn import functional as F
 from maple.decisions.probability import class_probabilities
 from maple.errors import ConfigError, UsageError
 from maple.options import as_dict
-from maple.stats.splitting import split_clusters
+from maple.stats.splitting import Clustering, split_clusters
 from maple.training.hard_classes import find_hard_classes
 from maple.training.loss import LossTerm, contrastive_loss, prototype_loss, triplet_loss
 from maple.training.options import MapleOptions
@@ -140,11 +140,7 @@ class MapleRecipe(MapleOptions, Recipe):
             return None
         rows = np.flatnonzero(np.isin(current.cluster_to_class[current.cluster_ids], hard))
         embeddings = embed_rows(rows) if len(rows) else np.empty((0, 1), np.float32)
-        return split_clusters(
-            embeddings,
-            rows,
-            current,
-            hard,
+        how = Clustering(
             method=self.cluster_method,
             scope=self.cluster_scope,
             space=self.cluster_space,
@@ -153,6 +149,7 @@ class MapleRecipe(MapleOptions, Recipe):
             min_cluster_size=self.min_cluster_size,
             seed=seed + epoch,
         )
+        return split_clusters(embeddings, rows, current, hard, how)
 
     def grow_head(self, head: nn.Module, relabelling: Relabelling) -> tuple[nn.Module, bool]:
         if not isinstance(head, nn.Linear):
