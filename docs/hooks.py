@@ -9,13 +9,13 @@
 
 from __future__ import annotations
 
-import ast
 import html
 import inspect
 import posixpath
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import fields
+from importlib import import_module
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
@@ -191,13 +191,11 @@ def names() -> str:
 
     rows = []
     for name in maple.__all__:
-        module, defined = maple._EXPORTS[name], MADE_OF.get(name, name)
-        path = ROOT / "src" / Path(*module.split(".")).with_suffix(".py")
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-        (node,) = (n for n in tree.body if isinstance(n, ast.ClassDef | ast.FunctionDef) and n.name == defined)
-        summary = (ast.get_docstring(node) or "").partition("\n\n")[0].replace("``", "`")
+        described = MADE_OF.get(name, name)
+        found = getattr(import_module(maple._EXPORTS[name]), described)
+        summary = inspect.cleandoc(found.__doc__ or "").partition("\n\n")[0].replace("``", "`")
         summary = re.sub(r":[a-z]+:(?=`)", "", summary)  # roles
-        rows.append((f"[`maple.{name}`][{module}.{defined}]", _cell(summary)))
+        rows.append((f"[`maple.{name}`][{found.__module__}.{described}]", _cell(summary)))
     return _table(("name", ""), rows)
 
 

@@ -229,7 +229,7 @@ def check_decision(*arguments: Any, decision: dict[str, Any] | None = None, **_:
     build_options(DecisionOptions, flags, where=None)
 
 
-def check_detectors(*arguments: Any) -> None:
+def check_detectors(*arguments: Any, **_: Any) -> None:
     from maple.runs.train import list_methods
 
     known = {row["name"] for row in list_methods() if row["kind"] == "detector"}
