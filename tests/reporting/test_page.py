@@ -1,4 +1,4 @@
-"""Pages: names are text, whatever they hold, and a forgotten value is an error."""
+"""Pages: values are escaped, forbidden characters are replaced, and a missing value is an error."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from jinja2 import UndefinedError
 from maple.reporting.page import render_page
 
 EMPTY = {
-    "version": "1",
     "title": "a title",
     "subtitle": "",
-    "cases": [],
+    "sections": [],
     "pictures": [],
     "crisp": False,
     "has_ends": False,
     "has_parts": False,
+    "part_meanings": {},
     "n_components": 1,
-    "component_words": "",
+    "component_note": "",
 }
 
 

@@ -25,12 +25,12 @@ from maple.files import load_json, save_json
 from maple.networks import create_backbone, embed
 from maple.prediction.explain import component_coordinates
 from maple.prediction.predictor import fit_predictor, load_predictor
+from maple.reporting.explanations import render_explanations
 from maple.reporting.gallery import read_gallery, write_training_gallery
 from maple.runs.explain import (
     MAX_IMAGES,
     explain_images,
     read_usual_distance,
-    render_explanations,
     to_json,
     to_text,
 )
