@@ -94,6 +94,7 @@ def join_runs(runs: list[Run], recipe: EnsembleRecipe, folder: Path | None = Non
         backbone=backbone.eval(),
         history=history,
         snapshots={name: np.hstack([run.snapshots[name] for run in runs]) for name in first.snapshots},
+        validation=None,
     )
 
 
