@@ -48,8 +48,8 @@ from maple.reporting.plots import (
     standalone_svg,
 )
 from maple.runs.benchmark.trainings import Job, ensure_trained, list_jobs
-from maple.runs.config import resolve_config
-from maple.runs.train import own_splits, read_run_config
+from maple.runs.folder import RunFolder
+from maple.runs.splits import reopen_splits
 from maple.stats import metrics
 from maple.text import percent, shorten
 from maple.types import Prediction
@@ -68,8 +68,7 @@ def find_job(runs: Path, data_root: Path) -> Job:
 
 def load_run(folder: Path, data_root: Path) -> tuple[Predictor, Splits]:
     predictor = load_predictor(folder)
-    origin, sections = read_run_config(folder)
-    return predictor, own_splits(folder, origin, resolve_config({}, sections), predictor.size, data_root)
+    return predictor, reopen_splits(RunFolder(folder), predictor.size, data_root)
 
 
 # --- figures ---------------------------------------------------------------------------------------------------------

@@ -38,7 +38,8 @@ from maple.options import as_dict
 from maple.prediction.predictor import Predictor, load_predictor
 from maple.runs.benchmark.trainings import Job, ensure_trained
 from maple.runs.config import resolve_config
-from maple.runs.train import own_splits, read_run_config
+from maple.runs.folder import RunFolder
+from maple.runs.splits import reopen_splits
 from maple.runs.update import update_from_outputs
 from maple.stats.metrics import auroc, expected_calibration_error, negative_log_likelihood
 from maple.types import Outputs
@@ -63,9 +64,9 @@ class Study:
 def load_study(folder: Path, new: str, data_root: Path) -> tuple[Predictor, Study]:
     """The predictor of a run that left out ``new``, and what its network says about all images."""
     predictor = load_predictor(folder)
-    origin, sections = read_run_config(folder)
-    config = resolve_config({}, sections)
-    splits = own_splits(folder, origin, config, predictor.size, data_root)
+    run = RunFolder(folder)
+    config = resolve_config({}, run.read_config().sections)
+    splits = reopen_splits(run, predictor.size, data_root)
     names = (*splits.class_names, new)
     how: dict[str, Any] = {"size": predictor.size, "fit": predictor.fit, "data_root": data_root}
     whole = open_images("cifar10/train", **how)

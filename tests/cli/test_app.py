@@ -79,7 +79,7 @@ def _interrupt(*_arguments, **_options):
 def test_run_folder_is_complete(finished):
     expected = {
         "config.toml", "history.csv", "weights.safetensors", "detector.safetensors", "classes.json", "gallery",
-        "results.json", "report.html",
+        "results.json", "report.html", ".lock",
     }  # fmt: skip
     assert {path.name for path in finished.iterdir()} == expected
 

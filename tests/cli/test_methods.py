@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,7 +13,8 @@ from maple.detectors.registry import list_detectors
 from maple.errors import UsageError
 from maple.options import read_toml
 from maple.prediction.predictor import load_predictor
-from maple.runs.train import evaluate_run, list_methods
+from maple.runs.evaluate import EvaluateRequest, evaluate_run
+from maple.runs.listings import list_methods
 from maple.training.recipe import find_recipe, list_recipes
 from maple.types import About
 
@@ -137,11 +139,14 @@ def test_what_a_recipe_cannot_do_is_known_before_anything_is_written(tmp_path, c
 
 
 def test_gaussian_detectors_are_read_as_the_paper_does_and_are_no_baseline(plain):
-    results = evaluate_run(plain, ood={"far": "simulated-diatoms/far?n=60"}, detectors=["md", "rmd"], report=False)
+    request = EvaluateRequest(
+        run=plain, ood={"far": "simulated-diatoms/far?n=60"}, detectors=["md", "rmd"], report=False
+    )
+    results = evaluate_run(request)
     assert results.methods["md"].classification is not None and results.methods["md"].n_components > 0
     assert results.methods["rmd"].classification is None  # its score is no squared distance
     assert results.baseline is None
-    assert evaluate_run(plain, detectors=["md", "softmax"], report=False).baseline == "softmax"
+    assert evaluate_run(replace(request, ood={}, detectors=["md", "softmax"])).baseline == "softmax"
 
 
 def test_methods_of_others_are_listed_with_their_docstring():

@@ -229,12 +229,12 @@ def check_decision(*arguments: Any, decision: dict[str, Any] | None = None, **_:
     build_options(DecisionOptions, flags, where=None)
 
 
-def check_detectors(*arguments: Any, **_: Any) -> None:
-    from maple.runs.train import list_methods
+def check_detectors(request: Any) -> None:
+    from maple.runs.listings import list_methods
 
     known = {row["name"] for row in list_methods() if row["kind"] == "detector"}
-    build_options(DecisionOptions, arguments[3], where=None)
-    assert set(arguments[7] or ()) <= known
+    build_options(DecisionOptions, request.decision, where=None)
+    assert set(request.detectors or ()) <= known
 
 
 def check_suites(request: Any) -> None:
@@ -255,12 +255,12 @@ def nothing(*_: Any, **__: Any) -> None:
 
 # Where the work of a command is done, by what imports it when it is called, and what is checked of the request.
 WORK: dict[str, Callable[..., None]] = {
-    "maple.runs.train.run_demo": nothing,
+    "maple.runs.demo.run_demo": nothing,
     "maple.runs.train.train_run": check_config,
-    "maple.runs.train.evaluate_run": check_detectors,
-    "maple.runs.train.list_methods": nothing,
-    "maple.runs.train.list_sources": nothing,
-    "maple.runs.train.describe_source": check_source,
+    "maple.runs.evaluate.evaluate_run": check_detectors,
+    "maple.runs.listings.list_methods": nothing,
+    "maple.runs.listings.list_sources": nothing,
+    "maple.runs.listings.describe_source": check_source,
     "maple.data.catalogue.get_data_set": check_source,
     "maple.runs.fit.fit_run": check_config,
     "maple.runs.tune.search.tune_recipe": check_tuning,
@@ -271,7 +271,7 @@ WORK: dict[str, Callable[..., None]] = {
     "maple.runs.predict.predict_images": check_decision,
     "maple.runs.explain.explain_images": check_decision,
     "maple.runs.monitor.monitor_images": nothing,
-    "maple.reporting.report.write_report": nothing,
+    "maple.runs.report.report_run": nothing,
     "maple.runs.benchmark.suites.list_suites": nothing,
     "maple.runs.benchmark.suites.plan_suites": check_suites,
     "maple.runs.benchmark.suites.run_suites": check_suites,

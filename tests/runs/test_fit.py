@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -27,7 +28,8 @@ from maple.options import read_toml
 from maple.prediction.predictor import fit_predictor, load_predictor
 from maple.runs.config import resolve_config
 from maple.runs.fit import FitRequest, check_head, fit_run
-from maple.runs.train import load_run_splits, own_splits, read_run_config
+from maple.runs.folder import RunFolder, RunOrigin
+from maple.runs.splits import load_run_splits, reopen_splits
 
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
 N_CLASSES = 5
@@ -162,9 +164,9 @@ def test_unseen_images_are_split_and_seen_ones_left_out(here, digits, tmp_path):
     """Of the images for calibration some are in the training images, and one is twice there."""
     part = np.r_[490:510, 505, 510:600]
     np.savez(tmp_path / "mixed.npz", images=digits.pixels[part], labels=digits.labels[part])
-    origin = {"source": "train.npz", "calibrate": str(tmp_path / "mixed.npz"), "test": "test.npz"}
-    config = resolve_config({"splits": (0.1, 0.6, 0.2, 0.1)})
-    splits = load_run_splits(origin, config, None)
+    origin = RunOrigin(source="train.npz", calibrate=str(tmp_path / "mixed.npz"), test="test.npz")
+    options = resolve_config({"splits": (0.1, 0.6, 0.2, 0.1)}).data
+    splits = load_run_splits(origin, options, None)
     assert len(splits.train) == 500 and len(splits.test) == 150
     keys = [set(images.keys) for images in (splits.train, splits.validation, splits.calibration, splits.test)]
     assert sum(map(len, keys)) == len(set.union(*keys))
@@ -175,9 +177,9 @@ def test_unseen_images_are_split_and_seen_ones_left_out(here, digits, tmp_path):
         assert set(images.labels) == set(range(N_CLASSES))
     assert sum("trained on it" in item.reason for item in splits.skipped) == 10
     with pytest.raises(DataError, match="give images that it has not seen"):
-        load_run_splits(origin | {"calibrate": "train.npz"}, config, None)
+        load_run_splits(replace(origin, calibrate="train.npz"), options, None)
     with pytest.raises(UsageError, match="both shares"):
-        load_run_splits(origin, resolve_config({"splits": (0.8, 0.2, 0.0, 0.0)}), None)
+        load_run_splits(origin, resolve_config({"splits": (0.8, 0.2, 0.0, 0.0)}).data, None)
 
 
 def test_classes_in_the_order_of_the_head(here, tmp_path, capsys):
@@ -188,8 +190,7 @@ def test_classes_in_the_order_of_the_head(here, tmp_path, capsys):
     methods = json.loads((tmp_path / "run" / "results.json").read_text())["methods"]
     assert methods["maple-paper"]["classification"]["accuracy"] > 0.8
     assert methods["softmax"]["classification"]["accuracy"] < 0.5
-    origin, sections = read_run_config(tmp_path / "run")
-    splits = own_splits(tmp_path / "run", origin, resolve_config(file=sections), 8, None)  # which checks digests
+    splits = reopen_splits(RunFolder(tmp_path / "run"), 8)  # which checks digests
     assert splits.test.class_names == ("4", "3", "2", "1", "0")
     assert fit(model, "--trust", "--out", tmp_path / "other", "--class-names", "4,3,2,1,zero") == 2
     assert "first '0'" in flat(capsys.readouterr().err)
@@ -219,8 +220,7 @@ def test_a_run_is_replaced_only_if_asked(finished, here, tmp_path, capsys):
     assert "--overwrite" in flat(capsys.readouterr().err)
     assert fit(model, "--trust", "--out", out, "--overwrite") == 0
     assert not (out / "network").exists()
-    origin, _ = read_run_config(out)
-    assert origin["model"] == model
+    assert RunFolder(out).read_config().origin.model == model
 
 
 @pytest.mark.parametrize(

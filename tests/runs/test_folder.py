@@ -13,7 +13,7 @@ import pytest
 
 from maple.errors import RunError, UsageError
 from maple.files import FORMAT_VERSION, RunFile, write_atomic
-from maple.runs.folder import Origin, RunClasses, RunFolder, RunSettings
+from maple.runs.folder import RunClasses, RunFolder, RunOrigin, RunSettings
 from maple.types import Skipped
 
 HOLD = """
@@ -40,7 +40,7 @@ def hold(folder: RunFolder) -> subprocess.Popen:
 
 
 def test_settings_survive(folder):
-    origin = Origin(source="digits", classes=("b", "a"), command="maple train digits")
+    origin = RunOrigin(source="digits", classes=("b", "a"), command="maple train digits")
     folder.write_config(RunSettings(origin, {"train": {"epochs": 3}}))
     assert folder.holds_run()
     assert folder.read_config() == RunSettings(origin, {"train": {"epochs": 3}})

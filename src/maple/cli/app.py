@@ -187,7 +187,7 @@ def demo(
     as_json: AsJson = False,
 ) -> None:
     """Train, fit, evaluate and report on simulated diatoms, with unknown taxa: about two minutes."""
-    from maple.runs.train import run_demo
+    from maple.runs.demo import run_demo
 
     _finish(run_demo(out, seed), as_json)
 
@@ -241,7 +241,8 @@ def train(
     head if it has one output per class. That wants a lower learning rate than a new network, with a warm-up: where no
     --preset is given it is finetune; for transformers add --optimizer adam --learning-rate 0.0001 --weight-decay 0.
     """
-    from maple.runs.train import TrainRequest, default_out, train_run
+    from maple.runs.request import default_out
+    from maple.runs.train import TrainRequest, train_run
 
     request = TrainRequest(
         source=data,
@@ -330,7 +331,7 @@ def fit(
 ) -> None:
     """Make a run of a network that someone else trained, without training; the run folder holds everything."""
     from maple.runs.fit import FitRequest, fit_run
-    from maple.runs.train import default_out
+    from maple.runs.request import default_out
 
     request = FitRequest(
         model=model,
@@ -411,7 +412,7 @@ def tune(
     as_json: AsJson = False,
 ) -> None:
     """Search for better settings of a recipe on in-distribution images alone; the same command goes on with a study."""
-    from maple.runs.train import default_out
+    from maple.runs.request import default_out
     from maple.runs.tune.search import TuneRequest, make_plan, tune_recipe
 
     default = default_out(data)
@@ -556,21 +557,21 @@ def evaluate(
     as_json: AsJson = False,
 ) -> None:
     """Measure accuracy, calibration and detection of unknown images, and update the report."""
-    from maple.runs.train import evaluate_run
+    from maple.runs.evaluate import EvaluateRequest, evaluate_run
 
-    results = evaluate_run(
-        run,
-        ind,
-        _named_sources(ood or []),
-        flags,
-        data_root,
-        _command_line(),
-        workers,
-        None if detector is None else _names(detector),
-        ood_validation,
+    request = EvaluateRequest(
+        run=run,
+        ind=ind,
+        ood=_named_sources(ood or []),
+        decision=flags,
+        detectors=None if detector is None else _names(detector),
+        ood_validation=ood_validation,
+        data_root=data_root,
+        workers=workers,
         trust=trust,
+        command=_command_line(),
     )
-    _finish(results, as_json)
+    _finish(evaluate_run(request), as_json)
 
 
 @app.command()
@@ -714,7 +715,7 @@ def _longest_word(rows: list[dict[str, str]], name: str) -> int:
 @app.command()
 def methods(as_json: AsJson = False) -> None:
     """All recipes (how a network learns) and detectors (what ranks images), with their papers and what they cost."""
-    from maple.runs.train import list_methods
+    from maple.runs.listings import list_methods
 
     rows = list_methods()
     if as_json:
@@ -743,9 +744,10 @@ def report(
     out: Annotated[Path | None, typer.Option(help="HTML file to write; default: report.html in the run")] = None,
 ) -> None:
     """Write one self-contained HTML file about a run."""
-    from maple.reporting.report import write_report
+    from maple.runs.report import report_run
 
-    output.print(f"report: {write_report(run, out=out, predictions=predictions)}", highlight=False, soft_wrap=True)
+    path = report_run(run, out, predictions, _command_line())
+    output.print(f"report: {path}", highlight=False, soft_wrap=True)
 
 
 @app.command()
@@ -869,7 +871,7 @@ def data(
     as_json: AsJson = False,
 ) -> None:
     """What data sets there are, where they are looked for, what is in one of them, and how to get it."""
-    from maple.runs.train import describe_source, list_sources
+    from maple.runs.listings import describe_source, list_sources
 
     if get:
         from maple.data.catalogue import get_data_set

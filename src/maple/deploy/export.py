@@ -41,9 +41,10 @@ from maple.networks import OnnxBackbone, as_image_batch, embed, evaluating
 from maple.prediction.onnx import INPUT, MAX_FILE_BYTES, METADATA, OnnxPredictor, write_metadata
 from maple.prediction.predictor import Predictor, load_predictor
 from maple.reporting.gallery import Gallery, read_gallery
-from maple.runs.config import resolve_config
+from maple.runs.folder import RunFolder
 from maple.runs.loading import open_like
-from maple.runs.train import LEFT_OUT, left_out_images, own_splits, read_run_config
+from maple.runs.request import LEFT_OUT
+from maple.runs.splits import left_out_images, reopen_splits
 from maple.stats.metrics import auroc, expected_calibration_error
 from maple.types import Prediction
 
@@ -535,7 +536,7 @@ def export_run(
     splits = None
     if quantise or not len(check):
         try:
-            splits = _find_splits(folder, predictor, data_root)
+            splits = reopen_splits(RunFolder(folder), predictor.size, data_root)
         except MapleError as error:
             if ood or not len(check):
                 raise RunError(
@@ -566,13 +567,6 @@ def export_run(
         test=test,
         ood=unknown,
     )
-
-
-def _find_splits(folder: Path, predictor: Predictor, data_root: Path | None) -> Splits:
-    """The images of the run, where they are still there."""
-    origin, sections = read_run_config(folder)
-    root = data_root or (Path(origin["data_root"]) if origin.get("data_root") else None)
-    return own_splits(folder, origin, resolve_config({}, sections), predictor.size, root)
 
 
 def _still_unknown(predictor: Predictor, images: ImageSet) -> ImageSet:

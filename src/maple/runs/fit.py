@@ -1,10 +1,10 @@
-"""``maple fit``: a network that someone else trained becomes a run like any other, without training."""
+"""``maple fit``: make a run of a trained network, without training it."""
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from maple.data.splits import Splits
 from maple.detectors.maple import MapleDetector
@@ -14,27 +14,18 @@ from maple.networks import Backbone, Origin, embed, open_model, use_fast_allocat
 from maple.options import as_dict
 from maple.prediction.predictor import Predictor, fit_predictor
 from maple.progress import counting, say, warn
+from maple.runs._finish import Fitted, finish_run, prepare_folder
 from maple.runs.config import RunConfig, resolve_config
+from maple.runs.folder import RunFolder, RunOrigin
 from maple.runs.init import check_weights, describe_network, follow_network, try_image
-from maple.runs.train import (
-    LEFT_OUT,
-    RunRequest,
-    absolute_source,
-    announce_images,
-    check_unknown,
-    finish_run,
-    holds_run,
-    left_out_images,
-    load_run_splits,
-    order_like_head,
-    prepare_folder,
-)
+from maple.runs.request import LEFT_OUT, RunRequest, absolute_path, absolute_source, check_unknown
+from maple.runs.splits import announce_images, left_out_images, load_run_splits, order_like_head
 from maple.text import percent
 from maple.training.loop import snapshot_rows
 from maple.training.prepare import count_outputs
 from maple.types import Outputs, Relabelling
 
-SECTIONS = ("data", "detector", "decision")  # of the options, those that fitting reads
+_SECTIONS = ("data", "detector", "decision")  # of the options, those that fitting reads
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,40 +41,59 @@ class FitRequest(RunRequest):
     mean: tuple[float, ...] | None = None
     std: tuple[float, ...] | None = None
     shallow: str | None = None
-    trust: bool = False
     command: str = "maple fit"
 
-    def origin(self) -> dict[str, Any]:
-        return {
-            **super().origin(),
-            "calibrate": absolute_source(self.calibrate),
-            "model": absolute_source(self.model),
-            "weights": str(self.weights.expanduser().resolve()) if self.weights else None,
-        }
+    def origin(self) -> RunOrigin:
+        return dataclasses.replace(
+            super().origin(),
+            calibrate=absolute_source(self.calibrate),
+            model=absolute_source(self.model),
+            weights=absolute_path(self.weights),
+        )
 
 
 def fit_run(request: FitRequest) -> Results | None:
-    """Open the network, fit, calibrate, test and report; the results, or ``None`` without test images.
+    """Open the network, fit, calibrate, evaluate and report; the results, or ``None`` without test images.
 
-    All images of the source, which the network was trained on, teach the Gaussians. Those of ``calibrate``, which it
-    has not seen, teach temperature and score with one part and thresholds with the other, disjoint and stratified.
-    Without ``calibrate`` the source is split four ways, which is right only for a network that has seen none of it.
-    Whatever can be wrong with the request is found before the run folder is touched.
+    The Gaussians are fitted on all images of the source, which the network was trained on. The images of ``calibrate``,
+    which it has not seen, are split: one part fits temperature and score, the other the thresholds. Without
+    ``calibrate`` the source is split four ways, which is right only if the network has seen none of it. The request is
+    checked before the run folder is touched; the folder is locked while it is written.
     """
-    if holds_run(request.out) and not request.overwrite:
+    run = RunFolder(request.out)
+    run.check_unlocked()
+    _check_folder(request)
+    request, config, backbone, splits = _open_all(request)
+    say(describe_network(backbone))
+    announce_images(request, splits, config.data)
+    with run.lock(request.command):
+        _check_folder(request)  # again: another process may have written it meanwhile
+        sections = {name: values for name, values in config.sections().items() if name in _SECTIONS}
+        prepare_folder(request, {"model": {"backbone": request.model}, **sections})
+        use_fast_allocator()
+        fitted = _fit(backbone, splits, config)
+        return finish_run(request, config, splits, fitted)
+
+
+def _check_folder(request: FitRequest) -> None:
+    if RunFolder(request.out).holds_run() and not request.overwrite:
         raise UsageError(f"'{request.out}' already holds a run: add --overwrite to replace it")
+
+
+def _open_all(request: FitRequest) -> tuple[FitRequest, RunConfig, Backbone, Splits]:
+    """Check the request, open network and images, and put the classes in the order of the head."""
     check_unknown(request)
     if request.calibrate is None and not request.drop_head:
         raise UsageError(
-            "there are no images that the network has not seen: give some with --calibrate, or add --drop-head where "
-            "it was trained on other images altogether"
+            "fitting needs images that the network has not seen: give some with --calibrate, or add --drop-head if it "
+            "was trained on other images altogether"
         )
     check_weights(request.model, request.weights)
     config = resolve_config(request.flags)
     backbone = _open_backbone(request, config)
     origin = backbone.origin or Origin()
     config = follow_network(config, backbone.size, origin.fit, request.flags)
-    splits = load_run_splits(request.origin(), config, request.data_root)
+    splits = load_run_splits(request.origin(), config.data, request.data_root)
     if backbone.head is not None:
         request, splits = order_like_head(request, splits, origin.class_names)
     if not len(splits.validation):
@@ -92,10 +102,10 @@ def fit_run(request: FitRequest) -> Results | None:
         left_out_images(splits)
     check_head(backbone, splits)
     try_image(backbone, splits.train)
-    _announce(request, backbone, splits, config)
-    sections = {name: values for name, values in config.sections().items() if name in SECTIONS}
-    prepare_folder(request, {"model": {"backbone": request.model}, **sections})
-    use_fast_allocator()
+    return request, config, backbone, splits
+
+
+def _fit(backbone: Backbone, splits: Splits, config: RunConfig) -> Fitted:
     workers = config.train.workers
     with counting("embedding unseen images") as progress:
         validation = embed(backbone, splits.validation, workers=workers, progress=progress)
@@ -115,8 +125,7 @@ def fit_run(request: FitRequest) -> Results | None:
         )
     _warn_of_another_order(predictor, validation)
     relabelling = Relabelling.initial(splits.train.labels, len(splits.class_names))
-    snapshots = {"after": validation[snapshot_rows(len(validation))]}
-    return finish_run(request, config, splits, predictor, relabelling, snapshots, {})
+    return Fitted(predictor, relabelling, {"after": validation[snapshot_rows(len(validation))]}, {})
 
 
 def _open_backbone(request: FitRequest, config: RunConfig) -> Backbone:
@@ -135,32 +144,26 @@ def _open_backbone(request: FitRequest, config: RunConfig) -> Backbone:
 
 
 def check_head(backbone: Backbone, splits: Splits) -> None:
-    """Refuse a head that was made for another number of classes."""
+    """Refuse a head for another number of classes."""
     if backbone.head is None:
         return
     n_outputs, n_classes = count_outputs(backbone.head, backbone.embedding_size), len(splits.class_names)
     if n_outputs != n_classes:
         raise UsageError(
             f"the head of '{backbone.name}' gives {n_outputs} logits, but '{splits.train.name}' has {n_classes} "
-            "classes: give images of just the classes that it was trained for, or add --drop-head to use its embedding "
-            "for others"
+            "classes: give images of the classes that it was trained for, or add --drop-head to use only its embedding"
         )
 
 
-def _announce(request: FitRequest, backbone: Backbone, splits: Splits, config: RunConfig) -> None:
-    say(describe_network(backbone))
-    announce_images(request, splits, config.data)
-
-
 def _warn_of_another_order(predictor: Predictor, validation: Outputs) -> None:
-    """A head whose classes are in another order than those of the data is wrong where the Gaussians are right."""
+    """Warn if the head is much less accurate than the Gaussians: its classes may be in another order."""
     said = predictor.predict_outputs(validation)
     by_head, by_gaussians = (
         float((class_id == validation.labels).mean()) for class_id in (said.softmax_class_id, said.md_class_id)
     )
     if by_head < by_gaussians / 2:
         warn(
-            f"the head is right about {percent(by_head)} of the validation images, the Gaussians about "
+            f"the head classifies {percent(by_head)} of the validation images correctly, the Gaussians "
             f"{percent(by_gaussians)}: if its classes are in another order than those of the data, give them "
             "with --class-names"
         )

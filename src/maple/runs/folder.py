@@ -39,7 +39,7 @@ _FILES = tuple(name for name in RunFile if name not in (*_FOLDERS, *_LOCKS))
 
 
 @dataclass(frozen=True, kw_only=True)
-class Origin:
+class RunOrigin:
     """Section [origin] of ``config.toml``: images, network and command of a run; paths are absolute."""
 
     source: str
@@ -57,7 +57,7 @@ class Origin:
     command: str | None = None
 
     @classmethod
-    def from_toml(cls, section: Mapping[str, Any]) -> Origin:
+    def from_toml(cls, section: Mapping[str, Any]) -> RunOrigin:
         known: dict[str, Any] = {f.name: section[f.name] for f in fields(cls) if f.name in section}
         known["classes"] = tuple(known["classes"]) if known.get("classes") else None
         return cls(**known)
@@ -75,7 +75,7 @@ class Origin:
 class RunSettings:
     """The content of ``config.toml``: where the images come from, and the options by section."""
 
-    origin: Origin
+    origin: RunOrigin
     sections: dict[str, dict[str, Any]]
 
 
@@ -153,7 +153,7 @@ class RunFolder:
         sections = read_toml(path)
         origin = sections.pop("origin", {})
         check_format(origin, path, oldest)
-        return RunSettings(Origin.from_toml({"source": "", **origin}), sections)
+        return RunSettings(RunOrigin.from_toml({"source": "", **origin}), sections)
 
     def write_config(self, settings: RunSettings) -> None:
         """Write ``config.toml``: from now on the folder holds a run."""

@@ -53,14 +53,11 @@ from maple.reporting.gallery import (
     write_cluster_gallery,
 )
 from maple.reporting.report import write_report
+from maple.runs._finish import GALLERY_SAMPLE, sample_rows
+from maple.runs.folder import RunFolder
 from maple.runs.loading import describe_skipped, warn_if_nothing_is_flagged
-from maple.runs.train import (
-    GALLERY_SAMPLE,
-    absolute_source,
-    digest_images,
-    read_run_config,
-    sample_rows,
-)
+from maple.runs.request import absolute_source
+from maple.runs.splits import digest_images
 from maple.text import join_names, plural
 from maple.types import Outputs, Skipped
 
@@ -251,9 +248,9 @@ def update_run(request: UpdateRequest) -> Update:
     """
     target = _check_request(request)
     predictor = load_predictor(request.run, trust=request.trust)
-    origin, sections = read_run_config(request.run)
+    settings = RunFolder(request.run).read_config()
     classes = load_json(request.run / RunFile.CLASSES)
-    root = request.data_root or (Path(origin["data_root"]) if origin.get("data_root") else None)
+    root = request.data_root or settings.origin.root
     use_fast_allocator()
     held = None if request.calibrate is None else _open(predictor, request.calibrate, root, "validation")
     images = None if request.data is None else _open(predictor, request.data, root, "train")
@@ -265,7 +262,7 @@ def update_run(request: UpdateRequest) -> Update:
     names = predictor.class_names if images is None else join_class_names(predictor.class_names, images)
     validation = calibration = None
     if held is not None:
-        validation, calibration = cut_calibration(held, names, sections.get("data", {}).get("split_seed", 0))
+        validation, calibration = cut_calibration(held, names, settings.sections.get("data", {}).get("split_seed", 0))
     if skipped:
         warn(f"{describe_skipped(tuple(skipped))}; all are listed in {RunFile.CLASSES} of the run")
     with counting("embedding") as progress:

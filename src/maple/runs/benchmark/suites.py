@@ -13,7 +13,7 @@ from maple.evaluation.paper.suites import PROFILES, SUITES, Profile, Suite, find
 from maple.progress import is_first_process, say, warn
 from maple.runs.benchmark.tables import SuiteResults, collect, write_suite
 from maple.runs.benchmark.trainings import Job, list_jobs, plan_jobs, train_all
-from maple.runs.train import LEFT_OUT
+from maple.runs.request import LEFT_OUT
 
 ALL = "all"
 TABLES = "tables"

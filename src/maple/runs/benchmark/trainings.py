@@ -32,11 +32,12 @@ from maple.errors import RunError, UsageError
 from maple.evaluation.paper.suites import STANDARD_DETECTORS, Profile, Protocol, Suite, Training
 from maple.evaluation.results import Results
 from maple.files import FORMAT_VERSION, RunFile, take_lock, write_atomic
-from maple.networks import create_backbone
 from maple.prediction.predictor import load_backbone
 from maple.progress import is_first_process, say
 from maple.runs.config import RunConfig, drop_unused, resolve_config
-from maple.runs.train import LEFT_OUT, TrainRequest, evaluate_run, train_run
+from maple.runs.evaluate import EvaluateRequest, evaluate_run
+from maple.runs.request import LEFT_OUT
+from maple.runs.train import TrainRequest, new_network, train_run
 from maple.training.distributed import make_fabric
 from maple.training.prepare import prepare_backbone
 from maple.training.resume import FREE_OPTIONS
@@ -285,9 +286,10 @@ def _evaluate(job: Job, folder: Path, detectors: Sequence[str], corrupted: bool)
         except RunError:
             path.unlink()  # of another format: once more
     say(f"evaluating: {job.title}{', corrupted images' if corrupted else ''}")
-    results = evaluate_run(
-        folder, ind=ind, ood=ood, data_root=job.data_root, detectors=asked, report=False, command="maple benchmark"
+    request = EvaluateRequest(
+        run=folder, ind=ind, ood=ood, data_root=job.data_root, detectors=asked, report=False, command="maple benchmark"
     )
+    results = evaluate_run(request)
     path.parent.mkdir(exist_ok=True)
     write_atomic(path, results.to_json())
     return results
@@ -391,12 +393,11 @@ def _count_splits(source: str, data_root: Path | None) -> dict[str, int]:
 
 def time_step(config: RunConfig) -> float:
     """Seconds per image of a training step, measured on random images."""
-    torch.manual_seed(0)
     fabric = make_fabric(config.train)
     asked = config.data.size if isinstance(config.data.size, int) else DEFAULT_SIZE
     size = min(asked, TIMED_SIZE)
     recipe = config.recipe
-    backbone = create_backbone(config.model.backbone, 10, embedding_size=config.model.embedding_size)
+    backbone = new_network(config.model, 10, seed=0)
     prepare_backbone(backbone, recipe, 10, fabric)
     rows = torch.randn(TIMED_IMAGES, backbone.embedding_size).numpy()  # stand for embeddings of the training images
     recipe.start(backbone, lambda chosen: rows[chosen], np.arange(TIMED_IMAGES) % 10, 0)

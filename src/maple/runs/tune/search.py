@@ -30,7 +30,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from maple.baselines.sampling import EnsembleRecipe
 from maple.data.image_set import channel_statistics
@@ -39,13 +38,13 @@ from maple.decisions.conformal import min_calibration_images
 from maple.errors import DataError, FitError, MapleError, RunError, TrainError, UsageError, suggest
 from maple.evaluation.trials import CRITERIA, Choices, Settings, Space, Trial
 from maple.files import RunFile, load_json, save_json, take_lock, write_atomic
-from maple.networks import create_backbone
 from maple.options import flag_name, list_options, to_toml
 from maple.progress import counting, say, warn
 from maple.reporting.plots import standalone_svg
 from maple.reporting.plots.trials import plot_trials
 from maple.runs.config import RunConfig, resolve_config
-from maple.runs.train import check_options, digest_images
+from maple.runs.splits import digest_images
+from maple.runs.train import check_options, new_network
 from maple.runs.tune.criteria import halve, judge_run
 from maple.runs.tune.space import SEARCHES, Search, choose_space, current_value, list_parameters, with_settings
 from maple.text import compact, number
@@ -503,15 +502,7 @@ class _Search:
         return criteria[self.plan.criterion]
 
     def _train(self, attempt: Any, config: RunConfig, folder: Path) -> Run:
-        mean, std = self.statistics
-        torch.manual_seed(config.train.seed)
-        backbone = create_backbone(
-            config.model.backbone,
-            len(self.splits.class_names),
-            embedding_size=config.model.embedding_size,
-            mean=mean,
-            std=std,
-        )
+        backbone = new_network(config.model, len(self.splits.class_names), config.train.seed, self.statistics)
         reported: set[int] = set()
 
         def report(history: list[dict[str, Any]]) -> None:

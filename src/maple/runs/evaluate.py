@@ -1,0 +1,291 @@
+"""``maple evaluate``: figures of a run on test images and unknown images, with its gallery and report."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from maple.data.batches import to_input
+from maple.data.image_set import ImageSet
+from maple.data.sources import LOOSE
+from maple.data.splits import Splits
+from maple.detectors.base import Detector
+from maple.detectors.gradient import ImageDetector
+from maple.detectors.learned import nearest_of_class
+from maple.detectors.registry import create_detector
+from maple.errors import MapleError, UsageError
+from maple.evaluation.evaluate import Own, Scored, evaluate
+from maple.evaluation.latency import measure_latency
+from maple.evaluation.results import Results
+from maple.files import RunFile, write_atomic
+from maple.networks import Backbone, embed, linear_head
+from maple.prediction.predictor import Predictor
+from maple.progress import counting, say, track, warn
+from maple.reporting.gallery import write_evaluation_gallery
+from maple.reporting.report import write_report
+from maple.runs.config import resolve_config
+from maple.runs.folder import RunFolder
+from maple.runs.loading import describe_skipped, open_like, ready_predictor
+from maple.runs.provenance import describe_origin
+from maple.runs.request import LEFT_OUT
+from maple.runs.splits import left_out_images, reopen_splits
+from maple.training.options import TrainOptions
+from maple.training.recipe import find_recipe
+from maple.types import Outputs
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluateRequest:
+    """What ``maple evaluate`` was asked to do."""
+
+    run: Path
+    ind: str | None = None  # source of test images; by default the run's own test split
+    ood: Mapping[str, str] = field(default_factory=dict)  # sources of unknown images, by name
+    decision: dict[str, Any] = field(default_factory=dict)  # decision options that differ from the run's
+    detectors: Sequence[str] | None = None  # to compare with, fitted on the run's training images
+    ood_validation: str | None = None  # source of unknown images for the detector that is tuned on them
+    data_root: Path | None = None
+    workers: int | None = None
+    trust: bool = False
+    report: bool = True
+    command: str = "maple evaluate"
+
+
+@dataclass(frozen=True, eq=False)
+class EvaluationSets:
+    """The images of an evaluation."""
+
+    test: ImageSet
+    ood: dict[str, ImageSet]
+
+
+def evaluate_run(request: EvaluateRequest) -> Results:
+    """Evaluate a run against named sources of unknown images; write results, gallery and report into its folder."""
+    names = _compared_detectors(request)
+    run = RunFolder(request.run)
+    settings = run.read_config()
+    with run.lock(request.command):
+        flags = {} if request.workers is None else {"workers": request.workers}
+        config = resolve_config(flags, settings.sections)
+        predictor = ready_predictor(request.run, request.decision, trust=request.trust)
+        if names and predictor.detector.learned_.appended:
+            raise UsageError(
+                "--detector fits detectors on the training images of the run, and those of the classes that maple "
+                "update added are not kept: leave it out"
+            )
+        root = request.data_root or settings.origin.root
+        needs_splits = request.ind is None or names or LEFT_OUT in request.ood.values()
+        splits = reopen_splits(run, predictor.size, root) if needs_splits else None
+        test = _open_test(request, predictor, root, splits)
+        _warn_of_skipped(test)
+        sets = EvaluationSets(test, open_unknown(predictor, request.ood, root, splits))
+        fitted = None
+        if names is not None:
+            tuning = open_like(predictor, request.ood_validation, root) if request.ood_validation else None
+            fitted = fit_detectors(names, predictor, splits, tuning, workers=config.train.workers)
+        provenance = describe_origin(config, settings.sections, predictor, request.command)
+        results = measure_run(run, predictor, sets, provenance, config.train, fitted)
+        if request.report:
+            say(f"report: {write_report(request.run)}")
+    return results
+
+
+def _compared_detectors(request: EvaluateRequest) -> list[str] | None:
+    """The detectors to compare with, each once; ``None`` for the default ones."""
+    if request.detectors is None:
+        names = None
+    else:
+        names = [name for name in dict.fromkeys(request.detectors) if name != "maple"]
+    tuned = [name for name in names or () if getattr(create_detector(name), "learns_from_ood", False)]
+    if tuned and request.ood_validation is None:
+        raise UsageError(f"'{tuned[0]}' is tuned on unknown images: give some with --ood-validation")
+    if request.ood_validation is not None and not tuned:
+        raise UsageError("--ood-validation is for detectors tuned on unknown images: add --detector lee-md-ood")
+    return names
+
+
+# --- images -----------------------------------------------------------------------------------------------------------
+
+
+def _open_test(
+    request: EvaluateRequest, predictor: Predictor, data_root: Path | None, splits: Splits | None
+) -> ImageSet:
+    if request.ind is not None:
+        return open_like(predictor, request.ind, data_root, labelled=True).with_class_names(predictor.class_names)
+    assert splits is not None
+    if not len(splits.test):
+        raise UsageError(f"'{request.run}' was trained without test images: give some with --ind")
+    if added := [name for name in predictor.class_names if name not in splits.test.class_names]:
+        warn(
+            f"the test images of the run do not show '{added[0]}', which maple update added: give test images of all "
+            "classes with --ind"
+        )
+    return splits.test
+
+
+def open_unknown(
+    predictor: Predictor, sources: Mapping[str, str], data_root: Path | None, splits: Splits | None
+) -> dict[str, ImageSet]:
+    """The images of named sources of unknown images; ``left-out`` stands for the classes that the run left out."""
+    unknown = {
+        name: _left_out(predictor, splits) if source == LEFT_OUT else _open_ood(predictor, source, data_root)
+        for name, source in sources.items()
+    }
+    for images in unknown.values():
+        _warn_of_skipped(images)
+    return unknown
+
+
+def _warn_of_skipped(images: ImageSet) -> None:
+    if images.skipped:
+        warn(describe_skipped(images.skipped, of=f" of '{images.name}'"))
+
+
+def _left_out(predictor: Predictor, splits: Splits | None) -> ImageSet:
+    """The images of the classes that the run left out and ``maple update`` has not added."""
+    images = left_out_images(splits)
+    unknown = np.array([name not in predictor.class_names for name in images.class_names])[images.labels]
+    if not unknown.any():
+        raise UsageError(f"maple update added all classes that were left out, so '{LEFT_OUT}' has no images: remove it")
+    return images.subset(unknown)
+
+
+def _open_ood(predictor: Predictor, source: str, data_root: Path | None) -> ImageSet:
+    """All images of a source, with class names if it has classes."""
+    try:
+        images = open_like(predictor, source, data_root, labelled=True)
+    except MapleError:
+        return open_like(predictor, source, data_root)
+    some_are_loose = any(skipped.reason == LOOSE for skipped in images.skipped)
+    return open_like(predictor, source, data_root) if some_are_loose else images
+
+
+# --- detectors --------------------------------------------------------------------------------------------------------
+
+
+def fit_detectors(
+    names: Sequence[str], predictor: Predictor, splits: Splits | None, tuning: ImageSet | None = None, workers: int = 0
+) -> list[Detector]:
+    """Detectors by name, fitted on the training images of a run in one pass of the network; order as given.
+
+    A training image belongs to the nearest cluster of its own class. Detectors that read images go through them on
+    their own; ``tuning`` holds unknown images for the one that is tuned on them.
+    """
+    found = [create_detector(name) for name in names]
+    if not found:
+        return found
+    assert splits is not None
+    backbone, cluster_to_class = predictor.backbone, predictor.cluster_to_class
+    on_outputs = [detector for detector in found if not isinstance(detector, ImageDetector)]
+    if on_outputs:
+        head = linear_head(backbone) if any(detector.needs_head for detector in on_outputs) else None
+        unseen = embed(backbone, splits.validation, cluster_to_class=cluster_to_class, workers=workers)
+        needs_train = any(detector.needs_training_images for detector in on_outputs)
+        known = _embed_known(predictor, splits.train, workers) if needs_train else unseen
+        for detector in on_outputs:
+            detector.fit(known if detector.needs_training_images else unseen, unseen, head=head)
+    for detector in found:
+        if isinstance(detector, ImageDetector):
+            with counting(f"fitting {detector.name}") as progress:
+                detector.fit_images(
+                    backbone,
+                    splits.train,
+                    splits.validation,
+                    ood=tuning,
+                    cluster_to_class=cluster_to_class,
+                    workers=workers,
+                    progress=progress,
+                )
+    return found
+
+
+def _embed_known(predictor: Predictor, train: ImageSet, workers: int) -> Outputs:
+    """Outputs of the training images, each in the nearest cluster of its class.
+
+    There are no logits: what detectors learn from logits, they learn from images that the network was not trained on.
+    """
+    cluster_to_class = predictor.cluster_to_class
+    with counting("embedding") as progress:
+        known = embed(
+            predictor.backbone,
+            train,
+            cluster_to_class=cluster_to_class,
+            progress=progress,
+            workers=workers,
+            logits=False,
+        )
+    assert known.labels is not None
+    own = nearest_of_class(predictor.detector.gaussians_, known.embeddings, known.labels, cluster_to_class)
+    return dataclasses.replace(known, cluster_ids=own)
+
+
+# --- measuring --------------------------------------------------------------------------------------------------------
+
+
+def measure_run(
+    run: RunFolder,
+    predictor: Predictor,
+    sets: EvaluationSets,
+    provenance: Mapping[str, Any],
+    options: TrainOptions,
+    detectors: Sequence[Detector] | None = None,
+) -> Results:
+    """Run the network over all sets once, then write results and gallery."""
+    by_name = {"test": sets.test, **{f"ood/{name}": images for name, images in sets.ood.items()}}
+    outputs = {
+        name: embed(predictor.backbone, images, cluster_to_class=predictor.cluster_to_class, workers=options.workers)
+        for name, images in track(by_name.items(), "evaluating", total=len(by_name))
+    }
+    ood = {name: outputs[f"ood/{name}"] for name in sets.ood}
+    latency = measure_latency(predictor, to_input(torch.from_numpy(sets.test.read(0)[None])), repeats=20)
+    results = evaluate(
+        predictor,
+        outputs["test"],
+        ood,
+        detectors=detectors and [detector for detector in detectors if not isinstance(detector, ImageDetector)],
+        own=_own_method(predictor.backbone),
+        scored=_score_images(detectors or (), predictor.backbone, sets, options.workers),
+        ood_classes={name: images.class_names for name, images in sets.ood.items()},
+        latency_ms=latency.median_ms,
+        seed=options.seed,
+        provenance=provenance,
+    )
+    write_atomic(run / RunFile.RESULTS, results.to_json())
+    write_evaluation_gallery(
+        run / RunFile.GALLERY,
+        test=(sets.test, predictor.predict_outputs(outputs["test"])),
+        ood={name: (sets.ood[name], predictor.predict_outputs(part)) for name, part in ood.items()},
+    )
+    return results
+
+
+def _score_images(
+    detectors: Sequence[Detector], backbone: Backbone, sets: EvaluationSets, workers: int
+) -> list[Scored]:
+    """The scores of those detectors that read images."""
+
+    def score(detector: ImageDetector, images: ImageSet) -> np.ndarray:
+        with counting(f"scoring by {detector.name}") as progress:
+            return detector.score_images(backbone, images, workers=workers, progress=progress)
+
+    return [
+        Scored(
+            detector.name, score(detector, sets.test), {name: score(detector, each) for name, each in sets.ood.items()}
+        )
+        for detector in detectors
+        if isinstance(detector, ImageDetector)
+    ]
+
+
+def _own_method(backbone: Backbone) -> Own | None:
+    """The method of the recipe that trained the network, if that is not MAPLE."""
+    if backbone.made_by is None:
+        return None
+    recipe = backbone.made_by.recipe
+    return Own(recipe, find_recipe(recipe).kind.own_detector)
