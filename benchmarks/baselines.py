@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from maple.data.batches import to_input, training_batches
+from maple.data.batches import Epoch, to_input, training_batches
 from maple.data.sources import open_images
 from maple.detectors.registry import list_detectors
 from maple.evaluation.paper.suites import PROFILES, find_suite
@@ -165,9 +165,8 @@ def training_step(recipe_name: str, images: Any) -> Any:
     prepare_backbone(backbone, recipe, 10, fabric)
     recipe.start(backbone, lambda rows: embed_rows(backbone, images, rows), images.labels, 0)
     step = TrainingStep(fabric, recipe, backbone, options)
-    drawn = training_batches(
-        images, images.labels, batch_size=128, augment="crop,flip", sampler="shuffle", seed=0, epoch=1
-    )
+    order = Epoch(batch_size=128, sampler="shuffle", seed=0, number=1)
+    drawn = training_batches(images, images.labels, order, augment="crop,flip")
     batches = [batch for _, batch in zip(range(TIMED_STEPS), drawn)]
 
     def run() -> None:

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import inspect
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 
+from maple.data import batches
 from maple.data.batches import (
+    Epoch,
     augment_batch,
     count_batches,
     evaluation_batches,
     parse_augment,
-    plan_epoch,
-    training_batches,
 )
 from maple.data.image_set import ImageSet
 from maple.data.sources import open_images
@@ -39,6 +41,17 @@ def streamed(tmp_path: Path) -> tuple[ImageSet, ImageSet]:
         (tmp_path / f"c{i % 3}").mkdir(exist_ok=True)
         Image.fromarray(rng.integers(0, 256, (16, 16, 3), dtype=np.uint8)).save(tmp_path / f"c{i % 3}" / f"{i}.png")
     return open_images(tmp_path), open_images(tmp_path, memory_limit=0)
+
+
+def plan_epoch(targets: np.ndarray, epoch: int = 1, **order: Any) -> list[np.ndarray]:
+    return batches.plan_epoch(targets, Epoch(number=epoch, seed=0, **order))
+
+
+def training_batches(images: ImageSet, targets: np.ndarray, **options: Any) -> Iterator[Any]:
+    """Batches of an epoch whose order and options are given together."""
+    reading = {name: options.pop(name) for name in ("augment", "workers") if name in options}
+    order = Epoch(**{"seed": 0, "number": options.pop("epoch", 1)} | options)
+    return batches.training_batches(images, targets, order, **reading)
 
 
 def epoch_of(images: ImageSet, **changes: object) -> list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
@@ -124,7 +137,7 @@ def test_unknown_augmentations_get_a_suggestion() -> None:
 @pytest.mark.parametrize("n", [40, 43, 48, 97])
 def test_ranks_partition_the_epoch(n: int, world_size: int) -> None:
     plans = [
-        plan_epoch(np.zeros(n), batch_size=12, sampler="shuffle", seed=0, epoch=3, rank=rank, world_size=world_size)
+        plan_epoch(np.zeros(n), batch_size=12, sampler="shuffle", epoch=3, rank=rank, world_size=world_size)
         for rank in range(world_size)
     ]
     assert {len(plan) for plan in plans} == {count_batches(n, 12, world_size)}
@@ -136,18 +149,18 @@ def test_ranks_partition_the_epoch(n: int, world_size: int) -> None:
 
 
 def test_a_last_batch_of_one_is_dropped_and_of_two_kept() -> None:
-    assert [len(batch) for batch in plan_epoch(np.zeros(9), batch_size=8, sampler="shuffle", seed=0, epoch=1)] == [8]
-    assert [len(batch) for batch in plan_epoch(np.zeros(10), batch_size=8, sampler="shuffle", seed=0, epoch=1)] == [
+    assert [len(batch) for batch in plan_epoch(np.zeros(9), batch_size=8, sampler="shuffle", epoch=1)] == [8]
+    assert [len(batch) for batch in plan_epoch(np.zeros(10), batch_size=8, sampler="shuffle", epoch=1)] == [
         8,
         2,
     ]
     assert count_batches(11, 8, world_size=2) == 1 and count_batches(12, 8, world_size=2) == 2
     with pytest.raises(DataError, match="cannot fill a batch"):
-        plan_epoch(np.zeros(1), batch_size=8, seed=0, epoch=1)
+        plan_epoch(np.zeros(1), batch_size=8, epoch=1)
     with pytest.raises(UsageError, match="shared by 4 processes"):
-        plan_epoch(np.zeros(30), batch_size=3, seed=0, epoch=1, world_size=4)
+        plan_epoch(np.zeros(30), batch_size=3, epoch=1, world_size=4)
     with pytest.raises(UsageError, match="did you mean 'balanced'"):
-        plan_epoch(np.zeros(30), batch_size=3, sampler="balance", seed=0, epoch=1)  # type: ignore[arg-type]
+        plan_epoch(np.zeros(30), batch_size=3, sampler="balance", epoch=1)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("world_size", [1, 2])
@@ -156,7 +169,7 @@ def test_balanced_batches_hold_positives_and_negatives(world_size: int) -> None:
     targets = rng.permutation(np.repeat(np.arange(30), rng.integers(4, 40, 30)))
     seen: Counter[int] = Counter()
     for rank in range(world_size):
-        plan = plan_epoch(targets, batch_size=32, sampler="balanced", seed=0, epoch=1, rank=rank, world_size=world_size)
+        plan = plan_epoch(targets, batch_size=32, sampler="balanced", epoch=1, rank=rank, world_size=world_size)
         assert len(plan) == count_batches(len(targets), 32, world_size)
         for batch in plan:
             assert len(batch) == 32 // world_size
@@ -170,7 +183,7 @@ def test_balanced_batches_hold_positives_and_negatives(world_size: int) -> None:
 
 def test_targets_are_drawn_without_replacement() -> None:
     targets = np.repeat(np.arange(16), 10)
-    plan = plan_epoch(targets, batch_size=32, sampler="balanced", seed=0, epoch=1)
+    plan = plan_epoch(targets, batch_size=32, sampler="balanced", epoch=1)
     sequence = np.concatenate([targets[batch[::4]] for batch in plan])
     for start in range(0, len(sequence) - 15, 16):
         assert set(sequence[start : start + 16]) == set(range(16))
@@ -182,21 +195,21 @@ def test_targets_are_drawn_without_replacement() -> None:
 def test_small_balanced_batches_keep_two_targets(batch_size: int, group: int) -> None:
     targets = np.repeat([0, 1, 2], [30, 30, 2])
     for epoch in range(5):
-        for batch in plan_epoch(targets, batch_size=batch_size, sampler="balanced", seed=0, epoch=epoch):
+        for batch in plan_epoch(targets, batch_size=batch_size, sampler="balanced", epoch=epoch):
             assert len(set(targets[batch])) >= 2
             assert len(batch) == batch_size // group * group
 
 
 def test_a_target_with_one_image_repeats_it() -> None:
     targets = np.array([0] * 12 + [1])
-    batch = plan_epoch(targets, batch_size=8, sampler="balanced", seed=0, epoch=1)[0]
+    batch = plan_epoch(targets, batch_size=8, sampler="balanced", epoch=1)[0]
     assert Counter(batch.tolist())[12] == 4
 
 
 def test_auto_balances_only_small_batches() -> None:
     def is_shuffled(n_targets: int, batch_size: int, world_size: int = 1) -> bool:
         targets = np.arange(400) % n_targets
-        options = {"batch_size": batch_size, "seed": 0, "epoch": 1, "world_size": world_size}
+        options = {"batch_size": batch_size, "world_size": world_size}
         auto, shuffle = (plan_epoch(targets, sampler=sampler, **options) for sampler in ("auto", "shuffle"))
         return all(np.array_equal(a, b) for a, b in zip(auto, shuffle))
 
@@ -247,7 +260,7 @@ def test_the_global_random_state_is_left_alone(streamed: tuple[ImageSet, ImageSe
 
 def test_augmentation_differs_between_epochs_ranks_and_images() -> None:
     same = ImageSet.from_arrays(np.repeat(image_set(1, 16).pixels, 64, axis=0), np.arange(64) % 2)
-    batches = [
+    found = [
         next(
             training_batches(
                 same, same.labels, batch_size=64, augment="crop,flip", seed=0, epoch=e, rank=r, world_size=2
@@ -256,9 +269,9 @@ def test_augmentation_differs_between_epochs_ranks_and_images() -> None:
         for e in (1, 2)
         for r in (0, 1)
     ]
-    for x in batches:
+    for x in found:
         assert len({image.numpy().tobytes() for image in x}) > 10
-    assert not any(torch.equal(a, b) for i, a in enumerate(batches) for b in batches[:i])
+    assert not any(torch.equal(a, b) for i, a in enumerate(found) for b in found[:i])
 
 
 def test_auto_augmentation_is_that_of_the_images() -> None:
@@ -271,9 +284,9 @@ def test_evaluation_is_never_augmented(streamed: tuple[ImageSet, ImageSet]) -> N
     assert "augment" not in inspect.signature(evaluation_batches).parameters
     for images in streamed:
         for _ in range(2):
-            batches = list(evaluation_batches(images, batch_size=7))
-            assert torch.cat([index for _, index in batches]).tolist() == list(range(30))
-            x = torch.cat([x for x, _ in batches]).numpy()
+            found = list(evaluation_batches(images, batch_size=7))
+            assert torch.cat([index for _, index in found]).tolist() == list(range(30))
+            x = torch.cat([x for x, _ in found]).numpy()
             expected = np.stack([images.read(i) for i in range(30)]).transpose(0, 3, 1, 2).astype(np.float32) / 255
             np.testing.assert_array_equal(x, expected)
         chosen = [5, 2, 2, 29]

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 import maple
-from maple.data.batches import training_batches
+from maple.data.batches import Epoch, training_batches
 from maple.data.options import DataOptions
 from maple.data.splits import load_splits
 from maple.errors import DataError, TrainError, UsageError
@@ -63,9 +63,8 @@ def run_own_loop(splits, recipe, first=1, session=None, backbone=None, optimizer
     for epoch in range(first, stop + 1):
         torch.manual_seed((SEED * 1_000_003 + epoch) * 1_009)
         backbone.train()
-        batches = training_batches(
-            splits.train, session.labels.numpy(), batch_size=BATCH, sampler="auto", seed=SEED, epoch=epoch
-        )
+        order = Epoch(batch_size=BATCH, seed=SEED, number=epoch)
+        batches = training_batches(splits.train, session.labels.numpy(), order)
         for x, _, index in batches:
             for group in optimizer.param_groups:
                 group["lr"] = learning_rate_at(session.progress, OPTIONS)

@@ -27,7 +27,7 @@ from maple.errors import DataError
 
 IMAGE_SECONDS = 60.0  # time limit of one image
 _BASE_BYTES = 2**30  # memory limit of a process: so much,
-_BYTES_PER_PIXEL = 48  # and so much per pixel of the largest image (16-bit grey is scaled in float64)
+_BYTES_PER_PIXEL = 32  # and so much per pixel of the largest image: 16-bit grey takes 23, most others less
 
 Item = str | bytes | np.ndarray | DataError  # path, encoded image, decoded image, or why there is none
 

@@ -1,7 +1,7 @@
-"""Images in, batches for a network out: order, augmentation, workers.
+"""Batches for a network: order, augmentation, decoding ahead.
 
-Training batches are a function of (seed, epoch, rank) alone: nothing that happened before changes them, so a resumed
-run sees what an uninterrupted one would have seen, and torch's global random state is left alone. Only
+Training batches are a function of (seed, epoch, rank) alone, so that a resumed run gets the batches of an uninterrupted
+one, and torch's global random state is left alone. Only
 :func:`training_batches` can augment; :func:`evaluation_batches`, which statistics and evaluation use, cannot.
 
 Letters for shapes: B images in a batch, S side of the square.
@@ -9,7 +9,8 @@ Letters for shapes: B images in a batch, S side of the square.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -18,6 +19,7 @@ from torch import Tensor
 
 from maple.data.image_set import ImageSet, read_pixels
 from maple.errors import DataError, UsageError, suggest
+from maple.text import plural
 
 Sampler = Literal["auto", "shuffle", "balanced"]
 
@@ -30,7 +32,7 @@ _ORDER, _AUGMENT = 0, 1  # random streams
 
 
 def parse_augment(augment: str) -> frozenset[str]:
-    """``'crop,flip'`` as a set of names; ``'none'`` is the empty set.
+    """Parse ``'crop,flip'`` to a set of names; ``'none'`` is the empty set.
 
     >>> sorted(parse_augment("crop, flip-both"))
     ['crop', 'flip-both']
@@ -47,8 +49,8 @@ def augment_batch(images: Tensor, augment: str, generator: torch.Generator) -> T
     """Crop and flip each image of a batch (B, S, S, 3) in its own way.
 
     ``crop`` shifts by up to S / 8 pixels in both directions, with the border reflected; ``flip`` mirrors left-right,
-    ``flip-both`` left-right and up-down, each with probability one half. All of it only says from which row and which
-    column of the image a pixel is taken, so one gather does everything.
+    ``flip-both`` left-right and up-down, each with probability one half. All of these only choose the row and the
+    column that a pixel is taken from, so that one gather does everything.
 
     >>> batch = torch.arange(2 * 8 * 8 * 3, dtype=torch.uint8).reshape(2, 8, 8, 3)
     >>> augment_batch(batch, "crop,flip", torch.Generator().manual_seed(0)).shape
@@ -73,7 +75,7 @@ def augment_batch(images: Tensor, augment: str, generator: torch.Generator) -> T
 
 
 def _shift(index: Tensor, size: int, generator: torch.Generator) -> Tensor:
-    """Shift (B, S) indices by up to S / 8 per image; what falls off the border is reflected."""
+    """Shift (B, S) indices by up to S / 8 per image; indices beyond the border are reflected."""
     reach = size // 8
     shifted = index + torch.randint(-reach, reach + 1, (len(index), 1), generator=generator)
     return (size - 1) - ((size - 1) - shifted.abs()).abs()
@@ -86,7 +88,7 @@ def _mirror(index: Tensor, size: int, generator: torch.Generator) -> Tensor:
 
 
 def to_input(images: Tensor) -> Tensor:
-    """uint8 images (B, S, S, 3) as float32 (B, 3, S, S) in [0, 1], in channels_last memory."""
+    """Convert uint8 images (B, S, S, 3) to float32 (B, 3, S, S) in [0, 1], in channels_last memory."""
     return images.permute(0, 3, 1, 2).to(torch.float32).div_(255)
 
 
@@ -94,7 +96,7 @@ def to_input(images: Tensor) -> Tensor:
 
 
 def count_batches(n_images: int, batch_size: int, world_size: int = 1) -> int:
-    """Batches in an epoch, the same for every rank and sampler.
+    """Number of batches in an epoch, the same for every rank and sampler.
 
     The last, incomplete batch is dropped where it would leave a rank with fewer than two images, which batch
     normalisation cannot use.
@@ -106,55 +108,69 @@ def count_batches(n_images: int, batch_size: int, world_size: int = 1) -> int:
     return whole + (rest // world_size >= 2)
 
 
-def plan_epoch(
-    targets: np.ndarray,
-    *,
-    batch_size: int,
-    sampler: Sampler = "auto",
-    seed: int,
-    epoch: int,
-    rank: int = 0,
-    world_size: int = 1,
-) -> list[np.ndarray]:
-    """The rows of each batch of one rank in one epoch.
+@dataclass(frozen=True, kw_only=True)
+class Epoch:
+    """Order of the images in one epoch, and the share of one rank."""
 
-    ``batch_size`` counts the images of a step over all ranks. ``shuffle`` visits every image once. ``balanced`` fills
-    each rank's batch with P targets x K images (K = 4, less where the batch would hold fewer than two targets), so that
-    every image has positives and negatives in its batch: targets come in random order, each once before any comes
-    again; images likewise within a target. Rare targets are then seen more often, frequent ones less, in about as many
-    images per epoch. ``auto`` is balanced where a rank's batch is smaller than 4 images per target, else shuffle.
+    batch_size: int  # images of a step over all ranks
+    seed: int
+    number: int
+    sampler: Sampler = "auto"
+    rank: int = 0
+    world_size: int = 1
 
-    >>> [batch.tolist() for batch in plan_epoch(np.zeros(5), batch_size=3, sampler="shuffle", seed=0, epoch=1)]
+
+def plan_epoch(targets: np.ndarray, epoch: Epoch) -> list[np.ndarray]:
+    """Rows of each batch of one rank in one epoch.
+
+    ``shuffle`` visits every image once. ``balanced`` fills each rank's batch with P targets x K images (K = 4, less
+    where the batch would hold fewer than two targets), so that every image has positives and negatives in its batch:
+    targets come in random order, each once before any comes again; images likewise within a target. Rare targets are
+    then seen more often, frequent ones less, in about as many images per epoch. ``auto`` is balanced where a rank's
+    batch is smaller than 4 images per target, else shuffle.
+
+    >>> [batch.tolist() for batch in plan_epoch(np.zeros(5), Epoch(batch_size=3, sampler="shuffle", seed=0, number=1))]
     [[1, 4, 3], [0, 2]]
     """
     targets = np.asarray(targets)
-    per_rank = batch_size // world_size
-    n_batches = count_batches(len(targets), batch_size, world_size)
+    per_rank = epoch.batch_size // epoch.world_size
+    n_batches = count_batches(len(targets), epoch.batch_size, epoch.world_size)
     if per_rank < 1:
-        raise UsageError(f"a batch of {batch_size} cannot be shared by {world_size} processes: raise the batch size")
+        raise UsageError(
+            f"a batch of {epoch.batch_size} cannot be shared by {epoch.world_size} processes: raise the batch size"
+        )
     if n_batches == 0:
         raise DataError(
-            f"{len(targets)} training images cannot fill a batch for {world_size} process"
-            f"{'es' * (world_size > 1)}: add images"
+            f"{len(targets)} training images cannot fill a batch for {plural(epoch.world_size, 'process')}: add images"
         )
-    rng = np.random.default_rng(_seed(seed, epoch, _ORDER))
+    rng = np.random.default_rng(_seed(epoch.seed, epoch.number, _ORDER))
+    sampler = epoch.sampler
     if sampler == "auto":
         sampler = "balanced" if per_rank < IMAGES_PER_CLASS * len(np.unique(targets)) else "shuffle"
     if sampler == "shuffle":
-        order = rng.permutation(len(targets))
-        steps = [order[start : start + batch_size] for start in range(0, n_batches * batch_size, batch_size)]
-        return [np.array_split(step, world_size)[rank] for step in steps]
+        return _plan_shuffled(rng.permutation(len(targets)), n_batches, epoch)
     if sampler != "balanced":
         raise UsageError(f"unknown sampler '{sampler}': {suggest(sampler, ['auto', 'shuffle', 'balanced'])}")
+    return _plan_balanced(targets, n_batches, epoch, rng)
+
+
+def _plan_shuffled(order: np.ndarray, n_batches: int, epoch: Epoch) -> list[np.ndarray]:
+    size = epoch.batch_size
+    steps = [order[start : start + size] for start in range(0, n_batches * size, size)]
+    return [np.array_split(step, epoch.world_size)[epoch.rank] for step in steps]
+
+
+def _plan_balanced(targets: np.ndarray, n_batches: int, epoch: Epoch, rng: np.random.Generator) -> list[np.ndarray]:
+    per_rank = epoch.batch_size // epoch.world_size
     images_per_target = max(1, min(IMAGES_PER_CLASS, per_rank // 2))
     targets_per_batch = per_rank // images_per_target
-    groups = _balanced_groups(targets, n_batches * world_size * targets_per_batch, images_per_target, rng)
-    batches = groups.reshape(n_batches, world_size, -1)  # (batches, ranks, P * K)
-    return list(batches[:, rank])
+    groups = _balanced_groups(targets, n_batches * epoch.world_size * targets_per_batch, images_per_target, rng)
+    batches = groups.reshape(n_batches, epoch.world_size, -1)  # (batches, ranks, P * K)
+    return list(batches[:, epoch.rank])
 
 
 def _balanced_groups(targets: np.ndarray, n_groups: int, size: int, rng: np.random.Generator) -> np.ndarray:
-    """(groups, size) rows: each group of one target, neighbouring groups of different ones."""
+    """Rows (groups, size): each group of one target, neighbouring groups of different ones."""
     distinct, inverse = np.unique(targets, return_inverse=True)
     sequence = _cycle(len(distinct), n_groups, rng)  # (groups,) which target
     members = np.split(np.argsort(inverse, kind="stable"), np.cumsum(np.bincount(inverse))[:-1])
@@ -166,7 +182,7 @@ def _balanced_groups(targets: np.ndarray, n_groups: int, size: int, rng: np.rand
 
 
 def _cycle(n: int, length: int, rng: np.random.Generator) -> np.ndarray:
-    """``length`` numbers below n: random permutations one after the other, never the same number twice in a row."""
+    """Numbers below n (length,): one random permutation after the other, never the same number twice in a row."""
     rounds: list[np.ndarray] = []
     for _ in range(-(-length // n)):
         order = rng.permutation(n)
@@ -177,7 +193,7 @@ def _cycle(n: int, length: int, rng: np.random.Generator) -> np.ndarray:
 
 
 def _draw_groups(rows: np.ndarray, n_groups: int, size: int, rng: np.random.Generator) -> np.ndarray:
-    """(groups, size) of ``rows``: pass after pass in random order; a group repeats an image only if it must."""
+    """Groups (groups, size) of ``rows``, pass after pass in random order; a group repeats an image only if it must."""
     if len(rows) < size:
         return np.array([np.resize(rng.permutation(rows), size) for _ in range(n_groups)]).reshape(n_groups, size)
     whole = len(rows) // size  # groups per pass; the images left over differ from pass to pass
@@ -193,57 +209,33 @@ def _seed(*numbers: int) -> np.random.SeedSequence:
 
 
 def training_batches(
-    images: ImageSet,
-    targets: np.ndarray,
-    *,
-    batch_size: int,
-    augment: str = "auto",
-    sampler: Sampler = "auto",
-    seed: int,
-    epoch: int,
-    rank: int = 0,
-    world_size: int = 1,
-    workers: int = 0,
+    images: ImageSet, targets: np.ndarray, epoch: Epoch, *, augment: str = "auto", workers: int = 0
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """One epoch of (x, target, index): float32 (B, 3, S, S) in [0, 1], int64 (B,), int64 (B,).
+    """Batches of one epoch, (x, target, index): float32 (B, 3, S, S) in [0, 1], int64 (B,), int64 (B,).
 
-    ``batch_size`` counts the images of a step over all ranks; see :func:`plan_epoch` for the order. Images that are not
-    in memory are decoded by ``workers`` processes; augmentation always happens here, a whole batch at a time.
+    See :func:`plan_epoch` for the order. Images that are not in memory are decoded by ``workers`` processes;
+    augmentation always happens here, a whole batch at a time.
     """
     targets = np.asarray(targets, dtype=np.int64)
     if len(targets) != len(images):
         raise DataError(f"{len(images)} images but {len(targets)} targets: each image needs one target")
     augment = images.augment if augment == "auto" else augment
     parse_augment(augment)
-    plan = plan_epoch(
-        targets,
-        batch_size=batch_size,
-        sampler=sampler,
-        seed=seed,
-        epoch=epoch,
-        rank=rank,
-        world_size=world_size,
-    )
-    return _training_batches(images, targets, plan, augment, _generator(seed, epoch, _AUGMENT, rank), workers)
+    plan = plan_epoch(targets, epoch)
+    generator = _generator(epoch.seed, epoch.number, _AUGMENT, epoch.rank)
 
+    def read() -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        for index, batch in zip(plan, read_pixels(images, plan, workers)):
+            x = to_input(augment_batch(torch.from_numpy(batch), augment, generator))
+            yield x, torch.from_numpy(targets[index]), torch.from_numpy(index)
 
-def _training_batches(
-    images: ImageSet,
-    targets: np.ndarray,
-    plan: Sequence[np.ndarray],
-    augment: str,
-    generator: torch.Generator,
-    workers: int,
-) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    for index, batch in zip(plan, read_pixels(images, plan, workers)):
-        x = to_input(augment_batch(torch.from_numpy(batch), augment, generator))
-        yield x, torch.from_numpy(targets[index]), torch.from_numpy(index)
+    return read()  # after the checks, which a generator would put off
 
 
 def evaluation_batches(
     images: ImageSet, *, batch_size: int = 512, indices: Any = None, workers: int = 0
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """(x, index) of all images, or of those at ``indices``, in order and as they are: never augmented.
+    """Batches (x, index) of all images, or of those at ``indices``, in order and never augmented.
 
     >>> digits = ImageSet.from_arrays(np.full((5, 8, 8), 255, np.uint8))
     >>> [(tuple(x.shape), index.tolist()) for x, index in evaluation_batches(digits, batch_size=3)]

@@ -1,8 +1,8 @@
-"""One encoded image in, one square RGB array out.
+"""Decode one image: encoded bytes in, a square RGB array out.
 
-Every kind of image has exactly one decoded form, whatever its mode, bit depth, orientation or transparency. Sizes are
-checked from the header, before a pixel is decoded, and whatever a decoder stumbles over becomes a ``DataError`` that
-says why the image cannot be used.
+Every image has exactly one decoded form, for any mode, bit depth, orientation or transparency. Sizes are checked in the
+header, before a pixel is decoded, and every failure of a decoder becomes a ``DataError`` that says why the image cannot
+be used.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ _FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")  # none that run
 
 
 def decode_image(source: bytes | str | Path, size: int, fit: Fit = "pad") -> np.ndarray:
-    """One encoded image (bytes or a file) as a square RGB array, (S, S, 3) uint8.
+    """Decode one image (bytes or a file) to a square RGB array, (S, S, 3) uint8.
 
     Transparency is laid on white, EXIF orientation applied, 16-bit grey scaled by the smallest of 8, 12 and 16 bits
-    that holds its maximum; of several frames the first counts. An image that already has the right size keeps its
+    that holds its maximum; of several frames the first is taken. An image that already has the right size keeps its
     pixels exactly; any other is made square (``pad`` with the median colour of its border, ``stretch``, or ``crop``
     to the centre) and resized with Pillow's bilinear filter.
 
@@ -57,7 +57,7 @@ def decode_image(source: bytes | str | Path, size: int, fit: Fit = "pad") -> np.
 
 
 def check_size_and_fit(size: Size, fit: str) -> Size:
-    """``size``, as a plain number, once it and ``fit`` can be used."""
+    """Check ``size`` and ``fit``, and return ``size`` as a plain number, or 'auto'."""
     if size != "auto" and (not isinstance(size, (int, np.integer)) or not 1 <= size <= MAX_SIZE):
         raise UsageError(f"size {size!r} cannot be used: give 'auto' or a number of pixels from 1 to {MAX_SIZE}")
     if fit not in get_args(Fit):
@@ -66,7 +66,7 @@ def check_size_and_fit(size: Size, fit: str) -> Size:
 
 
 def auto_size(dimensions: np.ndarray) -> int:
-    """The side to decode to, from widths and heights (N, 2).
+    """Side to decode to, from widths and heights (N, 2).
 
     Equal squares of at most 96 pixels keep their size; anything else gets the median long side, rounded to a multiple
     of 8, from 16 to 64.
@@ -90,7 +90,7 @@ def check_file_size(n_bytes: int) -> None:
 
 
 def open_file(path: Path) -> BinaryIO:
-    """An image file, open for reading and of an accepted length."""
+    """Open an image file of an accepted length."""
     try:
         file = path.open("rb")
     except OSError as error:
@@ -104,7 +104,7 @@ def open_file(path: Path) -> BinaryIO:
 
 
 def read_file(path: Path) -> bytes:
-    """The encoded bytes of an image file."""
+    """Read the encoded bytes of an image file."""
     with open_file(path) as file:
         try:
             return file.read()
@@ -113,9 +113,9 @@ def read_file(path: Path) -> bytes:
 
 
 class _OwnLimits:
-    """Within it Pillow's size limit is off, since ours is checked instead.
+    """Context in which Pillow's size limit is off, because our own is checked.
 
-    Pillow *warns* about large images, from a process-wide setting; we refuse them. Counted, so that threads may nest.
+    Pillow *warns* about large images, by a process-wide setting; we refuse them. Counted, so that threads may nest.
     """
 
     def __init__(self) -> None:
@@ -140,7 +140,7 @@ _own_limits = _OwnLimits()
 
 
 def _open_header(file: BinaryIO) -> Image.Image:
-    """The image with its header read and its dimensions accepted; no pixel is decoded yet."""
+    """Read the header and check the dimensions; no pixel is decoded yet."""
     try:
         image = Image.open(file, formats=_FORMATS)
     except UnidentifiedImageError:
@@ -155,7 +155,7 @@ def _open_header(file: BinaryIO) -> Image.Image:
 
 
 def read_dimensions(file: BinaryIO) -> tuple[int, int]:
-    """Width and height of an image, from its header."""
+    """Read width and height of an image from its header."""
     try:
         with _own_limits:
             return _open_header(file).size
@@ -169,7 +169,7 @@ def read_dimensions(file: BinaryIO) -> tuple[int, int]:
 
 
 def decode_bytes(data: bytes, size: int, fit: Fit) -> np.ndarray:
-    """As :func:`decode_image` from bytes, with arguments that are known to be good; the error is the bare reason."""
+    """:func:`decode_image` for bytes and checked arguments; the error is the bare reason."""
     try:
         with _own_limits, _open_header(io.BytesIO(data)) as image:
             image.draft(None, (4 * size, 4 * size))  # lets JPEG decode a much larger image at a fraction of its size
@@ -180,12 +180,12 @@ def decode_bytes(data: bytes, size: int, fit: Fit) -> np.ndarray:
         raise
     except MemoryError:
         raise DataError("takes more memory to decode than there is: make it smaller") from None
-    except Exception as error:  # decoders raise whatever they stumble over: OSError, SyntaxError, struct.error, ...
+    except Exception as error:  # decoders raise OSError, SyntaxError, struct.error, ...
         raise DataError(f"broken or truncated: {error}") from None
 
 
 def _upright(image: Image.Image) -> Image.Image:
-    """The image turned as its EXIF orientation says; one that cannot be read is ignored."""
+    """Apply the EXIF orientation; ignore one that cannot be read."""
     if image.format != "TIFF" and not image.info.keys() & {"exif", "xmp", "Raw profile type exif", "XML:com.adobe.xmp"}:
         return image  # most images: asking Pillow costs a third of decoding a small one
     try:
@@ -195,7 +195,7 @@ def _upright(image: Image.Image) -> Image.Image:
 
 
 def to_rgb(image: Image.Image) -> Image.Image:
-    """Any Pillow mode as RGB; transparency on white."""
+    """Convert any Pillow mode to RGB; transparency is laid on white."""
     if image.mode.startswith(("I", "F")):
         return Image.fromarray(scale_to_8_bit(np.asarray(image))).convert("RGB")
     if image.has_transparency_data:
@@ -205,7 +205,7 @@ def to_rgb(image: Image.Image) -> Image.Image:
 
 
 def full_scale(values: np.ndarray) -> float:
-    """The value that becomes 255: 1 for floats in [0, 1], else the largest of 8, 12 or 16 bits that is needed."""
+    """Value that becomes 255: 1 for floats in [0, 1], else the largest of 8, 12 or 16 bits that is needed."""
     top = values.max(initial=0)
     if not (np.isfinite(top) and np.isfinite(values.min(initial=0))):
         raise DataError("pixels that are NaN or infinite")
@@ -215,7 +215,7 @@ def full_scale(values: np.ndarray) -> float:
 
 
 def scale_to_8_bit(values: np.ndarray, full: float | None = None) -> np.ndarray:
-    """Pixel values of any type as uint8.
+    """Scale pixel values of any type to uint8.
 
     >>> scale_to_8_bit(np.array([0, 2048, 4095], dtype=np.uint16))
     array([  0, 128, 255], dtype=uint8)
@@ -227,7 +227,7 @@ def scale_to_8_bit(values: np.ndarray, full: float | None = None) -> np.ndarray:
 
 
 def fit_square(image: Image.Image, size: int, fit: Fit) -> Image.Image:
-    """An RGB image as ``size`` x ``size`` pixels."""
+    """Make an RGB image ``size`` x ``size`` pixels."""
     width, height = image.size
     if (width, height) == (size, size):
         return image
@@ -241,7 +241,7 @@ def fit_square(image: Image.Image, size: int, fit: Fit) -> Image.Image:
 
 
 def _pad_square(image: Image.Image) -> Image.Image:
-    """The image in the middle of a square of the median colour of its border."""
+    """Pad an image to a square with the median colour of its border."""
     if max(image.size) > MAX_SIZE:  # a strip of 19,999 x 1 pixels must not become a canvas of 400 megapixels
         scale = MAX_SIZE / max(image.size)
         width, height = (max(1, round(side * scale)) for side in image.size)

@@ -14,7 +14,7 @@ ROLES = ("train", "validation", "calibration", "test")
 
 
 def fold_shares(shares: Sequence[float], given: Sequence[str]) -> tuple[float, ...]:
-    """The shares of train, validation, calibration and test, where those of the ``given`` splits go to train.
+    """Shares of train, validation, calibration and test, with those of the ``given`` splits added to train.
 
     >>> fold_shares((0.7, 0.1, 0.1, 0.1), ["test"])
     (0.8, 0.1, 0.1, 0.0)
@@ -29,7 +29,7 @@ def fold_shares(shares: Sequence[float], given: Sequence[str]) -> tuple[float, .
 
 
 def share_out(n: int, shares: Sequence[float]) -> np.ndarray:
-    """``n`` images by ``shares``: largest remainders, and at least one for every share above 0.
+    """Number of images per share, of ``n``: largest remainders, at least one for every share above 0.
 
     >>> share_out(10, (0.7, 0.1, 0.1, 0.1)), share_out(4, (0.7, 0.1, 0.1, 0.1))
     (array([7, 1, 1, 1]), array([1, 1, 1, 1]))
@@ -85,6 +85,7 @@ def split_indices(
 
 
 def check_enough(n: int, label: int, shares: Sequence[float], class_names: Sequence[str] | None) -> None:
+    """Check that a class has a distinct image for every split."""
     needed = sum(share > 0 for share in shares)
     if n < needed:
         raise DataError(

@@ -1,6 +1,6 @@
-"""Train, validation, calibration and test: four disjoint sets of images.
+"""Splits of a data set: train, validation, calibration and test, disjoint.
 
-The split an image belongs to follows from its content and the seed alone, not from file names, row order or the order
+The split of an image follows from its content and the seed alone, not from file names, row order or the order
 in which a machine lists a directory; identical images are never in two splits.
 """
 
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -49,10 +50,11 @@ def load_splits(
     memory_limit: int = MEMORY_LIMIT,
     progress: Progress | None = None,
 ) -> Splits:
-    """Train, validation, calibration and test images of a source.
+    """Open a source as train, validation, calibration and test images.
 
     A source without splits of its own is cut four ways by the shares of ``options.splits``. Where a split is given, or
-    the data set has a file for it (``cifar10`` has train and test), that is taken as it is and its share goes to train.
+    the data set has a file for it (``cifar10`` has train and test), that file is taken as it is and its share goes to
+    train.
     Classes are matched by name, and each must occur in every split. An image that occurs in several sources stays in
     the last of train, validation, calibration, test.
 
@@ -61,28 +63,20 @@ def load_splits(
     [1259, 181, 179, 178]
     """
     options = options or DataOptions()
+    open_like = partial(open_images, fit=options.fit, data_root=data_root, memory_limit=memory_limit, progress=progress)
     source, given = _split_sources(source, data_root)
     asked = {"test": test, "calibration": calibration, "validation": validation}
     given |= {role: value for role, value in asked.items() if value is not None}
-    whole = open_images(
-        source, size=options.size, fit=options.fit, data_root=data_root, memory_limit=memory_limit, progress=progress
-    )
-    held = {
-        role: open_images(
-            given[role],
-            size=whole.size,
-            fit=options.fit,
-            data_root=data_root,
-            split=role,
-            memory_limit=memory_limit,
-            progress=progress,
-        )
-        for role in asked
-        if role in given
-    }
+    whole = open_like(source, size=options.size)
+    held = {role: open_like(given[role], size=whole.size, split=role) for role in asked if role in given}
     for images in (whole, *held.values()):
         if (images.labels < 0).any():
             raise DataError(f"'{images.name}' holds images without a label: splits need the class of every image")
+    return _cut(whole, held, options)
+
+
+def _cut(whole: ImageSet, held: dict[str, ImageSet], options: DataOptions) -> Splits:
+    """Cut a labelled set by the shares of the splits that are not ``held``, which are taken as they are."""
     skipped = [*whole.skipped, *(entry for images in held.values() for entry in images.skipped)]
     shares = fold_shares(options.splits, tuple(held))
     widest = held.get("test", whole)
@@ -104,7 +98,7 @@ def load_splits(
 def _split_sources(
     source: str | Path | ImageSet, data_root: str | Path | None
 ) -> tuple[str | Path | ImageSet, dict[str, Any]]:
-    """What to train on, and the splits that a data set brings along."""
+    """The source to train on, and the splits that a data set has files for."""
     if isinstance(source, ImageSet) or is_built_in(source):
         return source, {}
     folder = find_source(source, data_root)
@@ -117,7 +111,7 @@ def _split_sources(
 
 
 def _leave_out(images: ImageSet, options: DataOptions) -> tuple[ImageSet, tuple[str, ...]]:
-    """Without the classes that have fewer than ``min_images`` distinct images or are named, and their names."""
+    """Leave out classes with fewer than ``min_images`` distinct images and those named; the rest, and their names."""
     for name in options.leave_out:
         if name not in images.class_names:
             raise UsageError(f"--leave-out: '{images.name}' has no class '{name}': {suggest(name, images.class_names)}")
@@ -131,7 +125,7 @@ def _leave_out(images: ImageSet, options: DataOptions) -> tuple[ImageSet, tuple[
 
 
 def _only(images: ImageSet, names: Sequence[str]) -> ImageSet:
-    """The images of the classes ``names``."""
+    """Keep the images of the classes ``names``."""
     inside = np.array([name in names for name in images.class_names], dtype=bool)
     return images.subset(inside[images.labels]).with_class_names(names)
 
@@ -148,7 +142,7 @@ def _too_few_classes(images: ImageSet, left_out: Sequence[str]) -> str:
 
 
 def _align(images: ImageSet, class_names: Sequence[str], left_out: Sequence[str], role: str) -> ImageSet:
-    """Images of a given split with the classes of the training images."""
+    """Match the classes of a given split to those of the training images."""
     dropped = np.array([name in left_out for name in images.class_names] + [False])
     if dropped.any():
         images = images.subset(~dropped[images.labels])
@@ -159,7 +153,7 @@ def _align(images: ImageSet, class_names: Sequence[str], left_out: Sequence[str]
 
 
 def _drop_repeated(whole: ImageSet, held: dict[str, ImageSet]) -> tuple[ImageSet, dict[str, ImageSet], list[Skipped]]:
-    """An image that occurs in several sources stays in the one that promises most: test, calibration, validation."""
+    """Keep an image that occurs in several sources in one: test before calibration before validation before train."""
     seen = np.zeros(0, dtype="S32")
     kept, repeated = {}, []
     for role, images in [*held.items(), ("train", whole)]:

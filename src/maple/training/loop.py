@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from lightning_fabric import Fabric
 
-from maple.data.batches import count_batches, training_batches
+from maple.data.batches import Epoch, count_batches, training_batches
 from maple.data.image_set import ImageSet
 from maple.errors import DataError, RunError, UsageError
 from maple.files import RunFile, write_atomic
@@ -196,18 +196,16 @@ class _Loop:
     def _batches(self, epoch: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """Batches of images and targets of this rank; one that cannot be read raises the error in all ranks."""
         options = self.options
-        batches = training_batches(
-            self.train_images,
-            self.clusters.current.cluster_ids,
+        order = Epoch(
             batch_size=options.batch_size,
-            augment=options.augment,
             sampler="shuffle" if options.sampler == "auto" and not self.recipe.compares_images else options.sampler,
             seed=options.seed,
-            epoch=epoch,
+            number=epoch,
             rank=self.fabric.global_rank,
             world_size=self.fabric.world_size,
-            workers=options.workers,
         )
+        targets = self.clusters.current.cluster_ids
+        batches = training_batches(self.train_images, targets, order, augment=options.augment, workers=options.workers)
         while True:
             with together(self.fabric):
                 batch = next(batches, None)
