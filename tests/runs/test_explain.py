@@ -1,32 +1,23 @@
-"""``maple explain``: what it prints, and a page that is complete in itself, well-formed and safe with hostile names."""
+"""``maple explain``: which images are explained, and what it prints."""
 
 from __future__ import annotations
 
 import json
-import re
 import shutil
-import xml.etree.ElementTree as ElementTree
-from dataclasses import replace
-from importlib.resources import files
 from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
-from PIL import Image
 
 from commands import run as run_command
+from explained_runs import build_explained_run, write_images
 from maple.data.image_set import ImageSet
 from maple.data.sources import open_images
 from maple.data.splits import load_splits
 from maple.errors import UsageError
 from maple.evaluation.evaluate import evaluate
-from maple.files import load_json, save_json
-from maple.networks import create_backbone, embed
-from maple.prediction.explain import component_coordinates
-from maple.prediction.predictor import fit_predictor, load_predictor
-from maple.reporting.explanations import render_explanations
-from maple.reporting.gallery import read_gallery, write_training_gallery
+from maple.networks import embed
+from maple.prediction.predictor import load_predictor
 from maple.runs.explain import (
     MAX_IMAGES,
     explain_images,
@@ -34,46 +25,16 @@ from maple.runs.explain import (
     to_json,
     to_text,
 )
-from maple.types import Relabelling
-
-HOSTILE = "<script>alert('x')</script>\x00"
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run on digits with a network as it starts: class 9 has two clusters, class 0 a hostile name."""
-    splits = load_splits("digits")
-    names = (HOSTILE, *splits.class_names[1:])
-    train, validation, calibration = (
-        ImageSet.from_arrays(part.pixels, part.labels, names, name="digits")
-        for part in (splits.train, splits.validation, splits.calibration)
-    )
-    cluster_ids = train.labels.copy()
-    cluster_ids[np.flatnonzero(train.labels == 9)[::2]] = 10
-    cluster_to_class = np.array([*range(10), 9])
-    relabelling = Relabelling(cluster_ids, cluster_to_class, cluster_to_class, np.r_[np.ones(9), 0.5, 0.5])
-    torch.manual_seed(0)
-    backbone = create_backbone("resnet9", 11).eval()
-    predictor = fit_predictor(backbone, train, validation, calibration, relabelling=relabelling)
-    folder = tmp_path_factory.mktemp("runs") / "digits"
-    predictor.save(folder)
-    outputs = embed(backbone, train, cluster_ids=cluster_ids, cluster_to_class=cluster_to_class)
-    components = component_coordinates(predictor.detector.gaussians_, outputs.embeddings)
-    write_training_gallery(folder / "gallery", train, outputs, components=components)
-    return folder
+    return build_explained_run(tmp_path_factory.mktemp("runs") / "digits")
 
 
 @pytest.fixture
 def images(tmp_path: Path) -> Path:
-    """Three digits and a picture of noise, one of them with a hostile name."""
-    folder = tmp_path / "new"
-    folder.mkdir()
-    test = load_splits("digits").test
-    for i in range(3):
-        Image.fromarray(test.pixels[i]).save(folder / f"{i}.png")
-    noise = np.random.default_rng(0).integers(0, 256, (8, 8, 3)).astype(np.uint8)
-    Image.fromarray(noise).save(folder / "<b>noise & co.png")
-    return folder
+    return write_images(tmp_path / "new")
 
 
 # ---------------------------------------------------------------------------------------------------------------- text
@@ -178,125 +139,6 @@ def test_files_that_are_no_images_are_named(run: Path, images: Path, capsys: pyt
     assert "broken.png" in captured.err and "broken.png" not in captured.out
 
 
-# ---------------------------------------------------------------------------------------------------------------- page
-
-
-def check_page(path: Path) -> tuple[str, ElementTree.Element]:
-    source = path.read_text(encoding="utf-8")
-    page = ElementTree.fromstring(source.replace("<!DOCTYPE html>", ""))  # every element is closed, all text escaped
-    tags = {element.tag for element in page.iter()}
-    assert not tags & {"script", "link", "iframe", "object"}
-    assert "default-src 'none'" in source and "@import" not in source
-    assert not re.findall(r"url\((?!#|data:image/)", source)
-    ids = [element.attrib["id"] for element in page.iter() if "id" in element.attrib]
-    assert len(ids) == len(set(ids))
-    links = {element.attrib["href"] for element in page.iter("a")}
-    assert links <= {f"#{name}" for name in ids}
-    return source, page
-
-
-def words_of(element: ElementTree.Element) -> str:
-    return " ".join("".join(element.itertext()).split())
-
-
-def test_page(run: Path, images: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    path = tmp_path / "deep" / "why.html"
-    assert run_command("explain", run, images, "--out", path) == 0
-    assert f"explanations: {path}" in capsys.readouterr().out
-    source, page = check_page(path)
-    cases = explain_images(run, [str(images)])
-    sections = [section for section in page.iter("section") if section.attrib["id"].startswith("image-")]
-    assert len(sections) == 4
-    for case, section in zip(cases, sections):
-        text = words_of(section)
-        for sentence in case.explanation.sentences():
-            assert " ".join(sentence.replace("\x00", "\ufffd").split()) in text
-        assert len(list(section.iter("svg"))) == 1
-        (picture,) = section.iter("img")
-        assert picture.attrib["src"].startswith("data:image/") and picture.attrib["alt"] == case.file
-        strips = [element for element in section.iter("ul") if element.attrib.get("class") == "strip"]
-        n_components = len({*case.explanation.leading.tolist(), int(case.explanation.separation.argmax())})
-        assert len(strips) == 2 + 2 * n_components  # nearest, runner-up; both ends of each component
-        assert len(list(strips[0])) == 6
-    assert source.count("<script") == 0
-    used = set(re.findall(r'class="picture (p\d+)"', source))
-    drawn = set(re.findall(r"^\.(p\d+) \{", source, re.MULTILINE))
-    assert used == drawn  # each picture is there, and once
-    assert path.stat().st_size < 400_000
-
-
-def test_page_shows_the_exemplars_of_the_cluster_it_names(run: Path, images: Path, tmp_path: Path) -> None:
-    path = tmp_path / "why.html"
-    cases = explain_images(run, [str(images)], path)
-    _, page = check_page(path)
-    exemplars = {cluster.cluster: cluster for cluster in read_gallery(run / "gallery").clusters}
-    section = next(page.iter("section"))
-    first = next(element for element in section.iter("ul") if element.attrib.get("class") == "strip")
-    shown = [picture.attrib["title"] for picture in first.iter("span")]
-    expected = exemplars[cases[0].explanation.nearest.cluster]
-    assert [title.rpartition(": ")[2] for title in shown] == list(expected.files[:6])
-
-
-def test_page_shows_what_the_score_is_made_of(run: Path, images: Path, tmp_path: Path) -> None:
-    path = tmp_path / "why.html"
-    cases = explain_images(run, [str(images)], path)
-    _, page = check_page(path)
-    sections = [section for section in page.iter("section") if section.attrib["id"].startswith("image-")]
-    for case, section in zip(cases, sections):
-        found = case.explanation
-        (table,) = section.iter("table")
-        rows = [[words_of(cell) for cell in row] for row in table.iter("tr")][1:]
-        assert [heading.split()[0] for heading, *_ in rows] == [*found.parts, "score"]
-        expected = [*found.parts.values(), found.score]
-        assert [float(value.replace(",", "")) for _, value, _ in rows] == pytest.approx(expected, rel=1e-3, abs=0.06)
-        bars = [bar for bar in table.iter("span") if bar.attrib["class"].startswith("bar")]
-        widths = [int(bar.attrib["style"].removeprefix("width:").removesuffix("px")) for bar in bars]
-        assert widths == [round(160 * part / found.score) for part in found.parts.values()]
-        orange = [name for name, bar in zip(found.parts, bars) if bar.attrib["class"] == "bar out"]
-        assert orange == ([found.most_unusual_part] if found.most_unusual_part else [])
-    # The part called distance is not the squared distance that the page takes apart: the glossary tells them apart.
-    assert "<em>distance</em>" in path.read_text()
-
-
-def test_page_without_parts_has_no_table(run: Path, images: Path) -> None:
-    cases = explain_images(run, [str(images)])
-    bare = [replace(case, explanation=replace(case.explanation, parts={})) for case in cases]
-    source = render_explanations(bare, run)
-    assert "<table>" not in source and "<em>distance</em>" not in source
-
-
-def test_equal_runs_give_equal_pages(run: Path, images: Path) -> None:
-    cases = explain_images(run, [str(images)])
-    assert render_explanations(cases, run) == render_explanations(cases, run)
-
-
-def test_page_without_gallery(run: Path, images: Path, tmp_path: Path) -> None:
-    bare = tmp_path / "bare"
-    bare.mkdir()
-    for path in run.glob("*.safetensors"):
-        shutil.copy(path, bare)
-    explain_images(bare, [str(images)], tmp_path / "why.html")
-    _, page = check_page(tmp_path / "why.html")
-    assert len(page.findall(".//p[@class='absent']")) == 8
-    assert "training images at both ends" not in words_of(page)
-
-
-def test_pictures_of_other_components_are_not_shown(run: Path, images: Path, tmp_path: Path) -> None:
-    """The Gaussians may have been fitted again since the pictures were chosen."""
-    changed = Path(shutil.copytree(run, tmp_path / "changed"))
-    components = load_json(changed / "gallery" / "components.json")
-    components["components"][0]["spread"] *= 1.1
-    save_json(changed / "gallery" / "components.json", components)
-    explain_images(changed, [str(images)], tmp_path / "why.html")
-    _, page = check_page(tmp_path / "why.html")
-    assert "training images at both ends" not in words_of(page) and "component 1" in words_of(page)
-
-
 def test_only_known_file_types_are_written(run: Path, images: Path) -> None:
     with pytest.raises(UsageError, match=r"\.html"):
         explain_images(run, [str(images)], "why.txt")
-
-
-def test_templates_are_part_of_the_package() -> None:
-    for name in ("explain.html.j2", "style.css"):
-        assert (files("maple.reporting") / "templates" / name).is_file()
