@@ -31,8 +31,8 @@ from baselines import DETERMINISTIC, find_jobs
 from maple.baselines.sampling import average_logits, dropout_layers
 from maple.data.batches import to_input
 from maple.detectors.base import Detector
-from maple.detectors.gradient import ImageDetector, ImageReader
-from maple.detectors.lee import LeeDetector
+from maple.detectors.gradients.base import ImageDetector, ImageReader
+from maple.detectors.gradients.lee import LeeDetector
 from maple.detectors.registry import create_detector, list_detectors
 from maple.networks import Backbone, embed, linear_head, use_fast_allocator
 from maple.prediction.predictor import load_predictor

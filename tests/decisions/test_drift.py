@@ -245,28 +245,28 @@ def test_seed_breaks_ties_only(rng):
 
 
 def test_bad_scores_and_levels():
-    with pytest.raises(DataError, match="no calibration scores"):
+    with pytest.raises(DataError, match="calibration scores"):
         compare_scores([1.0], [])
-    with pytest.raises(DataError, match="no new scores"):
+    with pytest.raises(DataError, match="new scores"):
         compare_scores([], [1.0])
-    with pytest.raises(DataError, match="1 of 2 new scores are NaN"):
+    with pytest.raises(DataError, match="NaN"):
         StreamMonitor([1.0]).update([np.nan, 1.0])
-    with pytest.raises(UsageError, match="one score per image"):
+    with pytest.raises(UsageError, match="shape"):
         compare_scores([[1.0]], [1.0])
     for level in (0, 1, -0.1, float("nan")):
         with pytest.raises(UsageError, match="level"):
             StreamMonitor([1.0], level=level)
         with pytest.raises(UsageError, match="level"):
             compare_scores([1.0], [1.0], level=level)
-    with pytest.raises(UsageError, match="seed -1"):
+    with pytest.raises(UsageError, match="seed"):
         StreamMonitor([1.0], seed=-1)
 
 
 def test_arrays_that_are_no_state():
     arrays = StreamMonitor([1.0, 2.0]).to_arrays()
-    with pytest.raises(RunError, match="lacks capital"):
+    with pytest.raises(RunError, match="capital"):
         StreamMonitor.from_arrays({name: array for name, array in arrays.items() if name != "capital"})
-    with pytest.raises(RunError, match="does not fit together"):
+    with pytest.raises(RunError, match="state"):
         StreamMonitor.from_arrays({**arrays, "scores": np.ones(3)})
 
 

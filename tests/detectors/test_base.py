@@ -171,7 +171,7 @@ def test_batches_in_every_form_give_the_same_fit(split, covariance):
 
 def test_full_covariance_refuses_a_generator_before_using_it_up(split):
     generator = in_batches(split)
-    with pytest.raises(FitError, match="twice, but a generator ends"):
+    with pytest.raises(FitError, match="covariance='full'"):
         MapleDetector(covariance="full").fit(generator)
     assert len(next(generator)) == 64
     assert MapleDetector(covariance="full", distance="euclidean").fit(generator).fitted_
@@ -185,7 +185,7 @@ def test_partial_fit_equals_fit(split):
     np.testing.assert_allclose(grown.score(split), whole.score(split), rtol=1e-5)
     grown.fit(split)  # starts anew
     assert {moments.n_images for moments in grown.learned_.densities.moments.by_exponent.values()} == {400}
-    with pytest.raises(UsageError, match="call fit"):
+    with pytest.raises(UsageError, match="covariance='full'"):
         MapleDetector(covariance="full").partial_fit(split)
 
 
@@ -202,7 +202,7 @@ def test_a_broken_batch_leaves_the_detector_as_it_was(plain):
     detector = MapleDetector().fit(plain)
     before = detector.score(plain)
     broken = Outputs(np.full((5, 6), np.nan), labels=np.zeros(5, dtype=np.int64))
-    with pytest.raises(FitError, match="5 of 5 embeddings"):
+    with pytest.raises(FitError, match="5 of 5"):
         detector.partial_fit(broken)
     np.testing.assert_array_equal(detector.score(plain), before)
 
@@ -270,15 +270,15 @@ def test_what_cannot_be_fitted_says_why(outputs, message):
 
 def test_batches_must_agree_on_the_clusters(split):
     other = Outputs(split.embeddings, cluster_ids=split.cluster_ids, cluster_to_class=np.array([0, 1, 1, 2, 2]))
-    with pytest.raises(FitError, match="disagree"):
+    with pytest.raises(FitError, match="class of a cluster"):
         MapleDetector().fit([split, other])
-    with pytest.raises(UsageError, match="not on int"):
+    with pytest.raises(UsageError, match="int"):
         MapleDetector().fit(3)
 
 
 def test_cluster_without_images_is_named(split):
     longer = Outputs(split.embeddings, cluster_ids=split.cluster_ids, cluster_to_class=np.append(CLUSTER_TO_CLASS, 3))
-    with pytest.raises(FitError, match=r"1 of 6 clusters have no images \(cluster 5\)"):
+    with pytest.raises(FitError, match="cluster 5"):
         MapleDetector().fit(longer)
 
 
@@ -299,9 +299,9 @@ def test_wrong_options_fail_with_a_hint(plain):
         MapleDetector(covariance="tide").fit(plain)
     with pytest.raises(ConfigError, match="explained_variance"):
         MapleDetector(explained_variance=0).fit(plain)
-    with pytest.raises(UsageError, match=r"unknown option 'covarianc' .* did you mean 'covariance'"):
+    with pytest.raises(UsageError, match=r"'covarianc'.*'covariance'"):
         create_detector("maple", covarianc="tied")
-    with pytest.raises(UsageError, match="has no options"):
+    with pytest.raises(UsageError, match="'temperature'"):
         create_detector("energy", temperature=2)
 
 
@@ -309,11 +309,11 @@ def test_registry():
     detector = create_detector("maple", pca=False)
     assert isinstance(detector, MapleDetector) and not detector.pca
     assert create_detector(detector) is detector
-    with pytest.raises(UsageError, match="too late"):
+    with pytest.raises(UsageError, match="pca"):
         create_detector(detector, pca=True)
-    with pytest.raises(UsageError, match="did you mean 'softmax'"):
+    with pytest.raises(UsageError, match=r"'sotfmax'.*'softmax'"):
         create_detector("sotfmax")
-    with pytest.raises(UsageError, match="already"):
+    with pytest.raises(UsageError, match="'softmax'"):
         register_detector("softmax")(MapleDetector)
     assert list_detectors() == sorted(list_detectors())
     with pytest.raises(TypeError):
@@ -341,7 +341,7 @@ def test_state_keeps_every_quantity(split, options):
 
 def test_unfitted_methods_raise(plain):
     for method in ("describe", "score", "posterior", "md_class", "get_state"):
-        with pytest.raises(NotFittedError, match="call fit first"):
+        with pytest.raises(NotFittedError, match="fit"):
             getattr(MapleDetector(), method)(*([plain] if method != "get_state" else []))
 
 
@@ -372,7 +372,7 @@ def test_energy_score(rng):
 
 @pytest.mark.parametrize("detector", [SoftmaxDetector, EnergyDetector])
 def test_logit_detectors_need_the_same_logits(detector):
-    with pytest.raises(UsageError, match="needs logits"):
+    with pytest.raises(UsageError, match="logits"):
         detector().fit(Outputs(np.zeros((3, 2))))
     with pytest.raises(FitError, match="no outputs"):
         detector().fit([])

@@ -155,12 +155,12 @@ def test_fit_starts_anew(wine):
     model.calibrate(X[:, :4])
     model.fit(X, y)
     np.testing.assert_array_equal(model.predict_proba(X), MahalanobisClassifier().fit(X, y).predict_proba(X))
-    with pytest.raises(UsageError, match="call calibrate"):
+    with pytest.raises(UsageError, match="calibrate"):
         model.p_values(X)
 
 
 def test_full_covariances_need_all_data(wine):
-    with pytest.raises(UsageError, match="call fit"):
+    with pytest.raises(UsageError, match="fit"):
         MahalanobisClassifier(covariance="full").partial_fit(*wine)
 
 
@@ -204,7 +204,7 @@ def test_wrong_options_are_named(options, message):
 
 
 def test_what_cannot_be_fitted_is_said_by_fit():
-    with pytest.raises(FitError, match="leave nothing to estimate"):
+    with pytest.raises(FitError, match="covariance"):
         MahalanobisClassifier().fit([[0.0], [1.0]], ["a", "b"])
 
 

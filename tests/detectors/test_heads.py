@@ -169,14 +169,14 @@ def test_vim_of_embeddings_that_do_not_span_the_space(train, new, head):
     dead = Outputs(train.embeddings * (np.arange(D) < 6))
     flat = LinearHead(head.weight, np.zeros(C, np.float32))  # the origin of the head is 0
     assert VimDetector().fit(dead, head=flat).space_.matrix.shape == (D, 3)
-    with pytest.raises(FitError, match="span 6 dimensions, so that none is left outside a principal space of 6"):
+    with pytest.raises(FitError, match="principal space of 6"):
         VimDetector(components=6).fit(dead, head=flat)
-    with pytest.raises(FitError, match="lower components"):
+    with pytest.raises(FitError, match="components"):
         VimDetector(components=D).fit(train, head=head)
 
 
 def test_vim_needs_logits_above_zero(train, head):
-    with pytest.raises(FitError, match="below 0 on average"):
+    with pytest.raises(FitError, match="logits"):
         VimDetector().fit(train, head=LinearHead(head.weight, head.bias - 1000))
 
 
@@ -204,7 +204,7 @@ def test_restored_detectors_have_their_head(train, new, head, name):
 @NAMES
 def test_a_head_of_another_network_is_an_error(train, new, name):
     other = LinearHead(np.ones((C, D + 1), np.float32), np.zeros(C, np.float32))
-    with pytest.raises(UsageError, match=f"embeddings have 16 columns, but the head of the '{name}' .* reads 17"):
+    with pytest.raises(UsageError, match=f"16 columns.*'{name}'"):
         create_detector(name).fit(train, head=other)
 
 
@@ -212,7 +212,7 @@ def test_a_head_of_another_network_is_an_error(train, new, name):
 def test_broken_embeddings_are_errors(train, new, head, name):
     broken = new.embeddings.copy()
     broken[7] = np.inf
-    with pytest.raises(DataError, match="1 of 100 embeddings hold NaN or infinity"):
+    with pytest.raises(DataError, match="1 of 100"):
         create_detector(name).fit(train, head=head).score(Outputs(broken))
 
 

@@ -97,11 +97,11 @@ def test_logits_far_below_zero_and_empty_classes():
 
 
 def test_wrong_options_and_missing_logits_are_errors(logits):
-    with pytest.raises(ConfigError, match="'gamma' in GenDetector is 0"):
+    with pytest.raises(ConfigError, match="'gamma'"):
         GenDetector(gamma=0).fit(outputs_of(logits))
-    with pytest.raises(ConfigError, match="'top' in GenDetector is 0"):
+    with pytest.raises(ConfigError, match="'top'"):
         GenDetector(top=0).fit(outputs_of(logits))
-    with pytest.raises(UsageError, match="unknown option 'gama' of the detector 'gen': did you mean 'gamma'"):
+    with pytest.raises(UsageError, match=r"'gama'.*'gen'.*'gamma'"):
         create_detector("gen", gama=1)
-    with pytest.raises(UsageError, match="'entropy' detector needs logits"):
+    with pytest.raises(UsageError, match=r"'entropy'.*logits"):
         EntropyDetector().fit(Outputs(np.zeros((2, 2))))

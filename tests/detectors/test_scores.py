@@ -149,7 +149,7 @@ def test_surprise_of_tied_scores_is_finite_and_rises(scores):
 
 
 def test_surprise_needs_scores():
-    with pytest.raises(DataError, match="add validation images"):
+    with pytest.raises(DataError, match="validation images"):
         fit_surprise(np.empty(0))
     with pytest.raises(DataError, match="finite"):
         fit_surprise(np.array([1.0, np.nan]))
@@ -212,7 +212,7 @@ def test_one_cluster_alone_has_no_spread(train):
     one, validation = (Outputs(each.embeddings, labels=np.zeros(len(each), int)) for each in (train, draw(1000, 1)))
     detector = MapleDetector().fit(one, validation)
     assert detector.score_ == "normalised" and "fused" not in detector.describe(validation).available_scores
-    with pytest.raises(UsageError, match="several clusters"):
+    with pytest.raises(UsageError, match="score_by 'fused'"):
         MapleDetector(score_by="fused").fit(one, validation)
     responses = replace(one, shallow=train.shallow), replace(validation, shallow=draw(1000, 1).shallow)
     assert set(MapleDetector().fit(*responses).learned_.surprises) == {"shallow", "distance"}
@@ -225,7 +225,7 @@ def test_without_validation_the_score_is_normalised(train, new):
     assert detector.score_ == "normalised"
     found = detector.describe(new.embeddings)
     assert found.available_scores == ["distance", "relative", "normalised", "residual", "spread"]
-    with pytest.raises(UsageError, match="needs validation images"):
+    with pytest.raises(UsageError, match="validation images"):
         MapleDetector(score_by="fused").fit(train)
     with pytest.raises(NotFittedError, match="validation"):
         _ = MapleDetector().fit(train).describe(new).fused
@@ -293,5 +293,5 @@ def test_exponent_without_errors_is_the_default(train):
 def test_background_takes_what_the_gaussians_take(train):
     background = fit_background(Moments(1, DIM).update(train.embeddings, np.zeros(len(train), dtype=np.int64)))
     assert np.isfinite(background.squared_distances(np.full((1, DIM), 1e30, dtype=np.float32))).all()
-    with pytest.raises(UsageError, match="same backbone"):
+    with pytest.raises(UsageError, match="columns"):
         background.residuals(np.zeros((1, DIM + 1)))

@@ -24,8 +24,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 import numpy as np
 from pydantic import Field
 
-from maple.detectors._shared import finite_embeddings, no_outputs
-from maple.detectors.base import Batches, Detector, State
+from maple.detectors.base import Batches, Detector, State, finite_embeddings, no_outputs
 from maple.detectors.description import Description
 from maple.detectors.maple import MapleDetector
 from maple.detectors.registry import register_detector

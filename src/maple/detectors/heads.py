@@ -19,8 +19,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 import numpy as np
 from pydantic import Field
 
-from maple.detectors._shared import LearnedNumbers, finite_embeddings, no_outputs
-from maple.detectors.base import Batches, Detector, State
+from maple.detectors.base import Batches, Detector, LearnedNumbers, State, finite_embeddings, no_outputs
 from maple.detectors.distance import moments_of_all
 from maple.detectors.registry import register_detector
 from maple.detectors.scores import energy_score

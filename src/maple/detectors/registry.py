@@ -13,7 +13,9 @@ from maple.registry import Method, Registry
 from maple.types import About
 
 AnyDetector = TypeVar("AnyDetector", bound=type[Detector])
-DETECTORS: Registry[Detector] = Registry("detector", ("maple.detectors", "maple.baselines"))
+DETECTORS: Registry[Detector] = Registry(
+    "detector", ("maple.detectors", "maple.detectors.gradients", "maple.baselines")
+)
 
 
 def register_detector(name: str, about: About | None = None) -> Callable[[AnyDetector], AnyDetector]:

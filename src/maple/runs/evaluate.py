@@ -16,7 +16,7 @@ from maple.data.image_set import ImageSet
 from maple.data.sources import LOOSE
 from maple.data.splits import Splits
 from maple.detectors.base import Detector
-from maple.detectors.gradient import ImageDetector
+from maple.detectors.gradients.base import ImageDetector
 from maple.detectors.learned import nearest_of_class
 from maple.detectors.registry import create_detector
 from maple.errors import MapleError, UsageError

@@ -1,7 +1,7 @@
-r"""Detectors that need the gradient of the image: their interface, and ODIN (Lee et al.: :mod:`maple.detectors.lee`).
+"""The contract of detectors that need the gradient of the image, and the step that they share.
 
-Both move an image one small step in the direction in which it would look *more* in-distribution, and score what comes
-out: images of known classes gain more by the step than others do. Outputs cannot tell that direction. So these
+They move an image one small step in the direction in which it would look *more* in-distribution, and score what comes
+out: images of known classes gain more by the step than others do. The direction does not follow from outputs, so these
 detectors derive from :class:`ImageDetector`, which is handed the backbone and the images themselves.
 
 **The step, and its unit.** The networks of both papers see z = (x - mean) / std. Their code takes the sign of the
@@ -13,9 +13,9 @@ level out of 255). Where a gradient is exactly 0 the pixel stays; the published 
 [0, 1].
 
 **Two halves of a gradient.** What is scored is a function of a few numbers per image: logits, or the averages of a
-layer. Its derivative with respect to them is written down, in float64, from the same arrays that score
-(:func:`log_odds_gradient`, :func:`~maple.detectors.lee.distance_gradient`); the network's half is a vector-Jacobian
-product by autograd. So no algebra is done twice, and the direction is right where a softmax has rounded to 1.
+layer. Its derivative with respect to them is analytic, in float64, from the same arrays that score
+(:func:`~maple.detectors.gradients.odin.log_odds_gradient`, :func:`~maple.detectors.gradients.lee.distance_gradient`);
+the network's half is a vector-Jacobian product by autograd. So the direction is right where a softmax has rounded to 1.
 
 Letters for shapes, besides those of ``types``: B images in a batch, F features of a layer, S sizes of a step.
 """
@@ -25,27 +25,20 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, is_dataclass
-from typing import Any, ClassVar, Literal, NoReturn, Self
+from dataclasses import is_dataclass
+from typing import Any, ClassVar, NoReturn, Self
 
 import numpy as np
 import torch
-from scipy.special import softmax
 from torch import Tensor
 
 from maple.data.image_set import ImageSet, Progress
-from maple.detectors._shared import LearnedNumbers
-from maple.detectors.logits import ColumnDetector, probability_of_others
-from maple.detectors.registry import register_detector
+from maple.detectors.logits import ColumnDetector
 from maple.errors import DataError, FitError, NotFittedError, UsageError
 from maple.networks import Backbone, Images, count_images, evaluating, read_batches
-from maple.options import AboveZero, NonNegative, as_dict, build_options, option
+from maple.options import as_dict, build_options
 from maple.stats.arrays import count_broken
-from maple.stats.gaussians import class_logsumexp
-from maple.types import About, Outputs
-
-EPSILONS = (0.0, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.08)  # ODIN chooses among them: those of Hsu et al. 2020, and none
-
+from maple.types import Outputs
 
 # ------------------------------------------------------------------------------------------- running the backbone
 
@@ -258,117 +251,3 @@ class ImageDetector(ColumnDetector):
         if n_broken := count_broken(array):
             raise DataError(f"the logits of {n_broken} of {len(array)} images hold NaN or infinity: leave them out")
         return array
-
-
-# ----------------------------------------------------------------------------------------------------------- ODIN
-
-
-def log_odds_gradient(logits: np.ndarray, cluster_to_class: np.ndarray, temperature: float = 1.0) -> np.ndarray:
-    r"""Derivative with respect to the logits (N, M) of the log odds of the most probable class.
-
-    The logit of a class is :math:`g_c = \log \sum_{m \in c} e^{l_m}`, its probability :math:`S_c =
-    \mathrm{softmax}(g / T)_c`. With k the most probable class, its log odds are :math:`g_k / T - \log \sum_{c \ne k}
-    e^{g_c / T}`, and for a cluster m of class c
-
-    .. math:: \frac{1}{T} \, e^{l_m - g_c} \cdot
-              \begin{cases} 1 & c = k \\ -S_c / (1 - S_k) & c \ne k. \end{cases}
-
-    The gradient of :math:`\log S_k` is this times :math:`1 - S_k > 0`: the same signs, but no underflow where the
-    network is so sure that 1 - S_k rounds to 0.
-
-    >>> log_odds_gradient(np.array([[0.0, 0.0, 9999.0]]), np.arange(3))
-    array([[-0.5, -0.5,  1. ]])
-    """
-    log_class = class_logsumexp(logits, cluster_to_class)  # (N, C)
-    if log_class.shape[1] < 2:
-        raise UsageError("the probability of the only class is 1 whatever the image: give at least two classes")
-    best = (np.arange(len(logits)), log_class.argmax(axis=1))
-    others = log_class / temperature
-    others[best] = -np.inf
-    per_class = -softmax(others, axis=1)
-    per_class[best] = 1.0
-    shares = np.exp(logits - log_class[:, cluster_to_class])  # (N, M) of each cluster in its class
-    return per_class[:, cluster_to_class] * shares / temperature
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class OdinOptions:
-    """ODIN."""
-
-    temperature: AboveZero = option(1000.0, "temperature of the softmax")
-    epsilon: Literal["auto"] | NonNegative = option(
-        0.0014, "size of the step on images in [0, 1]; 'auto' takes the one that makes validation images most confident"
-    )
-
-
-@register_detector("odin")
-class OdinDetector(OdinOptions, LearnedNumbers, ImageDetector):
-    r"""ODIN (Liang et al. 2018, https://arxiv.org/abs/1706.02690): softmax at a high temperature, after one step.
-
-    With :math:`S_c(x; T) = \mathrm{softmax}(g(x) / T)_c` and k the most probable class,
-
-    .. math:: \tilde x = x - \epsilon \, \mathrm{sign}(-\nabla_x \log S_k(x; T)), \qquad
-              \mathrm{score} = 1 - \max_c S_c(\tilde x; T).
-
-    The score is the probability of all *other* classes, in float64: at T = 1000 all probabilities are close to 1/C,
-    where float32 would tie images. The paper tunes epsilon on out-of-distribution images; ``epsilon="auto"`` tunes it
-    on in-distribution images only, as Generalized ODIN does (Hsu et al. 2020, https://arxiv.org/abs/2002.11297): it
-    takes the step after which the mean of max S over the validation images is largest.
-
-    Where classes are split, :math:`g_c` is the log-sum-exp of the logits of the clusters of class c, and the
-    temperature divides that: had it divided the logits, a class of two clusters would have probability 2/M for any
-    image. So splitting a class without changing its probability leaves the score as it is.
-
-    >>> from maple.networks import create_backbone
-    >>> train = ImageSet.from_arrays(np.random.default_rng(0).random((4, 8, 8, 3)))
-    >>> backbone = create_backbone("resnet9", n_classes=3)
-    >>> detector = OdinDetector().fit_images(backbone, train)
-    >>> detector.score_images(backbone, train).shape
-    (4,)
-    """
-
-    about: ClassVar[About] = About(
-        "softmax at a high temperature, after a step towards the predicted class",
-        "Liang et al. 2018",
-        "https://arxiv.org/abs/1706.02690",
-        passes="2 forward, 1 backward",
-        needs="image gradients, logits",
-    )
-    numbers: ClassVar[tuple[str, ...]] = ("epsilon",)
-    epsilon_: float
-
-    def _fit_images(
-        self, reader: ImageReader, train: ImageSet, validation: ImageSet | None, ood: ImageSet | None
-    ) -> None:
-        if self.epsilon != "auto":
-            self.epsilon_ = float(self.epsilon)
-            return
-        if validation is None or len(validation) == 0:
-            raise UsageError(
-                "epsilon 'auto' of the 'odin' detector is learned from validation images: give fit_images some, or "
-                "give epsilon a number"
-            )
-        reader.plan(validation)
-        parts = []
-        for x, _ in reader.batches(validation):
-            with image_gradients(reader.backbone):
-                parts.append(self._score_steps(reader.backbone, x, EPSILONS))
-        self.epsilon_ = EPSILONS[int(np.concatenate(parts, axis=1).mean(axis=1).argmin())]
-
-    def _score_batch(self, backbone: Backbone, images: Tensor) -> np.ndarray:
-        return self._score_steps(backbone, images, (self.epsilon_,))[0]
-
-    def _score_steps(self, backbone: Backbone, images: Tensor, epsilons: Sequence[float]) -> np.ndarray:
-        """Scores after a step of each size (S, B)."""
-        images = as_leaf(images)
-        outputs = backbone(images)[1]
-        unmoved = self._read_logits(outputs)
-        derivative = -log_odds_gradient(unmoved, self.cluster_to_class_, self.temperature)
-        scores = []
-        for epsilon, moved in zip(epsilons, move_images(images, outputs, derivative, epsilons)):
-            logits = self._read_logits(backbone(moved)[1]) if epsilon else unmoved
-            scores.append(self._score_logits(logits))
-        return np.stack(scores)
-
-    def _score_logits(self, logits: np.ndarray) -> np.ndarray:
-        return probability_of_others(class_logsumexp(logits, self.cluster_to_class_) / self.temperature)

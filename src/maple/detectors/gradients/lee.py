@@ -1,7 +1,7 @@
 r"""Mahalanobis distances of several layers (Lee et al. 2018, https://arxiv.org/abs/1807.03888), in two versions.
 
 ``lee-md`` is tuned on in-distribution images only, ``lee-md-ood`` on out-of-distribution ones. What both share is in
-:class:`LayerDistances`, the step on the image in :mod:`maple.detectors.gradient`.
+:class:`LayerDistances`, the step on the image in :mod:`maple.detectors.gradients.base`.
 
 Letters for shapes, besides those of ``types``: B images in a batch, F features of a layer, L layers, S sizes of a step.
 """
@@ -9,33 +9,24 @@ Letters for shapes, besides those of ``types``: B images in a batch, F features 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import combinations
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 import numpy as np
 import torch
 from pydantic import Field
 from sklearn.linear_model import LogisticRegression
-from torch import Tensor, nn
+from torch import Tensor
 
 from maple.data.image_set import ImageSet
-from maple.detectors._shared import LearnedNumbers
-from maple.detectors.base import State
-from maple.detectors.gradient import (
-    ImageDetector,
-    ImageReader,
-    as_leaf,
-    image_gradients,
-    log_odds_gradient,
-    move_images,
-    to_numpy,
-)
+from maple.detectors.base import LearnedNumbers, State
+from maple.detectors.gradients._layers import average_layers, find_layers
+from maple.detectors.gradients.base import ImageDetector, ImageReader, as_leaf, image_gradients, move_images, to_numpy
+from maple.detectors.gradients.odin import log_odds_gradient
 from maple.detectors.registry import register_detector
-from maple.errors import FitError, UsageError, suggest
-from maple.networks import Backbone, EnsembleBody, listening, same_values
+from maple.errors import FitError, UsageError
+from maple.networks import Backbone
 from maple.options import NonNegative, option
 from maple.stats.gaussians import Gaussians, class_logsumexp, fit_gaussians, squared_distances
 from maple.stats.metrics import auroc
@@ -44,112 +35,9 @@ from maple.types import About
 
 MAGNITUDES = (0.0, 0.0005, 0.001, 0.0014, 0.002, 0.005, 0.01)  # sizes of the step to choose among: the authors'
 ATTACK = 0.05  # size of the adversarial step, on images in [0, 1]
-EMBEDDING = "embedding"  # the name of the embedding among the layers
 TUNING_IMAGES = 1000  # of each kind, from which the step is chosen and layers are weighed
 FAR = 1000.0
 MIN_EXAMPLES = 20  # images on each side, in- and out-of-distribution, from which layers are weighed
-
-
-# -------------------------------------------------------------------------------------------- features of layers
-
-
-class _Finished(NamedTuple):
-    """A layer that has finished: its name, the height and width of its output, whether it has layers inside."""
-
-    name: str
-    size: tuple[int, int]
-    is_block: bool
-
-
-def find_layers(backbone: Backbone, images: Tensor) -> tuple[str, ...]:
-    """One layer per stage, from shallow to deep, and the embedding.
-
-    A stage is all that has the same height and width; it is represented by the layer that finishes last in it, of
-    those that consist of layers themselves (a block) if there are any: what follows the last block of a stage are the
-    first single layers of the block that shrinks the image. Names are those of the modules of ``backbone.body``, or of
-    one member of an ensemble, whose members are alike. Left out are single pixels, and a stage whose average is that of
-    a later one or the embedding.
-
-    >>> from maple.networks import create_backbone
-    >>> find_layers(create_backbone("resnet20", n_classes=10), torch.rand(2, 3, 32, 32))
-    ('layer1', 'layer2', 'embedding')
-    >>> find_layers(create_backbone("wrn-10-1", n_classes=10), torch.rand(2, 3, 32, 32))
-    ('blocks.0', 'blocks.1', 'blocks', 'embedding')
-    """
-    with image_gradients(backbone), torch.no_grad():
-        calls = _watch(backbone, images)
-        last = {call.size: call for call in calls if not call.is_block}  # later calls replace earlier ones
-        last |= {call.size: call for call in calls if call.is_block}
-        names = [call.name for call in calls if last[call.size] is call]
-        names.append(EMBEDDING)
-        features = average_layers(backbone, images, names)
-    repeated = {a for a, b in combinations(names, 2) if same_values(features[a], features[b])}
-    return tuple(name for name in names if name not in repeated)
-
-
-def _watch(backbone: Backbone, images: Tensor) -> list[_Finished]:
-    """The layers of one body with channels (B, F, H, W), in the order in which they finish, each called once."""
-    calls: list[_Finished] = []
-    height, width = images.shape[2:]
-
-    def watch(name: str, layer: nn.Module, inputs: Any, output: Any) -> None:
-        if not isinstance(output, Tensor) or output.ndim != 4:
-            return
-        h, w = output.shape[2:]
-        if h * w > 1 and abs(h * width - w * height) <= max(height, width):  # else not laid out as (B, F, H, W)
-            calls.append(_Finished(name, (h, w), is_block=next(layer.children(), None) is not None))
-
-    with listening(_named_layers(_bodies(backbone)[0]), watch):
-        backbone.embed(images)
-    times = Counter(call.name for call in calls)
-    return [call for call in calls if times[call.name] == 1]
-
-
-def average_layers(backbone: Backbone, images: Tensor, layers: Sequence[str]) -> dict[str, Tensor]:
-    """Features (B, F) of each layer of the body: averages over height and width; ``embedding`` is the embedding.
-
-    Those of an ensemble are the features of the same layer of all members side by side, as its embedding is.
-
-    >>> from maple.networks import create_backbone
-    >>> found = average_layers(create_backbone("resnet20", n_classes=10), torch.rand(2, 3, 32, 32), ["layer1"])
-    >>> found["layer1"].shape
-    torch.Size([2, 16])
-    """
-    bodies = [_named_layers(body) for body in _bodies(backbone)]
-    if unknown := [name for name in layers if name not in bodies[0] and name != EMBEDDING]:
-        raise UsageError(f"the backbone has no layer '{unknown[0]}': {suggest(unknown[0], [*bodies[0], EMBEDDING])}")
-    found: dict[tuple[str, int], Tensor] = {}  # by layer and member
-
-    def average(key: tuple[str, int], layer: nn.Module, inputs: Any, output: Any) -> None:
-        if not isinstance(output, Tensor) or output.ndim not in (2, 4):
-            raise UsageError(
-                f"layer '{key[0]}' gives neither channels (N, F, H, W) nor features (N, F): name another one"
-            )
-        found[key] = (output.mean(dim=(2, 3)) if output.ndim == 4 else output).float()
-
-    watched = {(name, i): body[name] for i, body in enumerate(bodies) for name in layers if name != EMBEDDING}
-    with listening(watched, average):
-        embedding = backbone.embed(images)
-    if silent := [name for name, i in watched if (name, i) not in found]:
-        raise UsageError(f"layer '{silent[0]}' takes no part in the embedding: name another one")
-    members = range(len(bodies))
-    return {
-        name: embedding if name == EMBEDDING else torch.cat([found[name, i] for i in members], dim=1) for name in layers
-    }
-
-
-def _bodies(backbone: Backbone) -> list[nn.Module]:
-    """The body, or those of the members of an ensemble."""
-    if isinstance(backbone.body, EnsembleBody):
-        return backbone.body.member_bodies
-    return [backbone.body]
-
-
-def _named_layers(body: nn.Module) -> dict[str, nn.Module]:
-    return {name: layer for name, layer in body.named_modules() if name}
-
-
-# ----------------------------------------------------------------------------- Mahalanobis distances of layers (Lee)
 
 
 def distance_gradient(gaussians: Gaussians, features: np.ndarray) -> np.ndarray:
@@ -228,8 +116,8 @@ class LayerDistances(LeeOptions, LearnedNumbers, ImageDetector):
 
     What differs from the authors' code (https://github.com/pokaxpoka/deep_Mahalanobis_detector):
 
-    - Layers are one per stage and the embedding, found by :func:`find_layers`; theirs are the first convolution and
-      each stage of a ResNet-34 or a DenseNet, the last of which, averaged, is the embedding.
+    - Layers are one per stage and the embedding, see :func:`~maple.detectors.gradients._layers.find_layers`; theirs are
+      the first convolution and each stage of a ResNet-34 or a DenseNet, the last of which, averaged, is the embedding.
     - The covariance is the shrunk one of :mod:`maple.stats.gaussians`, theirs the empirical one.
     - The regression sees standardised distances and has scikit-learn's default penalty; they choose a penalty by
       cross-validation. Both weigh on one half of the images and judge the step on the other, we by the AUROC, they by
