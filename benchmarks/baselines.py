@@ -26,11 +26,13 @@ import torch
 from maple.data.batches import Epoch, to_input, training_batches
 from maple.data.sources import open_images
 from maple.detectors.registry import list_detectors
-from maple.evaluation.paper.suites import PROFILES, find_suite
+from maple.evaluation.paper.profiles import PROFILES
+from maple.evaluation.paper.suites import find_suite
 from maple.evaluation.results import Method
 from maple.networks import create_backbone
 from maple.prediction.predictor import Predictor, load_predictor
-from maple.runs.benchmark.trainings import Job, ensure_evaluated, list_jobs
+from maple.runs.benchmark.jobs import Job, list_jobs
+from maple.runs.benchmark.trainings import ensure_evaluated
 from maple.training.distributed import make_fabric
 from maple.training.options import TrainOptions
 from maple.training.prepare import prepare_backbone

@@ -32,7 +32,8 @@ from matplotlib.ticker import PercentFormatter
 from PIL import Image, ImageDraw
 
 from maple.data.splits import Splits
-from maple.evaluation.paper.suites import PROFILES, find_suite
+from maple.evaluation.paper.profiles import PROFILES
+from maple.evaluation.paper.suites import find_suite
 from maple.files import RunFile
 from maple.networks import embed, use_fast_allocator
 from maple.prediction.predictor import Predictor, load_predictor
@@ -47,7 +48,8 @@ from maple.reporting.plots import (
     plot_coverage,
     standalone_svg,
 )
-from maple.runs.benchmark.trainings import Job, ensure_trained, list_jobs
+from maple.runs.benchmark.jobs import Job, list_jobs
+from maple.runs.benchmark.trainings import ensure_trained
 from maple.runs.folder import RunFolder
 from maple.runs.splits import reopen_splits
 from maple.stats import metrics

@@ -40,7 +40,7 @@ import torch
 
 from baselines import markdown_row
 from maple.data.shares import fold_shares, share_out
-from maple.evaluation.paper.suites import PROTOCOLS, Protocol
+from maple.evaluation.paper.profiles import PROTOCOLS, Protocol
 from maple.evaluation.results import Results
 from maple.files import RunFile, load_json
 from maple.networks import Backbone, embed, open_model, use_fast_allocator

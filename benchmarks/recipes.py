@@ -21,9 +21,11 @@ from typing import Any
 
 import numpy as np
 
-from maple.evaluation.paper.suites import PROFILES, Profile, Training
+from maple.evaluation.paper.profiles import PROFILES, Profile
+from maple.evaluation.paper.rows import Training
 from maple.evaluation.results import Results
-from maple.runs.benchmark.trainings import Job, ensure_evaluated
+from maple.runs.benchmark.jobs import Job
+from maple.runs.benchmark.trainings import ensure_evaluated
 
 CPU = PROFILES["cpu"]
 PAPER = replace(CPU, as_paper=True, flags={**CPU.flags, "batch_size": 128, "precision": "32-true"})

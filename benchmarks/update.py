@@ -32,11 +32,13 @@ from maple.data.shares import fold_shares, split_indices
 from maple.data.sources import open_images
 from maple.detectors.learned import nearest_of_class
 from maple.detectors.maple import MapleDetector
-from maple.evaluation.paper.suites import PROFILES, Training
+from maple.evaluation.paper.profiles import PROFILES
+from maple.evaluation.paper.rows import Training
 from maple.networks import embed, use_fast_allocator
 from maple.options import as_dict
 from maple.prediction.predictor import Predictor, load_predictor
-from maple.runs.benchmark.trainings import Job, ensure_trained
+from maple.runs.benchmark.jobs import Job
+from maple.runs.benchmark.trainings import ensure_trained
 from maple.runs.config import resolve_config
 from maple.runs.folder import RunFolder
 from maple.runs.splits import reopen_splits

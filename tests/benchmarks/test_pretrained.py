@@ -26,7 +26,7 @@ from PIL import Image
 from maple.data.decode import decode_bytes
 from maple.data.splits import load_splits
 from maple.errors import UsageError
-from maple.evaluation.paper.suites import Protocol
+from maple.evaluation.paper.profiles import Protocol
 from maple.evaluation.results import Results
 from maple.networks import embed, open_model
 from maple.prediction.predictor import load_predictor

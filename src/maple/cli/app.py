@@ -631,9 +631,9 @@ def benchmark(
     as_json: AsJson = False,
 ) -> None:
     """A table or figure of the paper, next to the paper's figures; what was done before is not done again."""
+    from maple.evaluation.paper.tables import to_dict, to_rows
     from maple.progress import say
     from maple.runs.benchmark.suites import BenchmarkRequest, list_suites, plan_suites, run_suites
-    from maple.runs.benchmark.tables import to_dict, to_rows
 
     if show_list or not names:
         _print_rows(list_suites(), as_json)

@@ -1,1 +1,1 @@
-"""The paper's figures as data, and its suites."""
+"""The paper: its figures as data, and its experiments as suites of rows, columns and profiles."""

@@ -9,10 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from maple.errors import UsageError
-from maple.evaluation.paper.suites import PROFILES, SUITES, Profile, Suite, find_profile, find_suite
+from maple.evaluation.paper.profiles import PROFILES, Profile, find_profile
+from maple.evaluation.paper.suites import SUITES, Suite, find_suite
+from maple.evaluation.paper.tables import SuiteResults
 from maple.progress import is_first_process, say, warn
-from maple.runs.benchmark.tables import SuiteResults, collect, write_suite
-from maple.runs.benchmark.trainings import Job, list_jobs, plan_jobs, train_all
+from maple.runs.benchmark.jobs import Job, list_jobs
+from maple.runs.benchmark.plan import plan_jobs
+from maple.runs.benchmark.tables import collect, write_suite
+from maple.runs.benchmark.trainings import train_all
 from maple.runs.request import LEFT_OUT
 
 ALL = "all"
@@ -93,7 +97,7 @@ def run_suites(request: BenchmarkRequest) -> Iterator[tuple[Path, SuiteResults]]
     if not is_first_process():  # which alone reads what was trained
         return
     for suite in suites:
-        found = collect(suite, request.jobs(suite), request.command)
-        yield write_suite(request.out / TABLES / f"{suite.name}-{request.profile.name}", found), found
+        found, networks = collect(suite, request.jobs(suite), request.command)
+        yield write_suite(request.out / TABLES / f"{suite.name}-{request.profile.name}", found, networks), found
     if not suites:
         warn("no suite was named: see maple benchmark --list")

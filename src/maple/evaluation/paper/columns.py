@@ -1,0 +1,98 @@
+"""The columns of suites: title, direction and digits of each figure, and its place in :class:`Results`.
+
+A column is named by the kind of figure and what it is about: ``ece``, ``auroc/svhn``, ``share@0.8``, ``corrupted/ece``.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from maple.errors import UsageError
+from maple.evaluation.results import Results
+
+CORRUPTED_COLUMN = "corrupted/"  # prefix of figures on corrupted images
+
+
+@dataclass(frozen=True)
+class Column:
+    """One figure: how it is called, which way is better, how it is written."""
+
+    title: str
+    better: Literal["higher", "lower", ""] = ""
+    digits: int = 3
+
+
+_TITLES: dict[str, Column] = {  # by kind of figure
+    "accuracy": Column("accuracy", "higher", 4),
+    "softmax_accuracy": Column("softmax accuracy", "higher", 4),
+    "ece": Column("ECE", "lower"),
+    "nll": Column("NLL", "lower"),
+    "auroc": Column("AUROC", "higher"),
+    "aupr": Column("AUPR", "higher"),
+    "clusters": Column("clusters", digits=0),
+    "components": Column("components", digits=0),
+    "gaussian_error": Column("Gaussian test", "lower"),
+    "gaussian_error_per_component": Column("per component", "lower"),
+    "latency_ms": Column("ms per image", "lower", 2),
+    "share": Column("share kept", "higher"),
+    "parameters": Column("parameters", "lower", 0),
+    "minutes": Column("training, minutes", "lower", 1),
+}
+
+
+def figure_kind(column: str) -> tuple[str, str]:
+    """The kind of figure that a column has, and of what: an OOD set, a level of confidence, or nothing.
+
+    >>> figure_kind("auroc/svhn"), figure_kind("share@0.8"), figure_kind("corrupted/ece")
+    (('auroc', 'svhn'), ('share', '0.8'), ('ece', ''))
+    """
+    kind, *detail = re.split("[/@]", column.removeprefix(CORRUPTED_COLUMN), maxsplit=1)
+    return kind, "".join(detail)
+
+
+def _column(name: str) -> Column:
+    """The column of a figure by its name."""
+    kind, detail = figure_kind(name)
+    column = _TITLES[kind]
+    suffix = f" above {detail}" if "@" in name else f" {detail}" if detail else ""
+    corrupted = ", corrupted" if name.startswith(CORRUPTED_COLUMN) else ""
+    return replace(column, title=column.title + suffix + corrupted)
+
+
+def describe_columns(names: Iterable[str]) -> dict[str, Column]:
+    """Columns by name.
+
+    >>> describe_columns(["auroc/svhn", "corrupted/ece"])["auroc/svhn"].title
+    'AUROC svhn'
+    """
+    return {name: _column(name) for name in names}
+
+
+def read_figure(results: Results, method: str, column: str, facts: Mapping[str, float] | None = None) -> float:
+    """One figure of a method; NaN where it has none. ``facts`` holds what is known of the training."""
+    kind, detail = figure_kind(column)
+    if facts and column in facts:
+        return facts[column]
+    whole = {"clusters": results.n_clusters, "latency_ms": results.latency_ms}
+    if column in whole:
+        return float(whole[column])
+    read = results.methods.get("softmax" if kind == "softmax_accuracy" else method)
+    if read is None:
+        raise UsageError(f"the results have no method '{method}': evaluate the run with --detector {method}")
+    if kind in ("auroc", "aupr"):
+        found = read.detection[detail]
+        return found.auroc if kind == "auroc" else found.aupr_out
+    if kind in ("components", "gaussian_error"):
+        return read.n_components if kind == "components" else read.gaussian_error
+    if kind == "gaussian_error_per_component":  # chi-square has a mean of one per component
+        return read.gaussian_error / read.n_components
+    judged = read.classification
+    if judged is None:
+        return math.nan
+    if detail:
+        return (judged.accuracy_above if kind == "accuracy" else judged.share_above)[detail]
+    return getattr(judged, kind.removeprefix("softmax_"))

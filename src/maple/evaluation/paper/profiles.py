@@ -1,0 +1,132 @@
+"""How the suites are trained and on which images.
+
+A *protocol* names the images of an experiment: known, unknown, corrupted. A *profile* says how networks are trained
+(``paper``: as in the paper; ``cpu``: on two cores in hours; ``tiny``: in tests), so that a suite is the same experiment
+in all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from maple.errors import UsageError, suggest
+from maple.options import read_names
+
+# --- protocols -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """What is known, what is unknown: the images of a suite."""
+
+    source: str
+    ood: dict[str, str]  # sources by name
+    test: str | None = None  # where the source has no test images of its own
+    corrupted: str | None = None  # a second test set: the first, corrupted
+    flags: dict[str, Any] = field(default_factory=dict)
+    preset: str = "paper"  # how the paper trained on such images
+
+
+UNKNOWN_PLANKTON = Path(__file__).with_name("taxa") / "plankton_unknown.txt"
+CORRUPTED = "corrupted:{}?family=all&severity=all"
+
+PROTOCOLS = {
+    "cifar10": Protocol("cifar10", {"svhn": "svhn", "cifar100": "cifar100/test", "tiny_imagenet": "tiny_imagenet"}),
+    "cifar100": Protocol(
+        "cifar100",
+        {"cifar10": "cifar10/test", "tiny_imagenet": "tiny_imagenet"},
+        corrupted=CORRUPTED.format("cifar100/test"),
+    ),
+    "imagenet": Protocol(
+        "imagenet/train",
+        {"imagenet_o": "imagenet_o"},
+        test="imagenet/val",
+        flags={"size": 224, "fit": "crop"},
+        preset="paper-imagenet",
+    ),
+    "microorganisms": Protocol(
+        "plankton_ndsb",
+        {"unknown": "left-out"},
+        flags={
+            "leave_out": read_names(f"@{UNKNOWN_PLANKTON}"),
+            "size": 32,
+            "augment": "flip-both",
+            "splits": [0.875, 0.0625, 0.0625, 0.0],  # 70 to 10, of the training file; the test file is the other 20
+        },
+        preset="paper-diatoms",
+    ),
+}
+FULL_PLANKTON = replace(PROTOCOLS["microorganisms"], flags={**PROTOCOLS["microorganisms"].flags, "size": 96})
+_TINY = "simulated-diatoms?n=240&size=32"
+_TINY_OOD = "simulated-diatoms/{}?n=40&size=32&seed={}"
+TINY_PROTOCOLS = {
+    name: Protocol(
+        _TINY,
+        {other: _TINY_OOD.format("near" if i else "far", i) for i, other in enumerate(protocol.ood)},
+        corrupted=protocol.corrupted and CORRUPTED.format("simulated-diatoms?n=60&size=32&seed=7"),
+    )
+    for name, protocol in PROTOCOLS.items()
+}
+
+
+# --- profiles --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Profile:
+    """How networks are trained."""
+
+    name: str
+    about: str
+    seeds: tuple[int, ...]
+    flags: dict[str, Any]
+    protocols: dict[str, Protocol]
+    as_paper: bool = False  # trained by the presets of the protocols, not by our defaults
+    relabel_every: Callable[[int], int] = lambda epochs: epochs  # what the paper's p becomes in shorter trainings
+    members: int = 10  # of an ensemble
+    clusters: dict[str, Any] = field(default_factory=dict)  # flags that cluster as the paper does
+
+
+# The paper clusters each hard class anew, on raw embeddings, and starts a new head; 'keep' needs parents to keep.
+PAPER_CLUSTERS = {"cluster_method": "xmeans", "cluster_space": "raw"}
+
+PROFILES = {
+    "paper": Profile(
+        "paper",
+        "networks, epochs and optimisers of the paper, ten seeds: for machines with accelerators",
+        tuple(range(10)),
+        {},
+        {**PROTOCOLS, "microorganisms": FULL_PLANKTON},
+        as_paper=True,
+    ),
+    "cpu": Profile(
+        "cpu",
+        "ResNet-9, 16 epochs, one seed: two to four hours per suite on two cores",
+        (0,),
+        {"backbone": "resnet9", "epochs": 16},
+        PROTOCOLS,
+        relabel_every=lambda epochs: max(1, round(0.4 * epochs)),
+        members=5,
+        clusters=PAPER_CLUSTERS,
+    ),
+    "tiny": Profile(
+        "tiny",
+        "ResNet-9, 2 epochs on simulated diatoms, to see that everything runs",
+        (0,),
+        {"backbone": "resnet9", "epochs": 2, "batch_size": 32, "learning_rate": 0.02, "min_cluster_size": 5},
+        TINY_PROTOCOLS,
+        relabel_every=lambda epochs: 1 if epochs < 15 else 2,
+        members=2,
+        clusters=PAPER_CLUSTERS,
+    ),
+}
+
+
+def find_profile(name: str) -> Profile:
+    """A profile by name."""
+    if name not in PROFILES:
+        raise UsageError(f"unknown profile '{name}': {suggest(name, PROFILES)}")
+    return PROFILES[name]

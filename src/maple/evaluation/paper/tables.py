@@ -1,0 +1,123 @@
+"""A filled suite: our figures next to the paper's, as cells, Markdown, CSV and plain values."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from maple.evaluation.paper.columns import describe_columns
+from maple.evaluation.paper.profiles import Profile
+from maple.evaluation.paper.suites import Suite
+from maple.evaluation.table import format_cell
+
+
+@dataclass(frozen=True, eq=False)
+class TableRow:
+    """One line: our figures, one per seed, and the paper's."""
+
+    title: str
+    figures: dict[str, list[float]]  # column: one per seed
+    paper: dict[str, float]
+
+    def mean(self, column: str) -> float:
+        """NaN where a seed has none."""
+        return float(np.mean(self.figures[column]))
+
+    def spread(self, column: str) -> float:
+        values = self.figures[column]
+        return float(np.std(values, ddof=1)) if len(values) > 1 else 0.0
+
+
+@dataclass(frozen=True, eq=False)
+class SuiteResults:
+    """A filled table and its provenance."""
+
+    suite: Suite
+    profile: Profile
+    seeds: tuple[int, ...]
+    rows: list[TableRow]
+    provenance: dict[str, Any]
+
+
+def table_cells(found: SuiteResults) -> tuple[list[str], list[list[str]]]:
+    """Headings and cells; a column whose figures the paper has is followed by the paper's."""
+    columns = describe_columns(found.suite.columns)
+    arrows = {"higher": " ↑", "lower": " ↓", "": ""}
+    compared = {name for row in found.rows for name in row.paper}
+    headings, lines = [""], [[row.title] for row in found.rows]
+    for name, column in columns.items():
+        headings.append(column.title + arrows[column.better])
+        for row, line in zip(found.rows, lines):
+            line.append(format_cell(row.figures[name], column.digits))
+        if name in compared:
+            headings.append("paper")
+            for row, line in zip(found.rows, lines):
+                line.append(format_cell([row.paper.get(name, math.nan)], column.digits))
+    return headings, lines
+
+
+def to_rows(found: SuiteResults) -> list[dict[str, str]]:
+    """The table as a terminal shows it; columns without a title of their own belong to the one before."""
+    headings, lines = table_cells(found)
+    named = [f"{heading} {headings[i - 1]}" if heading == "paper" else heading for i, heading in enumerate(headings)]
+    return [dict(zip(named, line)) for line in lines]
+
+
+def to_markdown(found: SuiteResults) -> str:
+    """The table with its title, and how it was made."""
+    suite, profile, seeds = found.suite, found.profile, found.seeds
+    headings, lines = table_cells(found)
+    rows = [headings, ["---"] + ["---:"] * (len(headings) - 1), *lines]
+    table = "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in rows)
+    spread = f"mean ± deviation over {len(seeds)} seeds" if len(seeds) > 1 else f"seed {seeds[0]}"
+    made = f"Profile {profile.name} ({profile.about}); {spread}. `{found.provenance['command']}`, {made_with(found)}."
+    body = f"{table}\n\n" if suite.columns else ""
+    return f"# {suite.title}\n\n{suite.subtitle}.\n\n{body}{made}\n"
+
+
+def made_with(found: SuiteResults) -> str:
+    said = found.provenance
+    commit = f", commit {said['commit']}" if said["commit"] else ""
+    return f"maple {said['maple']}{commit}, Python {said['python']}, {said['hardware']}"
+
+
+def to_csv(found: SuiteResults) -> str:
+    """One line per row, column and seed, unrounded, and the paper's figure."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["row", "column", "seed", "value", "paper"])
+    for row in found.rows:
+        for column, values in row.figures.items():
+            for seed, value in zip(found.seeds, values):
+                writer.writerow(
+                    [row.title, column, seed, "" if math.isnan(value) else value, row.paper.get(column, "")]
+                )
+    return text.getvalue()
+
+
+def to_dict(found: SuiteResults) -> dict[str, Any]:
+    """Everything but the drawings."""
+    return {
+        "suite": found.suite.name,
+        "profile": found.profile.name,
+        "seeds": list(found.seeds),
+        "rows": [{"title": row.title, "figures": row.figures, "paper": row.paper} for row in found.rows],
+        "provenance": found.provenance,
+    }
+
+
+def best_cells(found: SuiteResults) -> set[tuple[int, int]]:
+    """Row and cell of the best of our figures in each column."""
+    best, place = set(), 1
+    for name, column in describe_columns(found.suite.columns).items():
+        values = np.array([row.mean(name) for row in found.rows])
+        if column.better and np.isfinite(values).any():
+            leading = np.nanmax(values) if column.better == "higher" else np.nanmin(values)
+            best |= {(i, place) for i in np.flatnonzero(values == leading).tolist()}
+        place += 1 + any(name in row.paper for row in found.rows)
+    return best

@@ -1,0 +1,91 @@
+"""The page of a suite: the table with our best figures marked, its drawings, and its provenance."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import maple
+from maple.evaluation.paper.columns import CORRUPTED_COLUMN, describe_columns, figure_kind
+from maple.evaluation.paper.rows import Row, Training
+from maple.evaluation.paper.tables import SuiteResults, best_cells, made_with, table_cells
+from maple.evaluation.results import Results
+from maple.reporting.page import render_page
+from maple.reporting.plots import BLUE, Line, Panel, Plot, plot_quantiles, plot_reliability, plot_rows
+from maple.reporting.record import read_run
+from maple.reporting.sections import draw_projections
+
+_PLOTTED = ("accuracy", "ece", "auroc", "gaussian_error")  # kinds of figures that get a panel
+_MAX_PANELS = 5
+
+Drawing = tuple[str, Plot]  # caption and plot
+
+
+class Network(NamedTuple):
+    """A trained network of a suite: its run folder and its results."""
+
+    folder: Path
+    results: Results
+
+
+def draw_suite(found: SuiteResults, networks: Mapping[Training, Network]) -> list[Drawing]:
+    """The figure that a suite stands for, from ``networks`` of one seed, and a plot of its rows."""
+    drawn = [drawing for row in found.suite.rows(found.profile) for drawing in _draw_row(found, row, networks)]
+    once = {plot.svg: (caption, plot) for caption, plot in drawn}  # rows may share a network
+    return [*once.values(), *_draw_rows(found)]
+
+
+def _draw_row(found: SuiteResults, row: Row, networks: Mapping[Training, Network]) -> list[Drawing]:
+    figure, (folder, results) = found.suite.figure, networks[row.training]
+    if figure in ("latent", "clusters"):
+        plots = draw_projections(read_run(folder))
+        return [(f"{row.title}: {plot.alt}", plot) for plot in (plots if figure == "clusters" else plots[-1:])]
+    if figure == "calibration" and (judged := results.methods[row.method].classification):
+        return [(row.title, plot_reliability([(Line(row.title, BLUE, "-"), judged.reliability)]))]
+    if figure == "qq":
+        plot = plot_quantiles(results.qq_theoretical, results.qq_observed, results.n_components)
+        return [(f"{row.title}, {results.n_components} components", plot)]
+    return []
+
+
+def _draw_rows(found: SuiteResults) -> list[Drawing]:
+    """Dots for our figures, rings for the paper's."""
+    columns, rows = describe_columns(found.suite.columns), found.rows
+    clean = [name for name in columns if not name.startswith(CORRUPTED_COLUMN)]
+    chosen = [name for name in clean if figure_kind(name)[0] in _PLOTTED][:_MAX_PANELS]
+    if not chosen:
+        return []
+    panels = [
+        Panel(
+            columns[name].title,
+            [row.mean(name) for row in rows],
+            [row.spread(name) for row in rows],
+            [row.paper.get(name, math.nan) for row in rows],
+        )
+        for name in chosen
+    ]
+    return [("Our figures next to the paper's.", plot_rows([row.title for row in rows], panels, "ours", "the paper"))]
+
+
+def render_suite(found: SuiteResults, drawings: list[Drawing]) -> str:
+    """The page as HTML."""
+    headings, lines = table_cells(found)
+    return render_page(
+        "suite.html.j2",
+        {
+            "version": maple.__version__,
+            "title": found.suite.title,
+            "subtitle": found.suite.subtitle,
+            "headings": headings if found.suite.columns else [],
+            "lines": lines,
+            "best": best_cells(found),
+            "plots": [{"caption": caption, "svg": plot.svg} for caption, plot in drawings],
+            "profile": f"Profile {found.profile.name}: {found.profile.about}.",
+            "seeds": ", ".join(map(str, found.seeds)),
+            "made": made_with(found),
+            "command": found.provenance["command"],
+            "trainings": found.provenance["trainings"],
+        },
+    )

@@ -1,0 +1,140 @@
+"""The plan of a benchmark: state, number of images and estimated time of each training."""
+
+from __future__ import annotations
+
+import math
+import re
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import torch
+
+from maple.data.catalogue import CATALOGUE
+from maple.data.shares import fold_shares
+from maple.data.sources import find_source, is_built_in, split_files
+from maple.errors import UsageError
+from maple.runs.benchmark.jobs import Job
+from maple.runs.config import RunConfig
+from maple.runs.train import new_network
+from maple.training.distributed import make_fabric
+from maple.training.prepare import prepare_backbone
+from maple.training.step import TrainingStep
+
+_BATCHES = (4, 4, 64)  # timed: to warm up, for large networks, and for those that are fast enough
+_IMAGES = 1000
+_SECONDS = 0.5  # a step that takes longer is not repeated with more images
+_SIZE = 64  # pixels at most; the time of larger images is in proportion to their area
+_DEFAULT_SIZE = 32  # pixels, where the source decides
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a training will take, over all its seeds."""
+
+    jobs: tuple[Job, ...]  # one per seed
+    state: str  # finished, so many finished, started, new, or what is missing
+    n_images: int | None  # to learn from; None where that is not known
+    seconds: float  # estimate for the seeds that are not finished, as if from the start; NaN where that is not known
+
+    def to_dict(self) -> dict[str, Any]:
+        hours = None if math.isnan(self.seconds) else round(self.seconds / 3600, 2)
+        config = self.jobs[0].config
+        return {
+            "training": self.jobs[0].name,
+            "network": config.model.backbone,
+            "epochs": config.train.epochs,
+            "images": self.n_images,
+            "seeds": len(self.jobs),
+            "hours": hours,
+            "state": self.state,
+        }
+
+
+def plan_jobs(jobs: Sequence[Job]) -> Iterator[Plan]:
+    """State, images and estimated time of each training; a few steps of each kind of network are timed for that."""
+    per_image: dict[Any, float] = {}
+    for training in dict.fromkeys(job.training for job in jobs):
+        seeds = tuple(job for job in jobs if job.training == training)
+        config, n_images = seeds[0].config, count_images(seeds[0])
+        kind = (config.model.recipe, config.model.backbone, config.data.size)
+        state, n_finished = _state(seeds)
+        seconds = 0.0
+        if n_finished < len(seeds):
+            if kind not in per_image:
+                per_image[kind] = time_step(config)
+            members = getattr(config.recipe, "members", 1)
+            each = math.nan if n_images is None else per_image[kind] * n_images * config.train.epochs * members
+            seconds = each * (len(seeds) - n_finished)
+        yield Plan(seeds, state, n_images, seconds)
+
+
+def _state(seeds: Sequence[Job]) -> tuple[str, int]:
+    """In words, and how many of the seeds are finished."""
+    first = seeds[0]
+    if "train" not in _count_splits(first.protocol.source, first.data_root):
+        return f"no {first.protocol.source.partition('/')[0]}/train", 0
+    n_finished = sum(job.is_finished for job in seeds)
+    if n_finished == len(seeds):
+        return "finished", n_finished
+    if n_finished:
+        return f"{n_finished} of {len(seeds)} finished", n_finished
+    return ("started" if any(job.is_started for job in seeds) else "new"), 0
+
+
+def count_images(job: Job) -> int | None:
+    """Images to learn from: those of the source, less the shares of other splits; none is opened."""
+    source, shares = job.protocol.source, job.config.data.splits
+    if is_built_in(source):
+        return round(_count_splits(source, None)["train"] * shares[0])
+    sizes = _count_splits(source, job.data_root)
+    name = source.partition("/")[0]
+    if "train" not in sizes:
+        known = CATALOGUE[name].splits if name in CATALOGUE else ()
+        sizes = {split.name: split.images for split in known}
+    held = [
+        role
+        for role in ("validation", "calibration", "test")
+        if role in sizes or (role == "test" and job.protocol.test)
+    ]
+    return round(sizes["train"] * fold_shares(shares, held)[0]) if "train" in sizes else None
+
+
+def _count_splits(source: str, data_root: Path | None) -> dict[str, int]:
+    """Images in each split of a source that is here; empty for one that is not."""
+    if is_built_in(source):
+        asked = re.search(r"[?&]n=(\d+)", source)
+        return {"train": int(asked[1]) if asked else 0}
+    try:
+        path = find_source(source, data_root)
+    except UsageError:
+        return {}
+    files = {"train": path} if path.is_file() else split_files(path)
+    return {role: pq.read_metadata(file).num_rows for role, file in files.items() if file.suffix == ".parquet"}
+
+
+def time_step(config: RunConfig) -> float:
+    """Seconds per image of a training step, measured on random images."""
+    fabric, recipe = make_fabric(config.train), config.recipe
+    asked = config.data.size if isinstance(config.data.size, int) else _DEFAULT_SIZE
+    size = min(asked, _SIZE)
+    backbone = new_network(config.model, 10, seed=0)
+    prepare_backbone(backbone, recipe, 10, fabric)
+    rows = torch.randn(_IMAGES, backbone.embedding_size).numpy()  # in place of embeddings of the training images
+    recipe.start(backbone, lambda chosen: rows[chosen], np.arange(_IMAGES) % 10, 0)
+    step = TrainingStep(fabric, recipe, backbone, config.train)
+    recipe.begin_epoch(backbone, 1, config.train.epochs)
+    seconds = math.inf
+    for n in _BATCHES:
+        images, labels = torch.rand(n, 3, size, size), torch.arange(n) % 10
+        started = time.perf_counter()
+        step(images, labels, epoch=1, share=0.5)
+        took = time.perf_counter() - started
+        seconds = min(seconds, took / n)
+        if took > _SECONDS:
+            break
+    return seconds * (asked / size) ** 2

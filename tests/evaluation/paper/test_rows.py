@@ -1,0 +1,42 @@
+"""Rows of suites: readings of one network, and methods that follow from the registries."""
+
+from __future__ import annotations
+
+from maple.detectors.logits import EnergyDetector
+from maple.detectors.registry import DETECTORS, list_detectors, register_detector
+from maple.evaluation.paper.profiles import PROFILES
+from maple.evaluation.paper.suites import SUITES
+from maple.training.loss import LossTerm
+from maple.training.recipe import RECIPES, Recipe, Step, list_recipes, register_recipe
+
+
+def test_only_networks_trained_as_in_the_paper_have_a_single_reading():
+    titles = {name: [row.title for row in SUITES["ablation"].rows(PROFILES[name])] for name in ("cpu", "paper")}
+    assert [title for title in titles["cpu"] if not title.endswith(", normalised")] == titles["paper"]
+    assert sum(title.endswith(", normalised") for title in titles["cpu"]) == 4
+
+
+def test_a_new_recipe_has_a_row_in_every_comparison(monkeypatch):
+    list_recipes()
+    monkeypatch.setattr(RECIPES, "_methods", dict(RECIPES._methods))
+
+    @register_recipe("new")
+    class NewRecipe(Recipe):
+        def loss(self, step: Step) -> dict[str, LossTerm]:
+            return {}
+
+    for name in ("cifar10", "cifar100", "imagenet", "microorganisms", "confidence", "calibration"):
+        added = [row for row in SUITES[name].rows(PROFILES["cpu"]) if row.recipe == "new"]
+        assert [(row.title, row.method) for row in added] == [("new", "new")], name
+
+
+def test_a_new_detector_has_a_row(monkeypatch):
+    list_detectors()
+    monkeypatch.setattr(DETECTORS, "_methods", dict(DETECTORS._methods))
+
+    @register_detector("new")
+    class NewDetector(EnergyDetector):
+        pass
+
+    assert "new" in [row.method for row in SUITES["detectors"].rows(PROFILES["cpu"])]
+    assert "new" in SUITES["detectors"].detectors(PROFILES["cpu"])

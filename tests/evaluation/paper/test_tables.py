@@ -1,0 +1,52 @@
+"""Filled tables as cells, Markdown and CSV."""
+
+from __future__ import annotations
+
+import csv
+import math
+
+import pytest
+
+from maple.evaluation.paper.profiles import PROFILES
+from maple.evaluation.paper.suites import find_suite
+from maple.evaluation.paper.tables import SuiteResults, TableRow, best_cells, table_cells, to_csv, to_markdown
+
+
+@pytest.fixture
+def filled() -> SuiteResults:
+    rows = [
+        TableRow(
+            "K-Means", {name: [0.5, 0.7] for name in find_suite("clustering").columns}, {"clusters": 30, "ece": 0.154}
+        ),
+        TableRow("T-Means", {name: [0.25, math.nan] for name in find_suite("clustering").columns}, {}),
+    ]
+    provenance = {
+        "command": "maple benchmark clustering", "commit": "abc1234", "maple": "0", "python": "3",
+        "hardware": "two cores", "trainings": {},
+    }  # fmt: skip
+    return SuiteResults(find_suite("clustering"), PROFILES["cpu"], (4, 9), rows, provenance)
+
+
+def test_cells_have_means_and_the_papers_figures(filled):
+    headings, lines = table_cells(filled)
+    assert headings[:6] == ["", "clusters", "paper", "accuracy ↑", "ECE ↓", "paper"]
+    assert lines[0][3] == "0.6000 ± 0.1414" and lines[0][5] == "0.154"
+    assert lines[1][1:6] == ["–"] * 5  # a seed is missing; the paper has none
+    text = to_markdown(filled)
+    assert text.startswith("# How to cluster\n\nTable 11 of the paper") and "| --- | ---: |" in text
+    assert "over 2 seeds" in text and "`maple benchmark clustering`" in text and "abc1234" in text
+
+
+def test_csv_is_unrounded(filled):
+    rows = list(csv.DictReader(to_csv(filled).splitlines()))
+    assert len(rows) == 2 * 2 * len(filled.suite.columns)
+    assert rows[0] == {"row": "K-Means", "column": "clusters", "seed": "4", "value": "0.5", "paper": "30"}
+    assert [row["value"] for row in rows if row["row"] == "T-Means"][:2] == ["0.25", ""]
+
+
+def test_the_best_figures_are_marked(filled):
+    headings, _ = table_cells(filled)
+    best = best_cells(filled)
+    accuracy, ece = headings.index("accuracy ↑"), headings.index("ECE ↓")
+    assert (0, accuracy) in best and (0, ece) in best  # the other row lacks a seed
+    assert not any(column == headings.index("clusters") for _, column in best)  # neither way is better

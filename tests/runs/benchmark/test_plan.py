@@ -1,0 +1,30 @@
+"""The plan of a benchmark: time of a training step, state and images of each training."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from maple.evaluation.paper.profiles import PROFILES
+from maple.evaluation.paper.rows import Training
+from maple.runs.benchmark.jobs import Job
+from maple.runs.benchmark.plan import time_step
+from maple.runs.benchmark.suites import BenchmarkRequest, plan_suites
+from maple.training.recipe import list_recipes
+
+
+@pytest.mark.parametrize("recipe", list_recipes())
+def test_the_time_of_every_recipe_can_be_estimated(recipe):
+    config = Job(Training.of("cifar10", recipe=recipe), PROFILES["cpu"], 0, Path("nowhere")).config
+    assert 0 < time_step(config) < 60
+
+
+def test_plan(everything, tmp_path):
+    out, _ = everything
+    rows = plan_suites(BenchmarkRequest(("md",), "tiny", out=out))
+    assert [row["state"] for row in rows[:-1]] == ["finished", "finished"] and rows[-1]["hours"] == 0
+    rows = plan_suites(BenchmarkRequest(("md",), "tiny", out=tmp_path))
+    assert [row["state"] for row in rows[:-1]] == ["new", "new"] and rows[0]["images"] == 168
+    rows = plan_suites(BenchmarkRequest(("imagenet",), "cpu", out=tmp_path, data_root=tmp_path))
+    assert rows[0]["state"] == "no imagenet/train" and rows[0]["images"] == round(0.8 * 1_281_167)
