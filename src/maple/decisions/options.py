@@ -12,12 +12,12 @@ from maple.options import NoneByName, option
 
 @dataclass(frozen=True, kw_only=True)
 class DecisionOptions:
-    """When an image is called out-of-distribution."""
+    """When an image is flagged as out-of-distribution."""
 
     false_alarm: Annotated[float, Interval(ge=1e-9, lt=1)] = option(
         0.05, "share of in-distribution images flagged at most, on average"
     )
     confidence: Annotated[Annotated[float, Interval(gt=0, lt=1)] | None, NoneByName] = option(
-        None, "hold that share for these very calibration images with this confidence, such as 0.95, or 'none'"
+        None, "confidence that the share holds for this calibration set, such as 0.95, or 'none' (on average over sets)"
     )
-    per_class: bool = option(False, "one threshold per predicted class, where it has enough calibration images")
+    per_class: bool = option(False, "one threshold per predicted class that has enough calibration images", rare=True)

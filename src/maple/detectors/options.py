@@ -16,18 +16,21 @@ ScoreBy = Literal["auto", "distance", "relative", "normalised", "residual", "spr
 class DetectorOptions:
     """The Gaussians over the embeddings."""
 
-    explained_variance: Annotated[float, Interval(gt=0, le=1)] = option(0.95, "share of variance that PCA keeps")
-    pca: bool = option(True, "reduce the embeddings by PCA first")
-    covariance: Literal["tied", "global", "full"] = option(
-        "tied", "shared within clusters (the paper), over everything, or one per cluster"
+    explained_variance: Annotated[float, Interval(gt=0, le=1)] = option(
+        0.95, "share of variance that PCA keeps", rare=True
     )
-    distance: Literal["mahalanobis", "euclidean"] = option("mahalanobis", "distance to the cluster means")
+    pca: bool = option(True, "reduce the embeddings by PCA first", rare=True)
+    covariance: Literal["tied", "global", "full"] = option(
+        "tied", "pooled within clusters (the paper), over all images, or one per cluster"
+    )
+    distance: Literal["mahalanobis", "euclidean"] = option("mahalanobis", "distance to the cluster means", rare=True)
     norm_exponent: Literal["auto"] | Annotated[float, Interval(ge=0, le=2)] = option(
         "auto",
-        "embeddings are divided by their norm to this power: 0 is the paper, 1 the unit sphere; 'auto' takes the one "
-        "whose distance tells wrong from right validation images best",
+        "power of the norm by which embeddings are divided: 0 is the paper, 1 the unit sphere; 'auto' takes the one "
+        "whose distance best separates wrong from right validation images",
+        rare=True,
     )
     score_by: ScoreBy = option(
         "auto",
-        "what ranks images as out-of-distribution; 'auto' is fused, or normalised where validation images are few",
+        "OOD score; 'auto' is fused, or normalised if there are few validation images",
     )

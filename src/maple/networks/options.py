@@ -9,10 +9,12 @@ from maple.options import Positive, option
 
 @dataclass(frozen=True, kw_only=True)
 class ModelOptions:
-    """What is trained."""
+    """The network and its recipe."""
 
     backbone: str = option(
         "resnet9", "network: resnet9, resnet18, resnet20/32/44/56, wrn-D-W such as wrn-28-10, efficientnet-b0"
     )
-    embedding_size: Positive | None = option(None, "size of a linear embedding in front of the head (default: none)")
-    recipe: str = option("maple", "how it learns: maple, cross-entropy or another that maple methods lists")
+    embedding_size: Positive | None = option(
+        None, "size of a linear embedding in front of the head (default: none)", rare=True
+    )
+    recipe: str = option("maple", "training method: maple, cross-entropy or another name in maple methods")

@@ -25,8 +25,10 @@ class TrainOptions:
     momentum: Share = option(0.9, "momentum of SGD", rare=True)
     nesterov: bool = option(True, "Nesterov momentum", rare=True)
     weight_decay: NonNegative = option(5e-4, "weight decay", search=Range((1e-4, 5e-4, 2e-3), (1e-5, 1e-2), log=True))
-    schedule: Literal["triangular", "cosine", "constant"] = option("triangular", "learning rate over the epochs")
-    augment: str = option("auto", "'auto', 'none', or a list of crop, flip, flip-both")
+    schedule: Literal["triangular", "cosine", "constant"] = option(
+        "triangular", "learning rate over the epochs", rare=True
+    )
+    augment: str = option("auto", "'auto', 'none', or a list of crop, flip, flip-both", rare=True)
     sampler: Literal["auto", "shuffle", "balanced"] = option(
         "auto", "'balanced' draws several images of each of several classes; 'auto': if triplets need it", rare=True
     )
@@ -37,7 +39,9 @@ class TrainOptions:
     accelerator: Literal["auto", "cpu", "cuda", "mps"] = option("auto", "device to train on")
     devices: Positive = option(1, "processes on this machine; gradients are averaged")
     nodes: Positive = option(1, "machines; start the same command on each with torchrun or SLURM", rare=True)
-    workers: Annotated[int, Interval(ge=0)] = option(2, "processes that decode images which do not fit in memory")
+    workers: Annotated[int, Interval(ge=0)] = option(
+        2, "processes that decode images which do not fit in memory", rare=True
+    )
     allocator: bool = option(True, "keep freed memory for the next step (Linux, CPU)", rare=True)
     checkpoint_every: Positive = option(1, "epochs between checkpoints", rare=True)
 
@@ -62,7 +66,11 @@ class MapleOptions:
         0.5, "margin of the triplet loss", needs="triplet", search=Range((0.3, 0.5, 0.7), (0.1, 1.5))
     )
     triplet_weight: NonNegative = option(
-        1.0, "weight of the triplet loss", needs="triplet", search=Range((0.3, 1.0, 3.0), (0.03, 3.0), log=True)
+        1.0,
+        "weight of the triplet loss",
+        rare=True,
+        needs="triplet",
+        search=Range((0.3, 1.0, 3.0), (0.03, 3.0), log=True),
     )
     triplet_warmup: Share = option(
         0.25, "share of the training over which that weight grows from 0", rare=True, needs="triplet"
@@ -80,6 +88,7 @@ class MapleOptions:
     prototype_weight: NonNegative = option(
         1.0,
         "weight of the prototype loss, a cross-entropy of cosines to the rows of the head",
+        rare=True,
         needs="triplet",
         search=Range((0.3, 1.0, 3.0), (0.03, 3.0), log=True),
     )
@@ -111,6 +120,7 @@ class MapleOptions:
     cluster_method: Literal["xmeans", "gmeans", "tmeans", "kmeans"] = option(
         "tmeans",
         "clustering of a hard class; 'tmeans' splits only if held-out images gain, 'xmeans' is the paper's",
+        rare=True,
         needs="clustering",
         search=Range(("xmeans", "gmeans", "tmeans", "kmeans")),
     )

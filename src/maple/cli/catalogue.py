@@ -1,0 +1,129 @@
+"""Commands that list methods and data sets: methods, data."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from maple.cli._flags import AsJson, DataRoot, value_text, with_options
+from maple.cli._output import output, print_facts, print_line, print_rows
+from maple.errors import UsageError
+
+if TYPE_CHECKING:
+    from maple.runs.methods import MethodFacts
+
+
+@with_options()
+def methods(
+    name: Annotated[
+        str | None,
+        typer.Argument(help="recipe or detector to describe, with its options [dim]\\[default: list all][/]"),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """List recipes (training methods) and detectors (OOD scores) with papers and cost, or describe one of them.
+
+    Options of a method are set with --set NAME.OPTION=VALUE, or in its section of a TOML file.
+    """
+    from maple.runs.methods import find_methods, list_methods
+
+    if name is not None:
+        found = find_methods(name)
+        if as_json:
+            print(json.dumps([_method_dict(each) for each in found], indent=1))
+        for each in found if not as_json else ():
+            _print_method(each)
+    elif as_json:
+        print(json.dumps(list_methods(), indent=1))
+    else:
+        _print_methods(list_methods())
+
+
+def _print_methods(rows: list[dict[str, Any]]) -> None:
+    from rich.markup import escape
+    from rich.table import Table
+
+    for kind, heading in (("recipe", "maple train --recipe NAME"), ("detector", "maple evaluate --detector NAME,...")):
+        table = Table.grid(padding=(0, 2))
+        table.add_column(no_wrap=True, style="bold")
+        for row in rows:
+            if row["kind"] == kind:
+                paper = f" ({row['paper']})" if row["paper"] else ""
+                table.add_row(row["name"], escape(row["title"] + paper) + f"\n[dim]{escape(_cost(row))}[/]")
+        output.print(f"\n{heading}", highlight=False)
+        output.print(table)
+
+
+def _cost(row: dict[str, Any]) -> str:
+    facts = [f"{key} {row[key]}" for key in ("needs", "adds") if row[key]]
+    return "; ".join([f"{row['passes']} pass" if row["passes"] == "1" else row["passes"], *facts])
+
+
+def _print_method(found: MethodFacts) -> None:
+    row = found.to_dict()
+    print_line(f"{found.kind} {row['name']}: {row['title']}")
+    facts = {"paper": " ".join(filter(None, (row["paper"], row["url"]))), "cost": _cost(row)}
+    if found.method.plugin:
+        facts["plug-in"] = found.method.plugin
+    print_facts({key: value for key, value in facts.items() if value})
+    options = [
+        {"option": f"{row['name']}.{each['name']}", **{key: each[key] for key in ("takes", "default", "help")}}
+        for each in _option_rows(found)
+    ]
+    if options:
+        print_rows(options, as_json=False)
+    else:
+        print_line("no options")
+
+
+def _method_dict(found: MethodFacts) -> dict[str, Any]:
+    return {**found.to_dict(), "plugin": found.method.plugin or None, "options": _option_rows(found)}
+
+
+def _option_rows(found: MethodFacts) -> list[dict[str, Any]]:
+    return [
+        {
+            "name": each.name,
+            "takes": value_text(each.annotation) or ("true|false" if each.annotation is bool else "TEXT"),
+            "default": list(each.default) if isinstance(each.default, tuple) else each.default,
+            "help": each.help,
+        }
+        for each in found.options
+    ]
+
+
+def data(
+    source: Annotated[str | None, typer.Argument(help="data set to describe [dim]\\[default: list all][/]")] = None,
+    get: Annotated[bool, typer.Option("--get", help="fetch the original files and convert them, if missing")] = False,
+    data_root: DataRoot = None,
+    as_json: AsJson = False,
+) -> None:
+    """List data sets and where they are searched for, or describe one of them and how to get it."""
+    from maple.runs.train import describe_source, list_sources
+
+    if get:
+        from maple.data.catalogue import get_data_set
+
+        if source is None:
+            raise UsageError("--get needs the name of a data set: maple data cifar10 --get")
+        get_data_set(source, data_root)
+    found = list_sources(data_root) if source is None else describe_source(source, data_root)
+    if as_json:
+        print(json.dumps(found, indent=1))
+    elif isinstance(found, dict):
+        print_facts(found)
+    else:
+        from rich.markup import escape
+        from rich.table import Table
+
+        table = Table("source", "splits", "where")
+        for row in found:
+            table.add_row(
+                *(escape(row[key]) for key in ("source", "splits", "where")), style=None if row["found"] else "dim"
+            )
+        output.print(table)
+        root = data_root or os.environ.get("MAPLE_DATA") or "none: set MAPLE_DATA or give --data-root"
+        print_line(f"data root: {root}")
