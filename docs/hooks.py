@@ -119,6 +119,8 @@ def _command(name: str, command: Any, types: dict[str, Any]) -> str:
     usage = " ".join([f"maple {name}", *arguments, "[OPTIONS]"])
     panels: dict[str, list[tuple[str, ...]]] = {}
     for parameter in command.params:
+        if getattr(parameter, "hidden", False):
+            continue
         is_argument = parameter.param_type_name == "argument"
         panel = "Arguments" if is_argument else parameter.rich_help_panel or "Options"
         spelling = f"`{_placeholder(parameter)}`" if is_argument else _flags(parameter, types[parameter.name])

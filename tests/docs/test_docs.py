@@ -230,11 +230,11 @@ def check_decision(*arguments: Any, decision: dict[str, Any] | None = None, **_:
 
 
 def check_detectors(request: Any) -> None:
-    from maple.runs.listings import list_methods
+    from maple.runs.methods import list_methods
 
     known = {row["name"] for row in list_methods() if row["kind"] == "detector"}
     build_options(DecisionOptions, request.decision, where=None)
-    assert set(request.detectors or ()) <= known
+    assert {detector.name for detector in request.detectors or ()} <= known
 
 
 def check_suites(request: Any) -> None:
@@ -258,7 +258,7 @@ WORK: dict[str, Callable[..., None]] = {
     "maple.runs.demo.run_demo": nothing,
     "maple.runs.train.train_run": check_config,
     "maple.runs.evaluate.evaluate_run": check_detectors,
-    "maple.runs.listings.list_methods": nothing,
+    "maple.runs.methods.list_methods": nothing,
     "maple.runs.listings.list_sources": nothing,
     "maple.runs.listings.describe_source": check_source,
     "maple.data.catalogue.get_data_set": check_source,
@@ -297,7 +297,7 @@ def no_work(monkeypatch):
     real = {place: resolve_name(place) for place in WORK}
     for place, check in WORK.items():
         monkeypatch.setattr(place, stop_before(check, real))
-    monkeypatch.setattr("maple.cli.app.read_toml", lambda path: {})
+    monkeypatch.setattr("maple.cli._flags.read_toml", lambda path: {})
     monkeypatch.setattr("argparse.ArgumentParser.parse_args", parse_only)
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from maple.cli._flags import AsJson, DataRoot, value_text, with_options
-from maple.cli._output import output, print_facts, print_line, print_rows
+from maple.cli._output import output, print_facts, print_line
 from maple.errors import UsageError
 
 if TYPE_CHECKING:
@@ -43,18 +43,27 @@ def methods(
 
 
 def _print_methods(rows: list[dict[str, Any]]) -> None:
+    for kind, heading in (("recipe", "maple train --recipe NAME"), ("detector", "maple evaluate --detector NAME,...")):
+        own = [row for row in rows if row["kind"] == kind]
+        print_line(f"\n{heading}")
+        _print_grid(
+            {
+                row["name"]: (f"{row['title']} ({row['paper']})" if row["paper"] else row["title"], _cost(row))
+                for row in own
+            }
+        )
+
+
+def _print_grid(rows: dict[str, tuple[str, str]]) -> None:
+    """Names, each with a text and a dim second line."""
     from rich.markup import escape
     from rich.table import Table
 
-    for kind, heading in (("recipe", "maple train --recipe NAME"), ("detector", "maple evaluate --detector NAME,...")):
-        table = Table.grid(padding=(0, 2))
-        table.add_column(no_wrap=True, style="bold")
-        for row in rows:
-            if row["kind"] == kind:
-                paper = f" ({row['paper']})" if row["paper"] else ""
-                table.add_row(row["name"], escape(row["title"] + paper) + f"\n[dim]{escape(_cost(row))}[/]")
-        output.print(f"\n{heading}", highlight=False)
-        output.print(table)
+    table = Table.grid(padding=(0, 2))
+    table.add_column(no_wrap=True, style="bold")
+    for name, (text, remark) in rows.items():
+        table.add_row(name, f"{escape(text)}\n[dim]{escape(remark)}[/]")
+    output.print(table)
 
 
 def _cost(row: dict[str, Any]) -> str:
@@ -69,12 +78,10 @@ def _print_method(found: MethodFacts) -> None:
     if found.method.plugin:
         facts["plug-in"] = found.method.plugin
     print_facts({key: value for key, value in facts.items() if value})
-    options = [
-        {"option": f"{row['name']}.{each['name']}", **{key: each[key] for key in ("takes", "default", "help")}}
-        for each in _option_rows(found)
-    ]
-    if options:
-        print_rows(options, as_json=False)
+    options = {f"{row['name']}.{each['name']}": each for each in _option_rows(found)}
+    texts = {name: (each["help"], f"{each['takes']}, default {each['default']}") for name, each in options.items()}
+    if texts:
+        _print_grid(texts)
     else:
         print_line("no options")
 
@@ -102,7 +109,7 @@ def data(
     as_json: AsJson = False,
 ) -> None:
     """List data sets and where they are searched for, or describe one of them and how to get it."""
-    from maple.runs.train import describe_source, list_sources
+    from maple.runs.listings import describe_source, list_sources
 
     if get:
         from maple.data.catalogue import get_data_set

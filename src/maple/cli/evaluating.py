@@ -50,24 +50,23 @@ def evaluate(
     as_json: AsJson = False,
 ) -> None:
     """Measure accuracy, calibration and detection of unknown images, and update the report."""
+    from maple.runs.evaluate import EvaluateRequest, evaluate_run
     from maple.runs.methods import create_detectors
-    from maple.runs.train import evaluate_run
 
     settings = {key: flags.pop(key) for key in list(flags) if "." in key}
-    detectors = None if detector is None and not settings else create_detectors(_names(detector), settings)
-    results = evaluate_run(
-        run,
-        ind,
-        named_sources(ood),
-        flags,
-        data_root,
-        command_line(),
-        workers,
-        detectors,
-        ood_validation,
+    request = EvaluateRequest(
+        run=run,
+        ind=ind,
+        ood=named_sources(ood),
+        decision=flags,
+        detectors=create_detectors(_names(detector), settings) if detector is not None or settings else None,
+        ood_validation=ood_validation,
+        data_root=data_root,
+        workers=workers,
+        command=command_line(),
         trust=trust,
     )
-    print_results(results, as_json)
+    print_results(evaluate_run(request), as_json)
 
 
 def _names(detectors: str | None) -> list[str]:
@@ -159,6 +158,6 @@ def report(
     out: Annotated[Path | None, typer.Option(help="HTML file to write; default: report.html in the run")] = None,
 ) -> None:
     """Write one self-contained HTML file about a run."""
-    from maple.reporting.report import write_report
+    from maple.runs.report import report_run
 
-    print_line(f"report: {write_report(run, out=out, predictions=predictions)}")
+    print_line(f"report: {report_run(run, out, predictions, command_line())}")

@@ -48,7 +48,7 @@ class EvaluateRequest:
     ind: str | None = None  # source of test images; by default the run's own test split
     ood: Mapping[str, str] = field(default_factory=dict)  # sources of unknown images, by name
     decision: dict[str, Any] = field(default_factory=dict)  # decision options that differ from the run's
-    detectors: Sequence[str] | None = None  # to compare with, fitted on the run's training images
+    detectors: Sequence[str | Detector] | None = None  # to compare with, fitted on the run's training images
     ood_validation: str | None = None  # source of unknown images for the detector that is tuned on them
     data_root: Path | None = None
     workers: int | None = None
@@ -67,28 +67,28 @@ class EvaluationSets:
 
 def evaluate_run(request: EvaluateRequest) -> Results:
     """Evaluate a run against named sources of unknown images; write results, gallery and report into its folder."""
-    names = _compared_detectors(request)
+    detectors = _compared_detectors(request)
     run = RunFolder(request.run)
     settings = run.read_config()
     with run.lock(request.command):
         flags = {} if request.workers is None else {"workers": request.workers}
         config = resolve_config(flags, settings.sections)
         predictor = ready_predictor(request.run, request.decision, trust=request.trust)
-        if names and predictor.detector.learned_.appended:
+        if detectors and predictor.detector.learned_.appended:
             raise UsageError(
                 "--detector fits detectors on the training images of the run, and those of the classes that maple "
                 "update added are not kept: leave it out"
             )
         root = request.data_root or settings.origin.root
-        needs_splits = request.ind is None or names or LEFT_OUT in request.ood.values()
+        needs_splits = request.ind is None or detectors or LEFT_OUT in request.ood.values()
         splits = reopen_splits(run, predictor.size, root) if needs_splits else None
         test = _open_test(request, predictor, root, splits)
         _warn_of_skipped(test)
         sets = EvaluationSets(test, open_unknown(predictor, request.ood, root, splits))
         fitted = None
-        if names is not None:
+        if detectors is not None:
             tuning = open_like(predictor, request.ood_validation, root) if request.ood_validation else None
-            fitted = fit_detectors(names, predictor, splits, tuning, workers=config.train.workers)
+            fitted = fit_detectors(detectors, predictor, splits, tuning, workers=config.train.workers)
         provenance = describe_origin(config, settings.sections, predictor, request.command)
         results = measure_run(run, predictor, sets, provenance, config.train, fitted)
         if request.report:
@@ -96,18 +96,15 @@ def evaluate_run(request: EvaluateRequest) -> Results:
     return results
 
 
-def _compared_detectors(request: EvaluateRequest) -> list[str] | None:
+def _compared_detectors(request: EvaluateRequest) -> list[Detector] | None:
     """The detectors to compare with, each once; ``None`` for the default ones."""
-    if request.detectors is None:
-        names = None
-    else:
-        names = [name for name in dict.fromkeys(request.detectors) if name != "maple"]
-    tuned = [name for name in names or () if getattr(create_detector(name), "learns_from_ood", False)]
+    by_name = {each.name: each for each in map(create_detector, request.detectors or ()) if each.name != "maple"}
+    tuned = [name for name, each in by_name.items() if getattr(each, "learns_from_ood", False)]
     if tuned and request.ood_validation is None:
         raise UsageError(f"'{tuned[0]}' is tuned on unknown images: give some with --ood-validation")
     if request.ood_validation is not None and not tuned:
         raise UsageError("--ood-validation is for detectors tuned on unknown images: add --detector lee-md-ood")
-    return names
+    return None if request.detectors is None else list(by_name.values())
 
 
 # --- images -----------------------------------------------------------------------------------------------------------
@@ -170,14 +167,18 @@ def _open_ood(predictor: Predictor, source: str, data_root: Path | None) -> Imag
 
 
 def fit_detectors(
-    names: Sequence[str], predictor: Predictor, splits: Splits | None, tuning: ImageSet | None = None, workers: int = 0
+    detectors: Sequence[str | Detector],
+    predictor: Predictor,
+    splits: Splits | None,
+    tuning: ImageSet | None = None,
+    workers: int = 0,
 ) -> list[Detector]:
-    """Detectors by name, fitted on the training images of a run in one pass of the network; order as given.
+    """Detectors, by name or instance, fitted on the training images of a run in one pass of the network; order as given.
 
     A training image belongs to the nearest cluster of its own class. Detectors that read images go through them on
     their own; ``tuning`` holds unknown images for the one that is tuned on them.
     """
-    found = [create_detector(name) for name in names]
+    found = [create_detector(each) for each in detectors]
     if not found:
         return found
     assert splits is not None

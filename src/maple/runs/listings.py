@@ -1,8 +1,7 @@
-"""Rows of ``maple methods`` and ``maple data``."""
+"""Rows of ``maple data``."""
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -10,21 +9,9 @@ import numpy as np
 
 from maple.data.catalogue import CATALOGUE, describe_data_set, find_data_set, locate
 from maple.data.sources import is_built_in, list_data_sets, open_images, split_files
-from maple.detectors.registry import find_detector, list_detectors
 from maple.progress import counting
-from maple.training.recipe import find_recipe, list_recipes
 
 _MAX_SPLITS = 7  # named in a row; of more, the first three and their number
-
-
-def list_methods() -> list[dict[str, str]]:
-    """All recipes and detectors: what they do, their paper, what they cost and need."""
-    rows = []
-    for name in list_recipes():
-        rows.append({"kind": "recipe", "name": name, **dataclasses.asdict(find_recipe(name).about)})
-    for name in list_detectors():
-        rows.append({"kind": "detector", "name": name, **dataclasses.asdict(find_detector(name).about)})
-    return rows
 
 
 def list_sources(data_root: Path | None = None) -> list[dict[str, Any]]:
