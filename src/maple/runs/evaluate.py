@@ -173,7 +173,7 @@ def fit_detectors(
     tuning: ImageSet | None = None,
     workers: int = 0,
 ) -> list[Detector]:
-    """Detectors, by name or instance, fitted on the training images of a run in one pass of the network; order as given.
+    """Detectors, by name or instance, fitted on the training images of a run in one pass of the network.
 
     A training image belongs to the nearest cluster of its own class. Detectors that read images go through them on
     their own; ``tuning`` holds unknown images for the one that is tuned on them.
