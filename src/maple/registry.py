@@ -172,12 +172,16 @@ class Registry(Generic[Kind]):
 
 
 def _sources(folders: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Name and source text of each module in these folders."""
+    """Name and source text of each module in these folders and in folders inside them."""
     for folder in folders:
         spec = find_spec(folder)
         for found in pkgutil.iter_modules(spec.submodule_search_locations if spec else None):
-            loader = found.module_finder.find_spec(found.name, None).loader  # type: ignore[union-attr]
-            yield f"{folder}.{found.name}", loader.get_source(found.name) or ""  # type: ignore[union-attr]
+            name = f"{folder}.{found.name}"
+            if found.ispkg:
+                yield from _sources([name])
+            else:
+                loader = found.module_finder.find_spec(name, None).loader  # type: ignore[union-attr]
+                yield name, loader.get_source(name) or ""  # type: ignore[union-attr]
 
 
 def load_plugin(module: str) -> None:

@@ -128,9 +128,9 @@ def benchmark(
     as_json: AsJson = False,
 ) -> None:
     """Compute a table or figure of the paper, next to the paper's figures; finished trainings are not repeated."""
+    from maple.evaluation.paper.tables import to_dict, to_rows
     from maple.progress import say
     from maple.runs.benchmark.suites import BenchmarkRequest, list_suites, plan_suites, run_suites
-    from maple.evaluation.paper.tables import to_dict, to_rows
 
     if show_list or not names:
         print_rows(list_suites(), as_json)
