@@ -474,7 +474,7 @@ def test_an_error_while_writing_leaves_the_run_as_it_was(run, digits, tmp_path, 
 
     for function, error in ((full_disk, RunError), (interrupt, KeyboardInterrupt)):
         with monkeypatch.context() as patch, pytest.raises(error):
-            patch.setattr("maple.runs.update.write_cluster_gallery", function)
+            patch.setattr("maple.runs.update.save_clusters", function)
             update_run(UpdateRequest(run, new))
         assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == content
         assert sorted(path.name for path in run.parent.iterdir()) == ["new.npz", "run"]

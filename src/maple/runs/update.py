@@ -26,7 +26,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -48,9 +48,10 @@ from maple.reporting.gallery import (
     EXEMPLARS_PER_CLUSTER,
     ClusterExemplars,
     read_gallery,
+    remove_components,
     remove_examples,
+    save_clusters,
     thumbnail,
-    write_cluster_gallery,
 )
 from maple.reporting.report import write_report
 from maple.runs._finish import GALLERY_SAMPLE, sample_rows
@@ -407,23 +408,17 @@ def _update_gallery(folder: Path, predictor: Predictor, images: ImageSet | None)
     remove_examples(folder)
     if images is None:
         return
-    for path in folder.glob("components.*"):
-        path.unlink()
+    remove_components(folder)
     clusters = read_gallery(folder).clusters
     if not clusters:
         return
+    sizes = _cluster_sizes(predictor)  # (M,)
+    class_sizes = np.bincount(predictor.cluster_to_class, sizes)[predictor.cluster_to_class]  # (M,)
+    shares = sizes / np.maximum(class_sizes, 1)
     shown = [*clusters, *_find_exemplars(predictor, images, len(clusters))]
-    pixels = np.concatenate([each.thumbnails for each in shown if len(each.files)])
-    cluster_ids = np.repeat([each.cluster for each in shown], [len(each.files) for each in shown])
-    labels = predictor.cluster_to_class[cluster_ids]
-    files = tuple(file for each in shown for file in each.files)
-    no_keys = np.zeros(len(files), dtype="S32")
-    write_cluster_gallery(
+    save_clusters(
         folder,
-        ImageSet(labels, predictor.class_names, files, pixels.shape[1], no_keys, pixels=pixels),
-        Outputs(np.zeros((len(files), 1)), cluster_ids=cluster_ids, cluster_to_class=predictor.cluster_to_class),
-        squared_distance=np.arange(len(files)),  # those of a cluster stay in their order
-        cluster_sizes=_cluster_sizes(predictor),
+        [replace(each, count=int(sizes[each.cluster]), share=float(shares[each.cluster])) for each in shown],
     )
 
 
