@@ -1,0 +1,99 @@
+"""Runs of format 2, made before options lost their prefixes and run files got an owner, still work.
+
+``samples/run_format2`` holds three small runs on digits, packed, and the predictions of the code that made them.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from commands import flat, run
+from maple.data.sources import open_images
+from maple.files import RunFile
+from maple.options import read_toml
+
+SAMPLES = Path(__file__).parents[1] / "samples" / "run_format2"
+RECIPES = ("maple", "sngp", "mc-dropout")
+NUMBERS = ("probability", "typicality", "uncertainty", "score", "p_value")
+
+
+def unpack(recipe: str, folder: Path) -> Path:
+    with zipfile.ZipFile(SAMPLES / f"{recipe}.zip") as packed:
+        packed.extractall(folder / recipe)
+    return folder / recipe
+
+
+@pytest.fixture(params=RECIPES)
+def old(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    return unpack(request.param, tmp_path)
+
+
+@pytest.fixture
+def old_maple(tmp_path: Path) -> Path:
+    return unpack("maple", tmp_path)
+
+
+def read_rows(path: Path) -> list[dict[str, str]]:
+    with path.open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_predictions_are_those_of_the_code_that_made_the_run(old: Path, tmp_path: Path) -> None:
+    out = tmp_path / "p.csv"
+    assert run("predict", old, SAMPLES / "images.parquet", "--out", out, "--coverage", 0.9, "--workers", 0) == 0
+    before, after = read_rows(SAMPLES / f"{old.name}.csv"), read_rows(out)
+    for name in before[0]:
+        if name in NUMBERS:
+            old_values, new_values = (np.array([float(row[name]) for row in rows]) for rows in (before, after))
+            np.testing.assert_allclose(new_values, old_values, rtol=1e-4, atol=1e-6)
+        else:
+            assert [row[name] for row in after] == [row[name] for row in before], name
+
+
+def test_evaluate_and_report(old: Path, capsys: pytest.CaptureFixture) -> None:
+    before = json.loads((old / RunFile.RESULTS).read_text())
+    assert run("evaluate", old, "--workers", 0, "--json") == 0
+    after = json.loads(capsys.readouterr().out)
+    for method in ("maple", "softmax-scaled"):
+        figures = (results["methods"][method]["classification"]["accuracy"] for results in (before, after))
+        assert next(figures) == pytest.approx(next(figures))
+    assert (old / RunFile.REPORT).exists()
+    assert run("report", old, "--out", old / "other.html") == 0
+
+
+def test_export(old_maple: Path, tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime")
+    assert run("export", old_maple, tmp_path / "run.onnx") == 0
+    out = tmp_path / "p.csv"
+    assert run("predict", tmp_path / "run.onnx", SAMPLES / "images.parquet", "--out", out) == 0
+    before = read_rows(SAMPLES / "maple.csv")
+    assert [row["class"] for row in read_rows(out)] == [row["class"] for row in before]
+
+
+def test_update_with_a_new_class(old_maple: Path, tmp_path: Path, rng: np.random.Generator) -> None:
+    (tmp_path / "new" / "noise").mkdir(parents=True)
+    for i in range(12):
+        Image.fromarray(rng.integers(0, 256, (8, 8, 3), dtype=np.uint8)).save(tmp_path / "new" / "noise" / f"{i}.png")
+    assert run("update", old_maple, "--data", tmp_path / "new", "--workers", 0) == 0
+    classes = json.loads((old_maple / RunFile.CLASSES).read_text())
+    assert classes["classes"][-1] == "noise" and len(classes["updates"]) == 1
+
+
+def test_a_finished_run_is_not_resumed(old: Path, capsys: pytest.CaptureFixture) -> None:
+    assert run("train", "digits", "--out", old, "--resume") == 2
+    assert "resume" in flat(capsys.readouterr().err)
+
+
+def test_training_goes_on_from_an_old_run(old_maple: Path, tmp_path: Path) -> None:
+    images = open_images("digits").subset(np.arange(200))
+    np.savez(tmp_path / "few.npz", images=images.pixels, labels=images.labels)
+    out = tmp_path / "tuned"
+    assert run("train", tmp_path / "few.npz", "--init", old_maple, "--out", out, "--epochs", 1, "--workers", 0) == 0
+    assert read_toml(out / RunFile.CONFIG)["origin"]["init"] == str(old_maple)
