@@ -30,7 +30,8 @@ from maple.evaluation.paper.profiles import PROFILES
 from maple.evaluation.paper.suites import find_suite
 from maple.evaluation.results import Method
 from maple.networks import create_backbone
-from maple.prediction.predictor import Predictor, load_predictor
+from maple.prediction.predictor import Predictor
+from maple.prediction.store import load_predictor
 from maple.runs.benchmark.jobs import Job, list_jobs
 from maple.runs.benchmark.trainings import ensure_evaluated
 from maple.training.distributed import make_fabric

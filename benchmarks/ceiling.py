@@ -28,7 +28,7 @@ from sklearn.preprocessing import StandardScaler
 
 from maple.detectors.description import Description
 from maple.networks import embed
-from maple.prediction.predictor import load_predictor
+from maple.prediction.store import load_predictor
 from maple.runs.benchmark.trainings import ensure_trained
 from maple.stats.metrics import auroc
 from recipes import RECIPES, make_job

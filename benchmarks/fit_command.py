@@ -25,7 +25,7 @@ from maple.data.shares import split_indices
 from maple.data.sources import open_images
 from maple.evaluation.results import Results
 from maple.networks import IMAGENET_MEAN, IMAGENET_STD, embed, use_fast_allocator
-from maple.prediction.predictor import fit_predictor
+from maple.prediction.fit import fit_predictor
 from maple.stats.metrics import accuracy, auroc, expected_calibration_error, negative_log_likelihood
 from resnet20 import OOD, public_resnet20
 

@@ -36,7 +36,8 @@ from maple.evaluation.paper.profiles import PROFILES
 from maple.evaluation.paper.suites import find_suite
 from maple.files import RunFile
 from maple.networks import embed, use_fast_allocator
-from maple.prediction.predictor import Predictor, load_predictor
+from maple.prediction.predictor import Predictor
+from maple.prediction.store import load_predictor
 from maple.reporting.gallery import ClusterExemplars, read_gallery
 from maple.reporting.plots import (
     BLUE,

@@ -35,7 +35,7 @@ from maple.detectors.gradients.base import ImageDetector, ImageReader
 from maple.detectors.gradients.lee import LeeDetector
 from maple.detectors.registry import create_detector, list_detectors
 from maple.networks import Backbone, embed, linear_head, use_fast_allocator
-from maple.prediction.predictor import load_predictor
+from maple.prediction.store import load_predictor
 from maple.runs.benchmark.trainings import ensure_trained
 from maple.stats.metrics import auroc, negative_log_likelihood
 from maple.types import Outputs

@@ -91,7 +91,7 @@ def make_run(folder: Path) -> Path:
 
     from maple.data.splits import load_splits
     from maple.networks import create_backbone
-    from maple.prediction.predictor import fit_predictor
+    from maple.prediction.fit import fit_predictor
 
     splits = load_splits("simulated-diatoms?n=600&size=32")
     torch.manual_seed(0)

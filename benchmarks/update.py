@@ -36,7 +36,8 @@ from maple.evaluation.paper.profiles import PROFILES
 from maple.evaluation.paper.rows import Training
 from maple.networks import embed, use_fast_allocator
 from maple.options import as_dict
-from maple.prediction.predictor import Predictor, load_predictor
+from maple.prediction.predictor import Predictor
+from maple.prediction.store import load_predictor
 from maple.runs.benchmark.jobs import Job
 from maple.runs.benchmark.trainings import ensure_trained
 from maple.runs.config import resolve_config

@@ -19,7 +19,8 @@ from maple.networks import (
     Backbone,
 )
 from maple.networks._torchvision import import_torchvision
-from maple.prediction.predictor import fit_predictor, load_predictor
+from maple.prediction.fit import fit_predictor
+from maple.prediction.store import load_predictor
 
 N_CLASSES = 3
 

@@ -19,7 +19,7 @@ from maple.baselines.sampling import (
 )
 from maple.errors import UsageError
 from maple.networks import Backbone, create_backbone, embed, linear_head
-from maple.prediction.predictor import load_backbone, save_backbone
+from maple.prediction.store import load_backbone, save_backbone
 from maple.training.prepare import describe_maker
 from maple.training.recipe import create_recipe
 

@@ -29,7 +29,7 @@ from maple.errors import UsageError
 from maple.evaluation.paper.profiles import Protocol
 from maple.evaluation.results import Results
 from maple.networks import embed, open_model
-from maple.prediction.predictor import load_predictor
+from maple.prediction.store import load_predictor
 from maple.runs.config import resolve_config
 
 ROOT = Path(__file__).parents[2]

@@ -21,7 +21,7 @@ from commands import flat, run
 from maple.data.sources import open_images
 from maple.files import load_json
 from maple.options import read_toml
-from maple.prediction.predictor import load_predictor
+from maple.prediction.store import load_predictor
 from maple.runs.presets import list_presets
 from maple.types import PREDICTION_COLUMNS
 

@@ -12,7 +12,7 @@ from commands import flat, run
 from maple.detectors.registry import list_detectors
 from maple.errors import UsageError
 from maple.options import read_toml
-from maple.prediction.predictor import load_predictor
+from maple.prediction.store import load_predictor
 from maple.runs.evaluate import EvaluateRequest, evaluate_run
 from maple.runs.methods import list_methods
 from maple.training.recipe import find_recipe, list_recipes

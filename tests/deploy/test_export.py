@@ -26,7 +26,8 @@ from maple.detectors.maple import MapleDetector
 from maple.detectors.scores import FUSED, SCORES, Surprise, fit_surprise
 from maple.errors import RunError, UsageError
 from maple.networks import Backbone, create_backbone, embed
-from maple.prediction.predictor import Predictor, fit_predictor
+from maple.prediction.fit import fit_predictor
+from maple.prediction.predictor import Predictor
 from maple.reporting.gallery import write_cluster_gallery
 from maple.types import Outputs, Relabelling
 

@@ -19,8 +19,9 @@ from maple.data.sources import open_images
 from maple.data.splits import load_splits
 from maple.errors import DataError, RunError, UsageError
 from maple.networks import create_backbone
+from maple.prediction.fit import fit_predictor
 from maple.prediction.onnx import MAX_EXEMPLARS, NEEDED, OnnxPredictor, read_metadata, write_metadata
-from maple.prediction.predictor import Predictor, fit_predictor
+from maple.prediction.predictor import Predictor
 
 onnx = pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")

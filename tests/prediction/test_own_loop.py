@@ -22,8 +22,8 @@ from maple.data.splits import load_splits
 from maple.errors import DataError, TrainError, UsageError
 from maple.networks import create_backbone, wrap_backbone
 from maple.prediction.callback import _make_callback
+from maple.prediction.fit import fit_predictor
 from maple.prediction.own_loop import Indexed, Relabeller, resize_head
-from maple.prediction.predictor import fit_predictor
 from maple.training.head import grow_backbone, named_state, replace_head
 from maple.training.loop import train_backbone
 from maple.training.maple import MapleRecipe

@@ -19,13 +19,9 @@ from maple.detectors.maple import MapleDetector
 from maple.errors import DataError, RunError, UsageError
 from maple.files import load_arrays, save_arrays
 from maple.networks import create_backbone, embed, wrap_backbone
-from maple.prediction.predictor import (
-    Predictor,
-    fit_predictor,
-    load_backbone,
-    load_predictor,
-    save_backbone,
-)
+from maple.prediction.fit import fit_predictor
+from maple.prediction.predictor import Predictor
+from maple.prediction.store import load_backbone, load_predictor, save_backbone
 from maple.types import Relabelling
 
 

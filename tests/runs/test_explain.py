@@ -17,7 +17,7 @@ from maple.data.splits import load_splits
 from maple.errors import UsageError
 from maple.evaluation.evaluate import evaluate
 from maple.networks import embed
-from maple.prediction.predictor import load_predictor
+from maple.prediction.store import load_predictor
 from maple.runs.explain import (
     MAX_IMAGES,
     explain_images,

@@ -25,7 +25,8 @@ from maple.errors import DataError, UsageError
 from maple.files import load_json
 from maple.networks import create_backbone, load_weights, open_model, wrap_backbone
 from maple.options import read_toml
-from maple.prediction.predictor import fit_predictor, load_predictor
+from maple.prediction.fit import fit_predictor
+from maple.prediction.store import load_predictor
 from maple.runs.config import resolve_config
 from maple.runs.fit import FitRequest, check_head, fit_run
 from maple.runs.folder import RunFolder, RunOrigin

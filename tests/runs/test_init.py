@@ -28,7 +28,8 @@ from maple.files import RunFile, load_arrays, load_json
 from maple.networks import Backbone, create_backbone, embed, wrap_backbone
 from maple.networks._torchvision import import_torchvision
 from maple.options import read_toml
-from maple.prediction.predictor import Predictor, load_predictor, save_backbone
+from maple.prediction.predictor import Predictor
+from maple.prediction.store import load_predictor, save_backbone
 from maple.runs.config import resolve_config
 from maple.runs.init import Start, follow_network, leave_out_unused, open_start, try_recipe, why_new_head
 from maple.training.loop import train_backbone
@@ -553,7 +554,7 @@ def test_a_run_that_is_not_finished_is_no_start(here, tmp_path, capsys):
 
 def test_heads_of_methods_are_left_behind(tmp_path, digits, monkeypatch):
     """A run of DUQ has a head that only its recipe knows: the network goes on without."""
-    from maple.prediction.predictor import fit_predictor
+    from maple.prediction.fit import fit_predictor
     from maple.training.recipe import create_recipe
 
     parts = digits.subset(np.arange(200)), digits.subset(np.arange(200, 360))

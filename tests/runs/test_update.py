@@ -28,7 +28,8 @@ from maple.errors import DataError, FitError, RunError, UsageError
 from maple.evaluation.evaluate import evaluate
 from maple.files import load_json
 from maple.options import as_dict
-from maple.prediction.predictor import Predictor, load_predictor
+from maple.prediction.predictor import Predictor
+from maple.prediction.store import load_predictor
 from maple.reporting.gallery import read_gallery
 from maple.runs.train import TrainRequest, train_run
 from maple.runs.update import (

@@ -16,7 +16,8 @@ from maple.data.options import DataOptions
 from maple.data.splits import load_splits
 from maple.errors import UsageError
 from maple.networks import embed
-from maple.prediction.predictor import fit_predictor, load_predictor
+from maple.prediction.fit import fit_predictor
+from maple.prediction.store import load_predictor
 from maple.training.distributed import count_processes, make_fabric
 from maple.training.options import TrainOptions
 from maple.types import Relabelling
@@ -37,7 +38,7 @@ from maple.networks import create_backbone
 from maple.data.options import DataOptions
 from maple.training.options import TrainOptions
 from maple.errors import DataError
-from maple.prediction.predictor import fit_predictor
+from maple.prediction.fit import fit_predictor
 from maple.training.distributed import make_fabric, together
 from maple.training.maple import MapleRecipe
 from maple.data.splits import load_splits
@@ -114,7 +115,7 @@ os._exit(0)  # without taking gloo's threads apart, which now and then aborts th
 FAILING = """
 import os, sys
 
-import maple.prediction.predictor
+import maple.prediction.fit
 import maple.training.loop
 import maple.training.resume
 from maple.cli.app import main
@@ -133,7 +134,7 @@ def full(*_, **__):
 if os.environ["FAILURE"] == "image" and os.environ.get("LOCAL_RANK") == "1":
     maple.training.loop.training_batches = unreadable
 if os.environ["FAILURE"] == "fit" and os.environ.get("LOCAL_RANK") == "1":
-    maple.prediction.predictor.embed_batches = unreadable
+    maple.prediction.fit.embed_batches = unreadable
 if os.environ["FAILURE"] == "disk":
     maple.training.resume.save_arrays = full  # which only the first process calls
 main()

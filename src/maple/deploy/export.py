@@ -39,7 +39,8 @@ from maple.errors import MapleError, RunError, UsageError, naming_extras
 from maple.files import RunFile, write_atomic
 from maple.networks import OnnxBackbone, as_image_batch, embed, evaluating
 from maple.prediction.onnx import INPUT, MAX_FILE_BYTES, METADATA, OnnxPredictor, write_metadata
-from maple.prediction.predictor import Predictor, load_predictor
+from maple.prediction.predictor import Predictor
+from maple.prediction.store import load_predictor
 from maple.reporting.gallery import Gallery, read_gallery
 from maple.runs.folder import RunFolder
 from maple.runs.loading import open_like

@@ -32,7 +32,8 @@ from maple.data.batches import to_input
 from maple.data.image_set import ImageSet
 from maple.errors import DataError, TrainError, UsageError
 from maple.networks import Backbone, Images, as_image_batch, embed
-from maple.prediction.predictor import Predictor, fit_predictor
+from maple.prediction.fit import fit_predictor
+from maple.prediction.predictor import Predictor
 from maple.training.head import check_optimizes, named_state, replace_head
 from maple.training.maple import MapleRecipe
 from maple.training.recipe import Recipe
@@ -214,7 +215,7 @@ class Relabeller:
         """The predictor of the trained network.
 
         Images as for :meth:`end_epoch`; calibration images must not have been used for any choice before. Further
-        options are those of :func:`~maple.prediction.predictor.fit_predictor`.
+        options are those of :func:`~maple.prediction.fit.fit_predictor`.
         """
         check_training_images(train, self.class_labels)
         check_cluster_head(backbone, self.n_clusters)

@@ -16,7 +16,8 @@ from maple.evaluation.results import Results
 from maple.files import RunFile
 from maple.networks import Backbone, embed
 from maple.prediction.explain import component_coordinates
-from maple.prediction.predictor import Predictor, save_backbone
+from maple.prediction.predictor import Predictor
+from maple.prediction.store import save_backbone
 from maple.progress import counting, say, warn
 from maple.reporting.gallery import write_training_gallery
 from maple.reporting.report import write_report

@@ -12,7 +12,8 @@ from maple.errors import UsageError
 from maple.evaluation.results import Results
 from maple.networks import Backbone, Origin, embed, open_model, use_fast_allocator
 from maple.options import as_dict
-from maple.prediction.predictor import Predictor, fit_predictor
+from maple.prediction.fit import fit_predictor
+from maple.prediction.predictor import Predictor
 from maple.progress import counting, say, warn
 from maple.runs._finish import Fitted, finish_run, prepare_folder
 from maple.runs.config import RunConfig, resolve_config

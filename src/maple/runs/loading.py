@@ -37,7 +37,7 @@ def open_predictor(source: Path, trust: bool = False) -> BasePredictor:
         from maple.prediction.onnx import OnnxPredictor
 
         return OnnxPredictor.open(source)
-    from maple.prediction.predictor import load_predictor
+    from maple.prediction.store import load_predictor
 
     return load_predictor(source, trust=trust)
 
@@ -72,7 +72,7 @@ def ready_predictor(folder: Path, decision: dict[str, Any] | None = None, *, tru
     decision = _check_flags(decision)
     if is_graph(folder):
         raise UsageError(f"'{folder}' is an exported graph, and this needs the network: give the folder of its run")
-    from maple.prediction.predictor import load_predictor
+    from maple.prediction.store import load_predictor
 
     return _decide(load_predictor(folder, trust=trust), decision)
 

@@ -25,7 +25,9 @@ from maple.files import RunFile
 from maple.networks import Backbone, create_backbone
 from maple.networks.options import ModelOptions
 from maple.options import as_dict, flag_name
-from maple.prediction.predictor import Predictor, fit_predictor, load_backbone
+from maple.prediction.fit import fit_predictor
+from maple.prediction.predictor import Predictor
+from maple.prediction.store import load_backbone
 from maple.progress import is_first_process, say, warn
 from maple.runs._finish import Fitted, finish_run, prepare_folder
 from maple.runs.config import RunConfig, resolve_config

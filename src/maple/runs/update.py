@@ -41,7 +41,8 @@ from maple.detectors.base import Source
 from maple.errors import DataError, RunError, UsageError, suggest
 from maple.files import RunFile, load_json, save_json
 from maple.networks import embed, embed_batches, use_fast_allocator
-from maple.prediction.predictor import Predictor, load_predictor
+from maple.prediction.predictor import Predictor
+from maple.prediction.store import load_predictor
 from maple.progress import counting, say, warn
 from maple.reporting.gallery import (
     CLUSTER_THUMBNAIL,

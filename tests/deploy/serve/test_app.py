@@ -537,7 +537,7 @@ def run_folder(tmp_path_factory):
 
     from maple.data.splits import load_splits
     from maple.networks import create_backbone, embed
-    from maple.prediction.predictor import fit_predictor
+    from maple.prediction.fit import fit_predictor
     from maple.reporting.gallery import write_cluster_gallery
 
     splits = load_splits("digits")

@@ -30,7 +30,9 @@ from maple.decisions.calibration import Calibration
 from maple.deploy.serve.app import create_app, listen_at, read_exemplars
 from maple.deploy.serve.options import ServeOptions
 from maple.networks import create_backbone, embed
-from maple.prediction.predictor import Predictor, fit_predictor, load_predictor
+from maple.prediction.fit import fit_predictor
+from maple.prediction.predictor import Predictor
+from maple.prediction.store import load_predictor
 from maple.reporting.gallery import write_cluster_gallery
 from maple.types import PREDICTION_COLUMNS, Outputs, Relabelling
 

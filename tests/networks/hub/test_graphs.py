@@ -13,7 +13,7 @@ from maple.networks import (
     linear_head,
     open_model,
 )
-from maple.prediction.predictor import load_backbone, save_backbone
+from maple.prediction.store import load_backbone, save_backbone
 from opening import N_CLASSES, Small, assert_same_as, assert_survives, settle, traced
 
 pytestmark = [

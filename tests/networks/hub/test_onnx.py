@@ -16,7 +16,7 @@ from maple.errors import UsageError
 from maple.networks import (
     open_model,
 )
-from maple.prediction.predictor import load_predictor
+from maple.prediction.store import load_predictor
 from opening import Small, assert_survives, make_images, settle
 
 pytestmark = [

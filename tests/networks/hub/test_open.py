@@ -22,7 +22,9 @@ from maple.networks import (
     open_model,
     wrap_backbone,
 )
-from maple.prediction.predictor import Predictor, fit_predictor, load_backbone, save_backbone
+from maple.prediction.fit import fit_predictor
+from maple.prediction.predictor import Predictor
+from maple.prediction.store import load_backbone, save_backbone
 from opening import N_CLASSES, Small, assert_survives, make_images, optional, traced
 
 pytestmark = [

@@ -14,7 +14,7 @@ from maple.networks import (
     open_model,
     wrap_backbone,
 )
-from maple.prediction.predictor import load_predictor
+from maple.prediction.store import load_predictor
 from opening import assert_same_as, assert_survives, settle
 
 pytestmark = [

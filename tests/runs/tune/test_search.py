@@ -35,7 +35,7 @@ from maple.errors import DataError, RunError, TrainError, UsageError
 from maple.evaluation.trials import Choices, Span, Trial
 from maple.networks import create_backbone, embed
 from maple.options import read_toml
-from maple.prediction.predictor import fit_predictor
+from maple.prediction.fit import fit_predictor
 from maple.reporting.plots import Plot
 from maple.reporting.plots.trials import plot_trials
 from maple.runs.config import resolve_config

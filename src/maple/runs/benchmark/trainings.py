@@ -16,7 +16,7 @@ from maple.errors import RunError
 from maple.evaluation.paper.rows import STANDARD_DETECTORS
 from maple.evaluation.results import Results
 from maple.files import RunFile, take_lock, write_atomic
-from maple.prediction.predictor import load_backbone
+from maple.prediction.store import load_backbone
 from maple.progress import is_first_process, say
 from maple.runs.benchmark.jobs import Job, digest, digest_source
 from maple.runs.evaluate import EvaluateRequest, evaluate_run

@@ -15,7 +15,7 @@ from maple.decisions.conformal import conformal_threshold
 from maple.detectors.maple import MapleDetector
 from maple.networks import embed
 from maple.options import as_dict
-from maple.prediction.predictor import fit_predictor
+from maple.prediction.fit import fit_predictor
 from maple.runs.config import RunConfig
 from maple.stats.chi_square import gaussian_test
 from maple.stats.metrics import negative_log_likelihood

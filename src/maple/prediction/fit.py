@@ -1,0 +1,115 @@
+"""Fit a predictor: Gaussians on training, probability and score on validation, thresholds on calibration images."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from maple.data.decode import Fit
+from maple.data.image_set import ImageSet, Progress
+from maple.data.sources import open_images
+from maple.decisions.options import DecisionOptions
+from maple.decisions.probability import ClassRule, Probability
+from maple.detectors.maple import MapleDetector
+from maple.errors import UsageError
+from maple.networks import Backbone, embed, embed_batches
+from maple.prediction.predictor import Predictor, is_path
+from maple.training.distributed import together
+from maple.types import Outputs, Relabelling
+
+
+def fit_predictor(
+    backbone: Backbone,
+    train: ImageSet | str | Path,
+    validation: ImageSet | Outputs | str | Path,
+    calibration: ImageSet | Outputs | str | Path | None = None,
+    *,
+    relabelling: Relabelling | None = None,
+    detector: MapleDetector | None = None,
+    fit: Fit = "pad",
+    options: DecisionOptions | None = None,
+    class_rule: ClassRule = "sum",
+    fabric: Any = None,
+    workers: int = 0,
+    progress: Progress | None = None,
+) -> Predictor:
+    """Fit the Gaussians on training images, probability and score on validation, thresholds on calibration images.
+
+    Images are embedded without augmentation, batch by batch, so memory does not grow with their number; validation and
+    calibration images may be given as outputs of the backbone. Paths are opened as by ``open_images``, in the size of
+    the backbone if it knows it. With a ``fabric`` of several processes each embeds its share, and moments are summed
+    over all of them. ``progress`` counts the training images.
+    """
+    train = _open(train, backbone.size or "auto", fit)
+    unseen = _as_outputs(_open_like(validation, train, fit), backbone, workers)
+    detector = detector or MapleDetector()
+    relabelling = relabelling or Relabelling.initial(train.labels, len(train.class_names))
+    embed_train = partial(
+        embed_batches,
+        backbone,
+        train,
+        cluster_ids=relabelling.cluster_ids,
+        cluster_to_class=relabelling.cluster_to_class,
+        workers=workers,
+        logits=False,
+        progress=progress,
+    )
+    if unseen.labels is None:
+        raise UsageError("the validation outputs have no labels: embed labelled images")
+    if fabric is None or fabric.world_size == 1:
+        detector.fit(embed_train, unseen)
+    else:
+        share = np.arange(fabric.global_rank, len(train), fabric.world_size)
+        in_step = _in_step(fabric, partial(embed_train, indices=share))
+        detector.fit(in_step, unseen, sum_over_ranks=_all_reduce(fabric))
+    predictor = Predictor(
+        backbone,
+        detector,
+        train.class_names,
+        size=train.size,
+        fit=fit,
+        probability=Probability(class_rule=class_rule).fit(detector.describe(unseen), unseen.labels),
+        options=options,
+    )
+    held = _open_like(calibration, train, fit)
+    if held is not None and len(held):
+        predictor.calibrate(_as_outputs(held, backbone, workers))
+    return predictor
+
+
+def _open(images: ImageSet | str | Path, size: int | Literal["auto"], fit: Fit) -> ImageSet:
+    return images if isinstance(images, ImageSet) else open_images(images, size=size, fit=fit)
+
+
+def _open_like(images: Any, train: ImageSet, fit: Fit) -> Any:
+    """A path opened as images of the size and classes of ``train``; anything else as it is."""
+    return _open(images, train.size, fit).with_class_names(train.class_names) if is_path(images) else images
+
+
+def _as_outputs(images: Any, backbone: Backbone, workers: int) -> Outputs:
+    return images if isinstance(images, Outputs) else embed(backbone, images, workers=workers)
+
+
+def _in_step(fabric: Any, start: Callable[[], Iterator[Outputs]]) -> Callable[[], Iterator[Outputs]]:
+    """The same batches; an image that one process cannot read is an error in all processes, before any sum."""
+
+    def batches() -> Iterator[Outputs]:
+        with together(fabric):
+            yield from start()
+
+    return batches
+
+
+def _all_reduce(fabric: Any) -> Callable[[np.ndarray], np.ndarray]:
+    """A function that sums an array over all processes, on their devices: NCCL needs device memory."""
+
+    def sum_over_ranks(array: np.ndarray) -> np.ndarray:
+        tensor = torch.from_numpy(np.ascontiguousarray(array)).to(fabric.device)
+        return fabric.all_reduce(tensor, reduce_op="sum").cpu().numpy()
+
+    return sum_over_ranks

@@ -1,0 +1,147 @@
+"""Predictors and networks in a run folder: ``weights.safetensors`` and ``detector.safetensors``, never pickled."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from maple.decisions.calibration import Calibration
+from maple.decisions.options import DecisionOptions
+from maple.decisions.probability import Probability
+from maple.detectors.maple import MapleDetector
+from maple.errors import RunError, UsageError
+from maple.files import RunFile, load_arrays, save_arrays, write_atomic
+from maple.networks import Backbone, MadeBy, Origin, create_backbone, rebuild_model
+from maple.options import as_dict, build_options
+from maple.prediction.predictor import Predictor
+from maple.training.recipe import create_recipe
+
+_CALIBRATION = "calibration."  # prefix of the names of its arrays
+
+
+def save_predictor(folder: Path, predictor: Predictor) -> None:
+    """Write weights and detector into a run folder."""
+    save_backbone(folder / RunFile.WEIGHTS, predictor.backbone)
+    arrays, metadata = predictor.detector.get_state()
+    calibration = {_CALIBRATION + name: array for name, array in predictor.calibration.to_arrays().items()}
+    save_arrays(
+        folder / RunFile.DETECTOR,
+        {**arrays, **calibration},
+        {
+            "detector": metadata,
+            "class_names": list(predictor.class_names),
+            "size": predictor.size,
+            "fit": predictor.fit,
+            **predictor.probability.to_dict(),
+            "options": as_dict(predictor.options),
+            "decision": predictor.decision.describe(),
+        },
+    )
+
+
+def load_predictor(folder: str | Path, *, trust: bool = False) -> Predictor:
+    """The predictor of a finished run.
+
+    ``trust`` allows a network that runs code: see :mod:`maple.networks.hub`.
+    """
+    folder = Path(folder)
+    if folder.is_file():
+        raise RunError(f"'{folder}' is a file, and not a run: give the folder of a run, or a graph exported as .onnx")
+    if not folder.is_dir():
+        raise RunError(f"'{folder}' is not a run folder: train one with maple train DATA --out '{folder}'")
+    arrays, metadata = load_arrays(folder / RunFile.DETECTOR)
+    calibration = {
+        name.removeprefix(_CALIBRATION): arrays.pop(name) for name in list(arrays) if name.startswith(_CALIBRATION)
+    }
+    return Predictor(
+        load_backbone(folder / RunFile.WEIGHTS, trust=trust),
+        MapleDetector.from_state(arrays, metadata["detector"]),
+        tuple(metadata["class_names"]),
+        size=metadata["size"],
+        fit=metadata["fit"],
+        probability=Probability.from_dict(metadata),
+        calibration=Calibration.from_arrays(calibration),
+        options=build_options(DecisionOptions, metadata["options"], f"'{folder / RunFile.DETECTOR}'"),
+    )
+
+
+def save_backbone(path: Path, backbone: Backbone) -> None:
+    """Write weights and the description to rebuild the network from; a network that is a file is copied beside them."""
+    asked = None if isinstance(backbone.embedding_layer, nn.Identity) else backbone.embedding_size
+    n_outputs = backbone.head.out_features if isinstance(backbone.head, nn.Linear) else 0
+    metadata: dict[str, Any] = {
+        "backbone": backbone.name,
+        "n_outputs": n_outputs,
+        "embedding_size": asked,
+        "made_by": None if backbone.made_by is None else backbone.made_by.to_dict(),
+        "origin": None if backbone.origin is None else backbone.origin.to_dict(),
+    }
+    state = backbone.state_dict()
+    if not _can_rebuild(state, metadata):
+        raise RunError(
+            f"a run can hold only networks made by create_backbone or open_model, not '{backbone.name}': open your "
+            "module by python:package.module:function, or keep its own weights and call fit_predictor again after "
+            "loading them"
+        )
+    if backbone.origin is not None and backbone.origin.file is not None:
+        metadata["origin"]["file"] = _copy_network(Path(backbone.origin.file), path.parent)
+    save_arrays(path, {name: tensor.detach().cpu().numpy() for name, tensor in state.items()}, metadata)
+
+
+def _copy_network(file: Path, folder: Path) -> str:
+    """Copy a network that is a file, and the tensors that ONNX may keep beside it, into a run; the name of the file."""
+    for source in (file, file.with_name(f"{file.name}.data")):
+        target = folder / RunFile.NETWORK / source.name
+        if source.is_file() and source != target.resolve():
+            write_atomic(target, source.read_bytes())
+    return file.name
+
+
+def _can_rebuild(state: dict[str, torch.Tensor], metadata: dict[str, Any]) -> bool:
+    """Whether a network made anew from ``metadata`` has the same tensors."""
+    shapes = {name: tuple(tensor.shape) for name, tensor in state.items()}
+    try:
+        with torch.random.fork_rng(devices=[]):
+            again = _new_backbone(metadata, shapes, trust=True).state_dict()  # it was opened here already
+    except UsageError:
+        return False
+    return shapes == {name: tuple(tensor.shape) for name, tensor in again.items()}
+
+
+def _new_backbone(metadata: dict[str, Any], shapes: Mapping[str, Sequence[int]], trust: bool) -> Backbone:
+    """A network of the same layers, with random weights; ``shapes`` are those of its tensors."""
+    maker = MadeBy.from_dict(metadata["made_by"]) if metadata.get("made_by") else None
+    n_outputs, embedding_size = metadata["n_outputs"], metadata["embedding_size"]
+    if maker is not None:
+        n_outputs, embedding_size = maker.n_outputs, maker.embedding_size or embedding_size
+    if metadata.get("origin"):
+        backbone = rebuild_model(Origin.from_dict(metadata["origin"]), shapes, trust=trust)
+    else:
+        has_head = any(name.startswith("head.") for name in shapes)
+        backbone = create_backbone(metadata["backbone"], n_outputs if has_head else 1, embedding_size=embedding_size)
+        backbone.head = backbone.head if has_head else None
+    if maker is None:
+        return backbone
+    recipe = create_recipe(maker.recipe, **maker.options)
+    if recipe.own_head or getattr(backbone.head, "out_features", None) != n_outputs:
+        backbone.head = recipe.build_head(backbone.embedding_size, n_outputs)
+    backbone.made_by = maker
+    return recipe.rebuild(backbone)
+
+
+def load_backbone(path: Path, *, trust: bool = False) -> Backbone:
+    """The network that :func:`save_backbone` wrote; ``trust`` as for :func:`load_predictor`."""
+    arrays, metadata = load_arrays(path)
+    origin = metadata.get("origin") or {}
+    if "file" in origin:
+        origin["file"] = str((path.parent / RunFile.NETWORK / Path(origin["file"]).name).resolve())
+    backbone = _new_backbone(metadata, {name: array.shape for name, array in arrays.items()}, trust)
+    try:
+        backbone.load_state_dict({name: torch.from_numpy(array.copy()) for name, array in arrays.items()})
+    except RuntimeError as error:
+        raise RunError(f"'{path}' does not fit the backbone '{metadata['backbone']}': {error}") from None
+    return backbone.eval()
