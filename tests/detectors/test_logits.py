@@ -8,9 +8,16 @@ import numpy as np
 import pytest
 from scipy.special import softmax
 
-from maple.detectors.logits import EntropyDetector, GenDetector, MaxLogitDetector, log_probabilities
+from maple.detectors.logits import (
+    EnergyDetector,
+    EntropyDetector,
+    GenDetector,
+    MaxLogitDetector,
+    SoftmaxDetector,
+    log_probabilities,
+)
 from maple.detectors.registry import create_detector
-from maple.errors import ConfigError, UsageError
+from maple.errors import ConfigError, FitError, UsageError
 from maple.types import Outputs
 
 CLUSTER_TO_CLASS = np.array([0, 1, 1, 2, 0])
@@ -105,3 +112,41 @@ def test_wrong_options_and_missing_logits_are_errors(logits):
         create_detector("gen", gama=1)
     with pytest.raises(UsageError, match=r"'entropy'.*logits"):
         EntropyDetector().fit(Outputs(np.zeros((2, 2))))
+
+
+def test_softmax_score_sums_the_clusters_of_a_class(rng):
+    logits = rng.normal(size=(50, 4)) * 3
+    outputs = Outputs(np.zeros((50, 2)), logits, cluster_to_class=np.array([1, 0, 1, 2]))
+    p = softmax(logits, axis=1)
+    classes = np.stack([p[:, 1], p[:, 0] + p[:, 2], p[:, 3]], axis=1)
+    np.testing.assert_allclose(SoftmaxDetector().fit(outputs).score(outputs), 1 - classes.max(axis=1))
+    plain = Outputs(np.zeros((50, 2)), logits)
+    np.testing.assert_allclose(SoftmaxDetector().fit(plain).score(plain), 1 - p.max(axis=1))
+
+
+def test_confident_softmax_scores_do_not_tie():
+    outputs = Outputs(np.zeros((30, 1)), np.stack([np.linspace(40, 300, 30), np.zeros(30)], axis=1))
+    assert (np.diff(SoftmaxDetector().fit(outputs).score(outputs)) < 0).all()
+
+
+def test_energy_score(rng):
+    logits = rng.normal(size=(50, 4)).astype(np.float32) * 300  # exp overflows even in float64
+    outputs = Outputs(np.zeros((50, 2)), logits)
+    expected = -np.logaddexp.reduce(logits.astype(np.float64), axis=1)
+    np.testing.assert_allclose(EnergyDetector().fit(outputs).score(outputs), expected)
+
+
+@pytest.mark.parametrize("detector", [SoftmaxDetector, EnergyDetector])
+def test_logit_detectors_need_the_same_logits(detector):
+    with pytest.raises(UsageError, match="logits"):
+        detector().fit(Outputs(np.zeros((3, 2))))
+    with pytest.raises(FitError, match="no outputs"):
+        detector().fit([])
+    fitted = detector().fit(Outputs(np.zeros((3, 2)), np.zeros((3, 4))))
+    with pytest.raises(UsageError, match="5 columns"):
+        fitted.score(Outputs(np.zeros((3, 2)), np.zeros((3, 5))))
+
+
+def test_one_class_has_softmax_score_zero():
+    outputs = Outputs(np.zeros((2, 1)), np.zeros((2, 2)), cluster_to_class=np.array([0, 0]))
+    assert SoftmaxDetector().fit(outputs).score(outputs).tolist() == [0, 0]
