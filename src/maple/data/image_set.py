@@ -16,6 +16,7 @@ import numpy as np
 from PIL import Image
 
 from maple.data._decoder import Decoding, Item, content_key
+from maple.data._labels import index_labels, no_labels
 from maple.data._pool import Chunk
 from maple.data.decode import (
     Fit,
@@ -84,7 +85,7 @@ class ImageSet:
         return pixels[0]
 
     def subset(self, indices: Any) -> ImageSet:
-        """The images at ``indices`` (integers or a mask), with the same classes; ``skipped`` stays with the whole."""
+        """Images at ``indices`` (integers or a mask), with the same classes; ``skipped`` stays with the whole set."""
         index = np.asarray(indices)
         index = np.flatnonzero(index) if index.dtype == bool else index.astype(np.int64)
         return replace(
@@ -98,7 +99,7 @@ class ImageSet:
         )
 
     def with_class_names(self, names: Sequence[str]) -> ImageSet:
-        """The same images with labels that index ``names``: classes are matched by name, never by position."""
+        """Relabel the images to index ``names``; classes are matched by name, never by position."""
         position = {name: i for i, name in enumerate(names)}
         for c in np.unique(self.labels[self.labels >= 0]):
             if self.class_names[c] not in position:
@@ -120,7 +121,7 @@ class ImageSet:
         fit: Fit = "pad",
         memory_limit: int = MEMORY_LIMIT,
     ) -> ImageSet:
-        """Images from an array (N, H, W), (N, H, W, 1), (N, H, W, 3) or (N, H, W, 4).
+        """Make an image set of an array (N, H, W), (N, H, W, 1), (N, H, W, 3) or (N, H, W, 4).
 
         Values are uint8, integers of up to 16 bits, or floats in [0, 1]; labels are integers or class names.
         """
@@ -158,53 +159,6 @@ def default_augment(name: str) -> str:
     if name.startswith(_NO_FLIPS):
         return "crop"
     return "crop,flip-both" if any(word in name.lower() for word in _NO_UPRIGHT) else "crop,flip"
-
-
-# --- labels -----------------------------------------------------------------------------------------------------------
-
-
-def no_labels(n: int) -> tuple[np.ndarray, tuple[str, ...]]:
-    """Labels (N,) and class names of ``n`` images whose classes are unknown."""
-    return np.full(n, -1, dtype=np.int64), ()
-
-
-def index_labels(values: np.ndarray, declared: Sequence[str] | None, where: Any) -> tuple[np.ndarray, tuple[str, ...]]:
-    """Labels (N,) as indices of class names: the declared ones, the strings themselves, or the numbers as text.
-
-    >>> index_labels(np.array([7, 10, 7]), None, "x")
-    (array([0, 1, 0]), ('7', '10'))
-    """
-    if values.ndim == 2 and values.shape[1] == 1:
-        values = values[:, 0]
-    if declared is not None and len(set(declared)) < len(declared):
-        twice = next(name for name in declared if list(declared).count(name) > 1)
-        raise DataError(f"'{where}' has two classes named '{twice}': give each its own name")
-    if values.ndim != 1 or values.dtype.kind not in "iubU":
-        raise DataError(
-            f"the labels of '{where}' have shape {values.shape} and type {values.dtype}: expected one integer or name "
-            "per image"
-        )
-    if values.dtype.kind == "U":
-        order = list(declared) if declared is not None else sorted(set(values.tolist()))
-        unknown = sorted(set(values.tolist()) - set(order))
-        if unknown:
-            raise DataError(f"label '{unknown[0]}' in '{where}' is unknown: {suggest(unknown[0], order)}")
-        position = {name: i for i, name in enumerate(order)}
-        return np.array([position[value] for value in values.tolist()], dtype=np.int64), tuple(map(str, order))
-    values = values.astype(np.int64)
-    top = len(declared) if declared is not None else np.iinfo(np.int64).max
-    bad = np.flatnonzero((values < 0) | (values >= top))
-    if len(bad):
-        allowed = (
-            f"there are {top} class names, so labels go from 0 to {top - 1}"
-            if declared is not None
-            else "labels start at 0"
-        )
-        raise DataError(f"label {values[bad[0]]} in row {bad[0]} of '{where}' is out of range: {allowed}")
-    if declared is not None:
-        return values, tuple(str(name) for name in declared)
-    distinct, labels = np.unique(values, return_inverse=True)
-    return labels.astype(np.int64), tuple(str(value) for value in distinct)
 
 
 # --- pixels ----------------------------------------------------------------------------------------------------------
@@ -286,7 +240,7 @@ def channel_statistics(images: ImageSet) -> tuple[list[float], list[float]]:
 
 
 def _as_image_array(images: Any, name: str) -> np.ndarray:
-    """Images as (N, H, W, 1 | 3 | 4), of any number type."""
+    """Check images, and bring them to (N, H, W, 1 | 3 | 4), of any number type."""
     images = np.asarray(images)
     shape = images.shape
     if images.ndim == 3:
@@ -305,7 +259,7 @@ def _as_image_array(images: Any, name: str) -> np.ndarray:
 
 
 def _square_arrays(raw: np.ndarray, size: int, fit: Fit, name: str) -> np.ndarray:
-    """(N, H, W, 1 | 3 | 4) of any type as (N, S, S, 3) uint8, scaled alike for all images."""
+    """Convert (N, H, W, 1 | 3 | 4) of any type to (N, S, S, 3) uint8, scaled alike for all images."""
     if raw.dtype.kind in "if" and raw.min() < 0:
         raise DataError(f"the images of '{name}' hold negative values: save pixels from 0 to 255, or from 0 to 1")
     try:

@@ -16,17 +16,17 @@ from maple.errors import DataError
 MAX_MEMBERS = 2_000_000
 MAX_UNPACKED = 8 * 2**30
 
-BROKEN = (  # what reading a damaged archive raises
+BROKEN = (  # errors that reading a damaged archive raises
     *(tarfile.TarError, zipfile.BadZipFile, zlib.error, lzma.LZMAError),
     *(EOFError, OSError, RuntimeError, ValueError),
 )
 
 
 class Archive:
-    """The files inside a tar (plain or compressed) or zip archive, by name, none of which is ever unpacked to disk.
+    """Files inside a tar (plain or compressed) or zip archive, by name, never unpacked to disk.
 
-    Refused are absolute names, names that climb out with ``..``, links and devices, two members of one name, and more
-    than ``max_members`` members or ``max_bytes`` bytes in all, as the archive declares them and as they are read.
+    Refused are absolute names, names with ``..``, links and devices, two members of one name, and more than
+    ``max_members`` members or ``max_bytes`` bytes in all, as declared by the archive and as read.
 
     >>> import io
     >>> buffer = io.BytesIO()
@@ -75,7 +75,7 @@ class Archive:
 
     @property
     def names(self) -> list[str]:
-        """All files, in the order of the archive."""
+        """Names of all files, in the order of the archive."""
         return list(self._members)
 
     def size(self, name: str) -> int:
@@ -83,14 +83,14 @@ class Archive:
         return _size(self._member(name))
 
     def open(self, name: str) -> BinaryIO:
-        """A member as a file; it ends where the archive says that it ends."""
+        """Open a member as a file of its declared length."""
         member = self._member(name)
         if isinstance(self._file, zipfile.ZipFile):
             return cast(BinaryIO, self._file.open(member))
         return cast(BinaryIO, self._file.extractfile(member))
 
     def read(self, name: str) -> bytes:
-        """A whole member."""
+        """Read a whole member."""
         try:
             with self.open(name) as file:
                 data = file.read()
@@ -106,7 +106,7 @@ class Archive:
         return self._members[name]
 
     def _list(self, max_members: int, max_bytes: int) -> dict[str, Any]:
-        """The files by name, checked one after the other, so that not even the list outgrows the limits."""
+        """List the files by name, checked one by one, so that the list cannot outgrow the limits either."""
         members: dict[str, Any] = {}
         total = 0
         for number, entry in enumerate(self._entries()):
@@ -133,7 +133,7 @@ class Archive:
         return self._file
 
     def _check_name(self, raw: str) -> str:
-        """A member's name, relative and without detours."""
+        """Check that the name of a member is relative, and normalise it."""
         path = PurePosixPath(raw)
         if (
             path.is_absolute()
@@ -151,7 +151,7 @@ def _size(entry: zipfile.ZipInfo | tarfile.TarInfo) -> int:
 
 
 def _kind(entry: zipfile.ZipInfo | tarfile.TarInfo) -> str:
-    """``file``, ``folder`` or ``other``; a zip archive keeps Unix modes in the upper half of the attributes."""
+    """Kind of a member: ``file``, ``folder`` or ``other``; zip keeps Unix modes in the upper half of attributes."""
     if isinstance(entry, tarfile.TarInfo):
         return "folder" if entry.isdir() else "file" if entry.isreg() else "other"
     if entry.is_dir():

@@ -13,7 +13,7 @@ from maple.errors import UsageError
 
 
 def locate(source: str, data_root: str | Path | None = None) -> Path | None:
-    """The file or folder that a source means, if it is there and not empty."""
+    """File or folder of a source, or ``None`` where it is missing or empty."""
     try:
         path = None if is_built_in(source) else find_source(source, data_root)
     except UsageError:
@@ -24,7 +24,7 @@ def locate(source: str, data_root: str | Path | None = None) -> Path | None:
 
 
 def describe_data_set(data_set: DataSet, data_root: str | Path | None = None) -> dict[str, Any]:
-    """What a data set is, where it was looked for, and how to get it."""
+    """Describe a data set: title, licence, where it was looked for, how to get it."""
     root = find_data_root(data_root)
     return {
         "title": data_set.title,
@@ -37,7 +37,7 @@ def describe_data_set(data_set: DataSet, data_root: str | Path | None = None) ->
 
 
 def _original_size(data_set: DataSet) -> str:
-    """Images and classes of the original: ``train 50,000, test 10,000; 10 classes``."""
+    """Numbers of images and classes: ``train 50,000, test 10,000; 10 classes``."""
     shown = [f"{split.name} {split.images:,}" for split in data_set.splits[:3]]
     more = [f"{len(data_set.splits) - 3} more"] if len(data_set.splits) > 3 else []
     return "; ".join(filter(None, [", ".join(shown + more), f"{data_set.classes:,} classes"]))
@@ -53,10 +53,10 @@ def _looked_in(data_set: DataSet, root: Path | None) -> list[str]:
 
 
 def _how_to_get(data_set: DataSet, root: Path | None) -> list[str]:
-    """Lines for the person who wants it."""
+    """Instructions, one per line."""
     note = [data_set.note] if data_set.note else []
     if not data_set.originals:
-        return note or ["nothing has to be got"]
+        return note or ["nothing to get"]
     command = f"maple data {data_set.name} --get" + ("" if root is not None else " --data-root FOLDER")
     first = (
         f"{command} fetches and converts"

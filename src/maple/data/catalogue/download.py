@@ -1,11 +1,8 @@
-"""Files from elsewhere: fetched whole or not at all, continued where they stopped, verified; archives read in place.
+"""Download of files: resumed after an interruption, limited in size, verified, complete or not at all.
 
-A transfer goes into ``<file>.part``, beside which ``<file>.part.json`` keeps what the server calls that version (its
-ETag). Started again, it asks for the rest *if it is still that version*; a server that cannot do so sends everything
-from the start. Only a file of the right size and checksum gets its name.
-
-Archives are never unpacked into a folder: :class:`Archive` hands out the bytes of members whose names, kinds, number
-and total size were checked first.
+A transfer goes into ``<file>.part``, and ``<file>.part.json`` keeps the version that the server gave it (its ETag).
+Started again, it asks for the rest *if the version is the same*; a server without that feature sends everything from
+the start. Only a file of the right size and checksum gets its name.
 """
 
 from __future__ import annotations
@@ -37,9 +34,6 @@ _TRY_AGAIN = (408, 425, 429, 500, 502, 503, 504)
 _LONGEST_WAIT = 60.0  # seconds
 
 
-# --- fetching ---------------------------------------------------------------------------------------------------------
-
-
 def download(
     url: str,
     path: Path,
@@ -53,9 +47,9 @@ def download(
 ) -> Checksum:
     """Fetch ``url`` to ``path`` unless it is there already, and return its size and checksums.
 
-    A file that is there, however it came there, is verified like a fetched one. Failures that may pass are tried again
-    after ``pause`` seconds, twice as many the next time; what was received is kept, so that the next call goes on.
-    ``progress`` is called with the bytes done and in all.
+    A file that exists is verified like a fetched one. Temporary failures are retried after ``pause`` seconds, doubled
+    each time; received bytes are kept, so that the next call resumes. ``progress`` is called with the bytes done and in
+    all.
 
     >>> import tempfile
     >>> folder = Path(tempfile.mkdtemp())
@@ -69,7 +63,7 @@ def download(
     if not path.exists():
         transfer = _Transfer(url, path, expected, max_bytes, timeout, progress)
         _check_space(transfer.part, expected.bytes)
-        _persist(transfer, attempts, pause)
+        _run_with_retries(transfer, attempts, pause)
         found = verify(transfer.part, expected, remove=True)
         transfer.part.replace(path)
         transfer.notes.unlink(missing_ok=True)
@@ -78,12 +72,12 @@ def download(
 
 
 def by_hand(url: str, path: Path) -> str:
-    """What to do where nothing can be fetched."""
+    """Advice where the file cannot be fetched."""
     return f"fetch {url} by hand and put it at '{path}', then run the same command"
 
 
 def measure(path: Path) -> Checksum:
-    """Size and checksums of a file."""
+    """Compute size and checksums of a file."""
     md5, sha256, size = hashlib.md5(usedforsecurity=False), hashlib.sha256(), 0
     try:
         with path.open("rb") as file:
@@ -97,7 +91,7 @@ def measure(path: Path) -> Checksum:
 
 
 def verify(path: Path, expected: Checksum, remove: bool = False) -> Checksum:
-    """Size and checksums of a file that is what it should be; one that is not can be removed."""
+    """Compute size and checksums of a file, and check them; ``remove`` a file that differs."""
     found = measure(path)
     for name in ("bytes", "md5", "sha256"):
         wanted, got = getattr(expected, name), getattr(found, name)
@@ -110,7 +104,7 @@ def verify(path: Path, expected: Checksum, remove: bool = False) -> Checksum:
 
 
 def _check_space(part: Path, needed: int | None) -> None:
-    """Make the folder, and see that the disk has room for what is missing of a file."""
+    """Make the folder, and check that the disk has room for the missing bytes."""
     try:
         part.parent.mkdir(parents=True, exist_ok=True)
         free = shutil.disk_usage(part.parent).free
@@ -124,21 +118,21 @@ def _check_space(part: Path, needed: int | None) -> None:
         )
 
 
-class _Passing(Exception):
-    """A failure that may not happen again; ``wait`` is what the server asked for, in seconds."""
+class _Temporary(Exception):
+    """A failure worth a retry; ``wait`` is the time in seconds that the server asked for."""
 
     def __init__(self, reason: str, wait: float = 0.0) -> None:
         super().__init__(reason)
         self.wait = wait
 
 
-def _persist(transfer: _Transfer, attempts: int, pause: float) -> None:
-    """Run a transfer, again and again while it fails for reasons that may pass."""
+def _run_with_retries(transfer: _Transfer, attempts: int, pause: float) -> None:
+    """Run a transfer, and retry temporary failures."""
     for attempt in range(attempts):
         try:
             transfer.run()
             return
-        except _Passing as failure:
+        except _Temporary as failure:
             if attempt + 1 == attempts:
                 raise DataError(
                     f"no network, or none that reaches {urlsplit(transfer.url).netloc} ({failure}): run the same "
@@ -148,7 +142,7 @@ def _persist(transfer: _Transfer, attempts: int, pause: float) -> None:
 
 
 class _Transfer:
-    """One file on its way: what there is of it, and what the server called it."""
+    """Transfer of one file: the bytes received, and the version that the server gave them."""
 
     def __init__(
         self, url: str, path: Path, expected: Checksum, max_bytes: int, timeout: float, progress: Progress | None
@@ -160,7 +154,7 @@ class _Transfer:
         self._progress = progress
 
     def run(self) -> None:
-        """Fetch what is missing; ``_Passing`` where trying again may help."""
+        """Fetch the missing bytes; ``_Temporary`` where a retry may help."""
         have = self._resumable()
         if have and have == self.expected.bytes:
             return
@@ -173,9 +167,9 @@ class _Transfer:
             if isinstance(error.reason, (FileNotFoundError, ssl.SSLCertVerificationError)):
                 hint = by_hand(self.url, self.path)
                 raise DataError(f"cannot fetch {self.url} ({error.reason}): {hint}") from None
-            raise _Passing(str(error.reason)) from None
+            raise _Temporary(str(error.reason)) from None
         except (TimeoutError, ConnectionError, ssl.SSLError, http.client.HTTPException) as error:
-            raise _Passing(str(error) or type(error).__name__) from None
+            raise _Temporary(str(error) or type(error).__name__) from None
         except OSError as error:
             raise DataError(f"cannot write '{self.part}': {error.strerror or error}; check the folder") from None
 
@@ -195,7 +189,7 @@ class _Transfer:
         return note if isinstance(note, dict) and note.get("url") == self.url else {}
 
     def _resumable(self) -> int:
-        """Bytes there are of a version that can be told from others: by the server, or by its checksum in the end."""
+        """Number of bytes received of a version that can be identified, by the server or by a known checksum."""
         if not self.part.is_file() or not (self._note().get("version") or self.expected.known):
             return 0
         have = self.part.stat().st_size
@@ -204,14 +198,14 @@ class _Transfer:
     def _receive(self, response: Any, have: int) -> None:
         continued = response.status == 206 and _range_start(response.headers) == have
         if response.status == 206 and not continued:
-            raise _Passing("the server sent another part than it was asked for")
+            raise _Temporary("the server sent another part than the one requested")
         done = have if continued else 0
         total = _whole_number(response.headers.get("Content-Length"))
         total = None if total is None else total + done
         if total is not None:
             self._check_total(total)
         with self.part.open("ab" if continued else "wb") as file:
-            if not continued:  # only now, or what is left of another version would bear this one's name
+            if not continued:  # after truncating, so that bytes of another version never get this note
                 _note(self.notes, self.url, response.headers)
             while chunk := response.read(_CHUNK):
                 done += len(chunk)
@@ -224,7 +218,7 @@ class _Transfer:
             os.fsync(file.fileno())
         wanted = total if total is not None else self.expected.bytes
         if wanted is not None and done < wanted:
-            raise _Passing(f"the connection ended after {done:,} of {wanted:,} bytes")
+            raise _Temporary(f"the connection ended after {done:,} of {wanted:,} bytes")
 
     def _check_total(self, total: int) -> None:
         if total > self._limit:
@@ -234,24 +228,24 @@ class _Transfer:
             )
 
     def _refused(self, error: urllib.error.HTTPError, have: int) -> None:
-        if error.code == 416 and have:  # nothing lies beyond what we have, or our part is of another file
+        if error.code == 416 and have:  # the part is longer than the file, or of another file
             self.part.unlink()
-            raise _Passing("the server has no such part") from None
+            raise _Temporary("the server has no such part") from None
         reason = f"{error.code} {error.reason}"
         if error.code in _TRY_AGAIN:
-            raise _Passing(reason, _whole_number(error.headers.get("Retry-After")) or 0.0) from None
+            raise _Temporary(reason, _whole_number(error.headers.get("Retry-After")) or 0.0) from None
         raise DataError(f"the server refuses {self.url} ({reason}): {by_hand(self.url, self.path)}") from None
 
 
 def _note(path: Path, url: str, headers: Mapping[str, str]) -> None:
-    """Keep what tells this version of a file from others: a strong ETag, else its date."""
+    """Note the version of a file: a strong ETag, else its date."""
     tag = headers.get("ETag") or ""
     version = tag if tag.startswith('"') else headers.get("Last-Modified")
     write_atomic(path, json.dumps({"url": url, "version": version}))
 
 
 def _range_start(headers: Mapping[str, str]) -> int | None:
-    """Where a part begins: ``bytes 200-999/1000`` at 200."""
+    """First byte of a part: 200 in ``bytes 200-999/1000``."""
     unit, _, rest = (headers.get("Content-Range") or "").partition(" ")
     return _whole_number(rest.partition("-")[0]) if unit == "bytes" else None
 
@@ -261,7 +255,7 @@ def _whole_number(text: str | None) -> int | None:
 
 
 class _SafeRedirects(urllib.request.HTTPRedirectHandler):
-    """Follows a server only to where we would have gone ourselves, and never from https to http."""
+    """Follow redirects to http and https only, and never from https to http."""
 
     max_redirections = 5
 

@@ -31,16 +31,16 @@ ORIGINALS = ".originals"
 
 
 def get_data_set(source: str, data_root: str | Path | None = None) -> list[Path]:
-    """Fetch the originals of a data set, and write the splits that are missing under the data root; their paths.
+    """Fetch the originals of a data set, and write the missing splits under the data root; returns their paths.
 
-    What is there is left alone. Where some originals have to be fetched by hand, the splits that can be made are made.
+    Existing splits are left alone. If some originals have to be fetched by hand, the splits that need none are made.
     """
     data_set = find_data_set(source)
     if data_set is None:
         raise UsageError(f"'{source}' is not in the catalogue: 'maple data' lists what can be got")
     if not data_set.originals:
         reason = (
-            "is built in, nothing has to be got"
+            "is built in, there is nothing to get"
             if is_built_in(data_set.name)
             else f"cannot be fetched: {data_set.note}"
         )
@@ -67,12 +67,12 @@ def _original(data_set: DataSet, name: str) -> Original:
 
 
 def original_path(data_set: DataSet, original: Original, root: Path) -> Path:
-    """Where an original is looked for, and put."""
+    """Path of an original under the data root."""
     return root / ORIGINALS / data_set.name / original.name
 
 
 def _to_fetch_by_hand(data_set: DataSet, split: Split, root: Path) -> list[Original]:
-    """Originals that a split needs, that nobody but the user can fetch, and that are not there."""
+    """Missing originals of a split that only the user can fetch."""
     needed = [_original(data_set, name) for name in split.originals]
     return [o for o in needed if not o.url and not original_path(data_set, o, root).is_file()]
 
@@ -88,7 +88,7 @@ def _ask_for(data_set: DataSet, splits: Sequence[Split], root: Path) -> str:
 
 
 def _fetch(data_set: DataSet, original: Original, root: Path) -> Path:
-    """An original that is there and as it should be; its checksums are on record from now on."""
+    """Fetch or verify an original, and record its checksums."""
     path, lock, key = original_path(data_set, original, root), root / LOCK, f"{data_set.name}/{original.name}"
     recorded = _read_lock(lock).get(key)
     expected = original.expected if original.expected.known or recorded is None else recorded
@@ -137,7 +137,7 @@ def _convert(data_set: DataSet, split: Split, originals: Mapping[str, Path], roo
 
 
 def _counted(rows: Iterator[Row], images: int, where: str, progress: Progress | None) -> Iterator[Row]:
-    """The same rows, of which there must be as many as were published."""
+    """Pass rows through, and check that there are as many as published."""
     n = 0
     for row in rows:
         check_file_size(len(row.image))

@@ -22,12 +22,12 @@ class Checksum:
 
 
 class Row(NamedTuple):
-    """One image on its way into a split."""
+    """One image of a split."""
 
     image: bytes  # encoded
     label: int
     label_name: str
-    file: str = ""  # what it is called in an image folder
+    file: str = ""  # name in an image folder
 
 
 Rows = Callable[[Mapping[str, Path]], Iterator[Row]]  # from the paths of the originals, by name
@@ -35,7 +35,7 @@ Rows = Callable[[Mapping[str, Path]], Iterator[Row]]  # from the paths of the or
 
 @dataclass(frozen=True)
 class Original:
-    """A file as its authors publish it. Without ``url`` it has to be fetched by hand; no checksum here is a guess."""
+    """A file as its authors publish it; without ``url`` it has to be fetched by hand."""
 
     name: str
     url: str = ""
@@ -44,7 +44,7 @@ class Original:
 
 @dataclass(frozen=True)
 class Split:
-    """A part of a data set: how many images, and how to make them from which originals."""
+    """A part of a data set: the number of images, their reader and the originals that it reads."""
 
     name: str
     images: int
@@ -66,4 +66,4 @@ class DataSet:
     originals: tuple[Original, ...] = ()
     splits: tuple[Split, ...] = ()
     as_folder: bool = False  # image folders instead of Parquet
-    note: str = ""  # what else one has to know to get it, or to use it
+    note: str = ""  # further advice for getting or using it

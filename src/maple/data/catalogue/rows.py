@@ -27,7 +27,7 @@ _IMAGENET_BYTES = 160 * 10**9
 
 
 def encode_pixels(pixels: np.ndarray) -> bytes:
-    """An image (H, W, 3) uint8 as lossless WebP."""
+    """Encode an image (H, W, 3) uint8 as lossless WebP."""
     file = io.BytesIO()
     Image.fromarray(pixels).save(file, "WEBP", lossless=True, method=0)
     return file.getvalue()
@@ -36,7 +36,7 @@ def encode_pixels(pixels: np.ndarray) -> bytes:
 def cifar_rows(
     originals: Mapping[str, Path], archive: str, members: Sequence[str], label_bytes: int, names: Sequence[str]
 ) -> Iterator[Row]:
-    """The binary version: records of label bytes (the last is the class), then 32 x 32 red, green and blue values."""
+    """CIFAR, binary version: records of label bytes, of which the last is the class, then 3 x 32 x 32 values."""
     with Archive(originals[archive]) as files:
         for member in members:
             with files.open(member) as file:
@@ -55,7 +55,7 @@ def _class_name(names: Sequence[str], label: int, where: str) -> str:
 
 
 def svhn_rows(originals: Mapping[str, Path], file: str) -> Iterator[Row]:
-    """MATLAB arrays X (32, 32, 3, N) and y (N, 1), in which digit 0 has label 10."""
+    """SVHN: MATLAB arrays X (32, 32, 3, N) and y (N, 1), in which digit 0 has label 10."""
     arrays = _load_matlab(originals[file], str(originals[file]), ("X", "y"))
     x, y = arrays["X"], arrays["y"].ravel()
     if x.ndim != 4 or x.shape[2] != 3 or x.dtype != np.uint8 or x.shape[3] != len(y):
@@ -67,7 +67,7 @@ def svhn_rows(originals: Mapping[str, Path], file: str) -> Iterator[Row]:
 
 
 def _load_matlab(source: Path | BinaryIO, label: str, names: Sequence[str], **options: Any) -> dict[str, Any]:
-    """Arrays of a MATLAB file, once their declared sizes are accepted."""
+    """Load arrays of a MATLAB file after checking their declared sizes."""
     from scipy.io import loadmat, whosmat
     from scipy.io.matlab import MatReadError
 
@@ -85,7 +85,7 @@ def _load_matlab(source: Path | BinaryIO, label: str, names: Sequence[str], **op
 
 
 def tiny_imagenet_rows(originals: Mapping[str, Path], split: str) -> Iterator[Row]:
-    """``train/<id>/images/*.JPEG``, or ``val/images/*.JPEG`` with ``val_annotations.txt``; labels follow wnids.txt."""
+    """Tiny ImageNet: ``train/<id>/images``, or ``val/images`` with val_annotations.txt; labels follow wnids.txt."""
     top = "tiny-imagenet-200"
     with Archive(originals[f"{top}.zip"]) as files:
         ids = _read_text(files, f"{top}/wnids.txt").split()
@@ -115,7 +115,7 @@ def class_folder_rows(originals: Mapping[str, Path], archive: str) -> Iterator[R
 
 
 def plankton_rows(originals: Mapping[str, Path], part: int) -> Iterator[Row]:
-    """Class folders, cut 80:20 within each class in the order of a hash of the images: ``part`` 0 or 1."""
+    """PlanktonSet: class folders, cut 80:20 within each class in the order of a hash of the images; ``part`` 0 or 1."""
     with Archive(originals["train.zip"]) as files:
         names = _images(files)
         label = _label_folders(names)
@@ -132,10 +132,9 @@ def plankton_rows(originals: Mapping[str, Path], part: int) -> Iterator[Row]:
 def cifar_c_rows(
     originals: Mapping[str, Path], archive: str, pairs: Sequence[tuple[str, int]], names: Sequence[str]
 ) -> Iterator[Row]:
-    """Arrays (5 n, 32, 32, 3), one per family, with n images at each of five severities.
+    """CIFAR-C: arrays (5 n, 32, 32, 3), one per family, with n images at each of five severities.
 
-    With one (family, severity) in ``pairs`` all n images of it; with several one of them for each image, drawn with
-    seed 0.
+    One (family, severity) in ``pairs`` gives all its n images; of several, one is drawn for each image, with seed 0.
     """
     top = archive.removesuffix(".tar")
     with Archive(originals[archive]) as files:
@@ -149,7 +148,7 @@ def cifar_c_rows(
 
 
 class ArrayRows:
-    """The rows of a uint8 ``.npy`` file inside an archive, each read when it is asked for; nothing is unpickled."""
+    """Rows of a uint8 ``.npy`` file inside an archive, read on demand; nothing is unpickled."""
 
     def __init__(self, files: Archive, name: str) -> None:
         self._file = files.open(name)
@@ -170,7 +169,7 @@ class ArrayRows:
 
 
 def imagenet_train_rows(originals: Mapping[str, Path]) -> Iterator[Row]:
-    """A tar archive of one tar archive per class."""
+    """ImageNet, training images: a tar archive of one tar archive per class."""
     path = originals["ILSVRC2012_img_train.tar"]
     with Archive(path, max_bytes=_IMAGENET_BYTES) as classes:
         names = sorted(name for name in classes.names if name.endswith(".tar"))
@@ -182,7 +181,7 @@ def imagenet_train_rows(originals: Mapping[str, Path]) -> Iterator[Row]:
 
 
 def imagenet_val_rows(originals: Mapping[str, Path]) -> Iterator[Row]:
-    """Images in the order of their names; the development kit has their classes in the same order."""
+    """ImageNet, validation images by name; the development kit lists their classes in that order."""
     top = "ILSVRC2012_devkit_t12/data"
     with Archive(originals["ILSVRC2012_devkit_t12.tar.gz"]) as kit:
         truth = [int(line) for line in _read_text(kit, f"{top}/ILSVRC2012_validation_ground_truth.txt").split()]
@@ -199,7 +198,7 @@ def imagenet_val_rows(originals: Mapping[str, Path]) -> Iterator[Row]:
 
 
 def _images(files: Archive, under: str = "") -> list[str]:
-    """Images in an archive below a folder, without hidden ones, in the order of the archive."""
+    """Names of images in an archive below a folder, without hidden ones, in the order of the archive."""
     return [
         name
         for name in files.names

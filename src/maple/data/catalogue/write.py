@@ -19,7 +19,7 @@ _SCHEMA = pa.schema([("image", pa.binary()), ("label", pa.int64()), ("label_name
 
 
 def write_parquet(path: Path, rows: Iterator[Row]) -> Path:
-    """Rows into ``<path>.parquet``, which appears when it is complete; no more than a row group is in memory."""
+    """Write rows to ``<path>.parquet``, which appears when complete; at most one row group is in memory."""
     target = path.with_name(path.name + ".parquet")
     with _temporary(target) as part, pq.ParquetWriter(part, _SCHEMA, compression="zstd") as writer:
         group: list[Row] = []
@@ -41,7 +41,7 @@ def _table(group: Sequence[Row]) -> pa.Table:
 
 
 def write_folder(path: Path, rows: Iterator[Row]) -> Path:
-    """Rows into ``<path>/<class>/<file>``; the folder appears when it is complete."""
+    """Write rows to ``<path>/<class>/<file>``; the folder appears when complete."""
     with _temporary(path) as part:
         for row in rows:
             for name in (row.label_name, row.file):
@@ -55,7 +55,7 @@ def write_folder(path: Path, rows: Iterator[Row]) -> Path:
 
 @contextmanager
 def _temporary(target: Path) -> Iterator[Path]:
-    """A path beside ``target`` that becomes it in the end, or vanishes."""
+    """Temporary path beside ``target`` that is renamed to it at the end, or removed."""
     workplace = target.with_name(f".{target.name}.part")
     shutil.rmtree(workplace, ignore_errors=True)  # left by a process that was killed
     workplace.mkdir(parents=True)
@@ -69,4 +69,4 @@ def _temporary(target: Path) -> Iterator[Path]:
     finally:  # also on Ctrl-C
         shutil.rmtree(workplace, ignore_errors=True)
         if not any(target.parent.iterdir()):
-            target.parent.rmdir()  # an empty folder would pass for a data set
+            target.parent.rmdir()  # an empty folder would count as a data set

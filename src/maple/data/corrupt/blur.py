@@ -33,7 +33,7 @@ def disk(radius: float, softness: float, reach: int) -> Array:
 
 @register_corruption("defocus-blur", "blur", (0.3, 0.4), (0.4, 0.5), (0.5, 0.6), (1, 0.2), (1.5, 0.1))
 def _defocus_blur(images: Array, rngs: Rngs, radius: float, softness: float) -> Array:
-    """What a lens that is out of focus does: the mean over a disc."""
+    """Blur of a lens out of focus: the mean over a disc."""
     s = relative_side(images)
     kernel = disk(radius * s, softness * s, max(1, round(s)))
     half = len(kernel) // 2
@@ -98,7 +98,7 @@ def _motion_blur(images: Array, rngs: Rngs, radius: float, sigma: float) -> Arra
 
 
 def zoom_matrix(length: int, factor: float) -> Array:
-    """What enlarges the middle of a line of pixels by ``factor`` and cuts it to its length: (length, length) weights.
+    """Weights (length, length) that enlarge the middle of a line of pixels by ``factor`` and cut it to its length.
 
     The same linear interpolation as ``scipy.ndimage.zoom(order=1)``, so that an image is enlarged by two products.
     """

@@ -40,10 +40,10 @@ _PIXELS_AT_ONCE = 2**17
 
 
 def corrupt_images(images: Array, family: str, severity: int, seed: int = 0, keys: Any = None) -> Array:
-    """Images (N, H, W, 3) uint8, corrupted.
+    """Corrupt images (N, H, W, 3) uint8.
 
-    ``keys`` (N,) identify the images and decide, with ``seed``, what is random about each; without them it is their
-    content. An image gets the same corruption in whatever company it comes.
+    ``keys`` (N,) and ``seed`` decide the random numbers of each image; the default keys are digests of the content. The
+    corruption of an image does not depend on the other images.
 
     >>> grey = np.full((2, 32, 32, 3), 100, np.uint8)
     >>> corrupt_images(grey, "brightness", 4)[0, 0, 0]
@@ -70,11 +70,11 @@ def corrupt_images(images: Array, family: str, severity: int, seed: int = 0, key
 def corrupt_set(
     images: ImageSet, family: str, severity: int | Literal["all"], seed: int = 0, memory_limit: int = MEMORY_LIMIT
 ) -> ImageSet:
-    """The same images with the same labels, corrupted.
+    """Corrupt an image set; labels stay.
 
     With ``family="all"`` each image gets one of the 14 families, and with ``severity="all"`` one severity, drawn by
     seed and content: a corrupted set of the same size, whose accuracy is on average that over all families and
-    severities. Keys and files of the images say what was done to them, so that they differ from the clean ones.
+    severities. Keys and file names record the corruption, so that they differ from those of the clean images.
 
     >>> from maple.data.sources import open_images
     >>> foggy = corrupt_set(open_images("digits"), "fog", 3)
@@ -104,7 +104,7 @@ def corrupt_set(
 def corrupted_sets(
     images: ImageSet, families: Sequence[str] | None = None, severities: Sequence[int] = SEVERITIES, seed: int = 0
 ) -> Iterator[tuple[str, int, ImageSet]]:
-    """All families at all severities, one set after the other: what the usual mean over corruptions is taken over.
+    """Iterate over all families at all severities, the sets of the usual mean over corruptions.
 
     >>> from maple.data.sources import open_images
     >>> few = open_images("digits").subset(range(4))
@@ -117,7 +117,7 @@ def corrupted_sets(
 
 
 def draw_corruptions(keys: Array, family: str, severity: int | Literal["all"], seed: int = 0) -> list[tuple[str, int]]:
-    """Family and severity of each image: the given ones, or drawn by seed and key where they are ``all``."""
+    """Family and severity of each image: those given, or drawn by seed and key where they are ``all``."""
     families = list(CORRUPTIONS) if family == "all" else [check_family(family)]
     severities = list(SEVERITIES) if severity == "all" else [check_severity(severity)]
     pairs = [(name, level) for name in families for level in severities]
@@ -127,7 +127,7 @@ def draw_corruptions(keys: Array, family: str, severity: int | Literal["all"], s
 
 
 def check_family(family: str) -> str:
-    """The name of a family as the registry has it.
+    """Check the name of a family, and spell it as the registry does.
 
     >>> check_family("gaussian_noise")
     'gaussian-noise'
@@ -139,7 +139,7 @@ def check_family(family: str) -> str:
 
 
 def check_severity(severity: int) -> int:
-    """A severity from 1 to 5."""
+    """Check that a severity is a whole number from 1 to 5."""
     try:
         level = index(severity)
     except TypeError:
@@ -160,7 +160,7 @@ def _check_images(images: Array) -> Array:
 
 
 def _pixels(images: ImageSet, memory_limit: int) -> Array:
-    """The pixels of a set, (N, S, S, 3), read from disk where they are not in memory."""
+    """Pixels of a set, (N, S, S, 3), decoded where they are not in memory."""
     if images.pixels is not None:
         return images.pixels
     needed = len(images) * images.size**2 * 3

@@ -42,7 +42,7 @@ def _snow(
     sigma: float,
     kept: float,
 ) -> Array:
-    """Flakes are what of an enlarged noise exceeds a threshold, drawn into streaks; the image is whitened a little."""
+    """Flakes are the parts of enlarged noise above a threshold, drawn into streaks; the image is whitened a little."""
     s = relative_side(images)
     rows, columns = ((np.arange(side) / max(s, 1)).astype(np.int64) for side in images.shape[1:3])
     height, width = rows[-1] + 1, columns[-1] + 1  # as many grains of noise as an image of 32 pixels has

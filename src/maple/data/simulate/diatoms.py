@@ -32,7 +32,7 @@ _SPECKS = 5  # debris specks per image, most of them invisible
 
 
 class SimulatedImages(NamedTuple):
-    """Images with what is known about them; ``views`` indexes ``VIEWS``."""
+    """Images with labels and views; ``views`` indexes ``VIEWS``."""
 
     images: Array  # (n, S, S, 3) uint8
     labels: Array  # (n,) int64, indexes ``names``
@@ -43,7 +43,7 @@ class SimulatedImages(NamedTuple):
 def simulated_diatoms(
     n: int, *, size: int = 32, seed: int = 0, kind: Literal["known", "near", "far"] = "known", n_taxa: int = 8
 ) -> SimulatedImages:
-    """n images of simulated diatoms (``known``, ``near``) or of other things on the slide (``far``).
+    """Draw n images of simulated diatoms (``known``, ``near``) or of other objects on the slide (``far``).
 
     Labels take turns, so that classes are balanced within one image. The same seed gives the same images, and fewer
     images are the first of more. ``size`` changes the resolution, not the organisms. ``n_taxa`` is the number of known
@@ -75,10 +75,10 @@ def simulated_diatoms(
 
 
 def _fill_block(images: Array, views: Array, taxa: tuple[Taxon, ...], start: int, stream: tuple[int, ...]) -> None:
-    """Draw the images from number ``start`` on, at most a block, into ``images`` and ``views``.
+    """Draw the images from number ``start`` on, at most one block, into ``images`` and ``views``.
 
-    Traits are always sampled for a whole block, and pixels drawn in groups that depend on the size alone: what comes
-    after an image never changes it.
+    Traits are always sampled for a whole block, and pixels drawn in groups that depend on the size alone, so that an
+    image does not depend on the images after it.
     """
     rng = np.random.default_rng(stream)
     sampler = Sampler(taxa, np.arange(start, start + _BLOCK) % len(taxa), rng)
@@ -99,7 +99,7 @@ def _fill_block(images: Array, views: Array, taxa: tuple[Taxon, ...], start: int
 
 
 def _integer(name: str, value: int, low: int, high: int | None = None) -> int:
-    """``value`` as an int within bounds, or an error that names the argument."""
+    """Check that ``value`` is a whole number within bounds; the error names the argument."""
     try:
         number = index(value)
     except TypeError:

@@ -14,7 +14,7 @@ import numpy as np
 
 from maple.data.simulate.traits import Array, Body, Marks, Scene, Speck, select_rows
 
-# --- marks under blur: what a Gaussian of width sigma leaves ---------------------------------------------------------
+# --- marks under a Gaussian blur of width sigma ---------------------------------------------------------
 
 
 def edge(distance: Array, sigma: Array) -> Array:
@@ -49,7 +49,7 @@ def wave(phase: Array, period: Array, sigma: Array) -> Array:
 
 
 class Place(NamedTuple):
-    """Where each pixel lies on the body of its image, (n, S, S) each."""
+    """Position of each pixel on the body of its image, (n, S, S) each."""
 
     u: Array  # along the apical axis, from the centre of the cell
     v: Array  # across
@@ -69,7 +69,7 @@ def pixel_grid(size: int) -> tuple[Array, Array]:
 
 
 def locate(x: Array, y: Array, scene: Scene) -> tuple[Array, Array]:
-    """Pixels in the frame of the organism: shifted, turned, scaled."""
+    """Shift, turn and scale pixels into the frame of the organism."""
     cos, sin = np.cos(scene.angle) / scene.zoom, np.sin(scene.angle) / scene.zoom
     x, y = x - scene.x, y - scene.y
     return x * cos + y * sin, y * cos - x * sin
@@ -180,7 +180,7 @@ _PLASTID_COLOUR = np.array([0.5, 0.9, 1.9], np.float32)[:, None, None, None]
 
 
 def draw(size: int, body: Body, marks: Marks, scene: Scene, specks: list[Speck], rng: np.random.Generator) -> Array:
-    """The images of the given traits, (n, S, S, 3) uint8: transmitted light through everything on the slide."""
+    """Draw the images of the given traits, (n, S, S, 3) uint8: light transmitted through everything on the slide."""
     x, y = pixel_grid(size)
     sigma = np.sqrt(np.square(scene.blur) + (0.8 / size) ** 2)  # defocus, and 0.4 of a pixel for its area
     place = outline(*locate(x, y, scene), body)

@@ -52,7 +52,7 @@ FAMILIES: Mapping[str, Family] = {
 
 @dataclass(frozen=True)
 class Taxon:
-    """What an organism, or another object on the slide, looks like. Pairs are ranges over individuals."""
+    """Appearance of an organism, or of another object on the slide. Pairs are ranges over individuals."""
 
     name: str
     family: str
@@ -112,7 +112,7 @@ KNOWN: tuple[Taxon, ...] = (
           axial=0.45, raphe=0.3, raphe_at=0.9, views=_views(0.62, 0.22, tilted=0.16)),
 )
 
-# Mostly seen on the valve: from the side nobody could tell them from their known relatives.
+# Mostly in valve view: from the side they cannot be told from their known relatives.
 _NEAR_VIEWS = _views(0.7, 0.14, tilted=0.08, young=0.08)
 NEAR: tuple[Taxon, ...] = tuple(replace(taxon, views=_NEAR_VIEWS) for taxon in (
     replace(KNOWN[0], name="Sellaphora", family="elliptic", period=0.2, radiate=0.0, axial=0.25, central=0.14),

@@ -13,7 +13,7 @@ Group = TypeVar("Group", "Body", "Marks", "Scene", "Speck")
 
 
 class Body(NamedTuple):
-    """The outline of each image's organism."""
+    """Outline of the organism of each image."""
 
     length: Array  # half-length
     width: Array  # half-width
@@ -32,7 +32,7 @@ class Body(NamedTuple):
 
 
 class Marks(NamedTuple):
-    """What is seen on the body."""
+    """Marks on the body."""
 
     rim: Array
     glass: Array
@@ -55,7 +55,7 @@ class Marks(NamedTuple):
 
 
 class Scene(NamedTuple):
-    """Where the organism lies, how it is lit and how it is seen."""
+    """Position, light and optics."""
 
     x: Array
     y: Array
@@ -74,7 +74,7 @@ class Scene(NamedTuple):
 
 
 class Speck(NamedTuple):
-    """A bit of debris in each image."""
+    """One debris speck in each image."""
 
     x: Array
     y: Array
@@ -85,7 +85,7 @@ class Speck(NamedTuple):
 
 
 class Sampler:
-    """Random traits of n images whose taxa are given."""
+    """Draws random traits of n images whose taxa are given."""
 
     def __init__(self, taxa: tuple[Taxon, ...], labels: Array, rng: np.random.Generator) -> None:
         self.taxa, self.labels, self.rng = taxa, labels, rng
@@ -99,21 +99,21 @@ class Sampler:
         return self.between(0.0, 1.0) < probability
 
     def trait(self, name: str) -> Array:
-        """The trait of each image's taxon, or its family's, (n, 1, 1) float32; ranges become individual values."""
+        """Trait of the taxon, or of its family, for each image, (n, 1, 1) float32; ranges become individual values."""
         owners = self.taxa if hasattr(self.taxa[0], name) else [FAMILIES[taxon.family] for taxon in self.taxa]
         table = np.array([getattr(owner, name) for owner in owners], np.float32)[self.labels]
         bounds = table.reshape(len(table), -1)[:, :, None, None]  # (n, 1 or 2, 1, 1)
         return bounds[:, 0] if table.ndim == 1 else self.between(bounds[:, 0], bounds[:, 1])
 
     def view(self) -> Array:
-        """A view for each image in the shares of its taxon, (n,) int64."""
+        """View of each image, drawn in the shares of its taxon, (n,) int64."""
         shares = np.array([[taxon.views.get(view, 0.0) for view in VIEWS] for taxon in self.taxa])
         upper = np.cumsum(shares, axis=1)[self.labels] / shares.sum(axis=1)[self.labels, None]  # (n, V)
         return (self.rng.random((len(self.labels), 1)) >= upper[:, :-1]).sum(axis=1, dtype=np.int64)
 
 
 def sample_body(sampler: Sampler, view: Array) -> Body:
-    """The outline of each individual, as its view shows it. ``view``: (n, 1, 1)."""
+    """Draw the outline of each individual in its view. ``view``: (n, 1, 1)."""
     between, trait = sampler.between, sampler.trait
     side, young, tilted = (view == GIRDLE) | (view == COLONY), view == YOUNG, view == TILTED
     # A division makes a cell shorter, not narrower: small cells are stout.
@@ -140,7 +140,7 @@ def sample_body(sampler: Sampler, view: Array) -> Body:
 
 
 def sample_marks(sampler: Sampler, view: Array) -> Marks:
-    """What each individual shows in its view. ``view``: (n, 1, 1)."""
+    """Draw the marks of each individual in its view. ``view``: (n, 1, 1)."""
     between, trait = sampler.between, sampler.trait
     side, tilted, opposite = (view == GIRDLE) | (view == COLONY), view == TILTED, view == OPPOSITE
     return Marks(
@@ -166,7 +166,7 @@ def sample_marks(sampler: Sampler, view: Array) -> Marks:
 
 
 def sample_scene(sampler: Sampler) -> Scene:
-    """Position, light and optics: the same for all taxa, so that they say nothing about the class."""
+    """Draw position, light and optics, alike for all taxa, so that they carry no information about the class."""
     between, chance = sampler.between, sampler.chance
     inverted, defocused = chance(0.1), chance(0.08)
     return Scene(
@@ -188,7 +188,7 @@ def sample_scene(sampler: Sampler) -> Scene:
 
 
 def sample_speck(sampler: Sampler) -> Speck:
-    """A speck or an elongated fragment anywhere; how often it is seen depends on the kind of object."""
+    """Draw a speck or an elongated fragment anywhere; how often it is visible depends on the kind of object."""
     between, chance = sampler.between, sampler.chance
     return Speck(
         x=between(-1.0, 1.0),
@@ -201,5 +201,5 @@ def sample_speck(sampler: Sampler) -> Speck:
 
 
 def select_rows(traits: Group, rows: slice | Array) -> Group:
-    """The traits of some of the images."""
+    """Traits of some of the images."""
     return type(traits)(*(np.asarray(trait[rows], np.float32) for trait in traits))

@@ -17,9 +17,10 @@ from typing import cast
 import numpy as np
 
 from maple.data._decoder import Decoding, Item
+from maple.data._labels import no_labels
 from maple.data.catalogue.table import is_built_in, is_corrupted
 from maple.data.decode import Fit, Size, auto_size, check_size_and_fit, open_file, read_dimensions
-from maple.data.image_set import MEMORY_LIMIT, Arrays, ImageSet, Progress, default_augment, no_labels
+from maple.data.image_set import MEMORY_LIMIT, Arrays, ImageSet, Progress, default_augment
 from maple.data.sources.built_in import open_built_in, parse_corrupted
 from maple.data.sources.folders import is_glob, list_class_folders, list_files
 from maple.data.sources.names import locate_split

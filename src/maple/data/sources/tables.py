@@ -17,8 +17,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from maple.data._labels import Labels, index_labels
 from maple.data.decode import Fit, Size, check_file_size
-from maple.data.image_set import ImageSet, index_labels
+from maple.data.image_set import ImageSet
 from maple.data.sources.folders import stamp_file
 from maple.data.stream import Item, Source
 from maple.errors import DataError
@@ -135,7 +136,7 @@ def read_image_column(
     return column, tuple(files)
 
 
-def _read_labels(file: pq.ParquetFile, path: Path) -> tuple[np.ndarray, tuple[str, ...]]:
+def _read_labels(file: pq.ParquetFile, path: Path) -> Labels:
     """Labels (N,) and class names, from the columns of numbers, of names, or both."""
     schema = file.schema_arrow
     label = _first_present(schema.names, _LABEL_COLUMNS)
@@ -155,9 +156,7 @@ def _read_labels(file: pq.ParquetFile, path: Path) -> tuple[np.ndarray, tuple[st
     return _index_columns(table, label, label_name, path)
 
 
-def _index_columns(
-    table: pa.Table, label: str | None, label_name: str | None, path: Path
-) -> tuple[np.ndarray, tuple[str, ...]]:
+def _index_columns(table: pa.Table, label: str | None, label_name: str | None, path: Path) -> Labels:
     names = np.array(table[label_name].to_pylist(), dtype=str) if label_name is not None else None
     if label is None:
         assert names is not None
@@ -182,7 +181,7 @@ def _hugging_face_names(schema: pa.Schema, label: str) -> list[str] | None:
     return [str(name) for name in names] if isinstance(names, list) else None
 
 
-def _index_named_labels(values: np.ndarray, names: np.ndarray, path: Path) -> tuple[np.ndarray, tuple[str, ...]]:
+def _index_named_labels(values: np.ndarray, names: np.ndarray, path: Path) -> Labels:
     """Labels (N,) with a name (N,) each: classes in the order of the labels, one name per label and back."""
     distinct, first, labels = np.unique(values, return_index=True, return_inverse=True)
     class_names = names[first]
