@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import xml.etree.ElementTree as ElementTree
-from importlib.resources import files
 
 import pytest
 
@@ -42,9 +41,3 @@ def test_a_drawing_may_stand_alone() -> None:
     tags = re.sub(r' aria-label="[^"]*"', "", " ".join(re.findall(r"<[^>]*>", standalone_svg(plot))))
     assert "var(" not in tags and LIGHT["blue"] in tags and " href=" not in tags
     assert "unknown: var(--ink) href=" in "".join(drawing.itertext())
-
-
-def test_colours_are_those_of_the_pages() -> None:
-    page = (files("maple.reporting") / "templates" / "style.css").read_text(encoding="utf-8")
-    light = dict(re.findall(r"--(\w+): (#[0-9a-f]{6})", page.partition("@media")[0]))
-    assert LIGHT.items() <= light.items()

@@ -12,10 +12,9 @@ import hashlib
 import math
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from maple.files import load_arrays, save_arrays
 from maple.reporting.gallery._sheet import load_sheet, save_sheet
@@ -28,6 +27,8 @@ from maple.reporting.gallery.records import (
     Gallery,
     Projection,
 )
+
+_ARRAYS = ("points", "class_ids", "cluster_ids")  # of a projection
 
 
 def read_gallery(folder: Path) -> Gallery:
@@ -51,41 +52,20 @@ def remove_components(folder: Path) -> None:
         path.unlink()
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Clusters
-# ---------------------------------------------------------------------------------------------------------------------
-
-
 def save_clusters(folder: Path, clusters: Sequence[ClusterExemplars]) -> None:
     """Write the exemplars of all clusters."""
-    records = [
-        {
-            "cluster": each.cluster,
-            "class": each.class_name,
-            "count": each.count,
-            "share": each.share,
-            "files": list(each.files),
-        }
-        for each in clusters
-    ]
-    save_sheet(folder, "clusters", {"clusters": records}, [image for each in clusters for image in each.thumbnails])
+    thumbnails = [image for each in clusters for image in each.thumbnails]
+    save_sheet(folder, "clusters", {"clusters": [_to_json(each, "thumbnails") for each in clusters]}, thumbnails)
 
 
 def _load_clusters(folder: Path) -> tuple[ClusterExemplars, ...]:
     value, thumbnails = load_sheet(folder / "clusters.json")
     clusters = []
     for record in value["clusters"]:
-        files = tuple(record["files"])
-        own, thumbnails = thumbnails[: len(files)], thumbnails[len(files) :]
-        clusters.append(
-            ClusterExemplars(record["cluster"], record["class"], record["count"], record["share"], files, own)
-        )
+        record = _from_json(record) | {"files": tuple(record["files"])}
+        own, thumbnails = thumbnails[: len(record["files"])], thumbnails[len(record["files"]) :]
+        clusters.append(ClusterExemplars(**record, thumbnails=own))
     return tuple(clusters)
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Components
-# ---------------------------------------------------------------------------------------------------------------------
 
 
 def save_components(folder: Path, components: Sequence[ComponentExemplars]) -> None:
@@ -118,57 +98,23 @@ def _load_components(folder: Path) -> tuple[ComponentExemplars, ...]:
     )
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Projections
-# ---------------------------------------------------------------------------------------------------------------------
-
-
 def save_projection(folder: Path, projection: Projection) -> None:
     """Write one projection."""
-    save_arrays(
-        folder / f"projection-{projection.name}.safetensors",
-        {"points": projection.points, "class_ids": projection.class_ids, "cluster_ids": projection.cluster_ids},
-        {
-            "explained": list(projection.explained),
-            "class_names": list(projection.class_names),
-            "n_images": projection.n_images,
-        },
-    )
+    arrays = {name: getattr(projection, name) for name in _ARRAYS}
+    save_arrays(folder / f"projection-{projection.name}.safetensors", arrays, _to_json(projection, "name", *_ARRAYS))
 
 
 def _load_projection(path: Path) -> Projection:
     arrays, metadata = load_arrays(path)
     first, second = metadata["explained"]
-    return Projection(
-        name=path.stem.removeprefix("projection-"),
-        points=arrays["points"],
-        class_ids=arrays["class_ids"],
-        cluster_ids=arrays["cluster_ids"],
-        class_names=tuple(metadata["class_names"]),
-        explained=(first, second),
-        n_images=metadata["n_images"],
-    )
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Examples
-# ---------------------------------------------------------------------------------------------------------------------
+    names, n_images = tuple(metadata["class_names"]), metadata["n_images"]
+    name = path.stem.removeprefix("projection-")
+    return Projection(name, **arrays, class_names=names, explained=(first, second), n_images=n_images)
 
 
 def save_examples(folder: Path, examples: Examples) -> None:
     """Write the examples of one kind and source."""
-    records = [
-        {
-            "file": image.file,
-            "label": image.label,
-            "class": image.class_name,
-            "probability": image.probability,
-            "uncertainty": image.uncertainty,
-            "score": image.score,
-            "is_ood": image.is_ood,
-        }
-        for image in examples.images
-    ]
+    records = [_to_json(image, "thumbnail") for image in examples.images]
     value = {"kind": examples.kind, "source": examples.source, "images": records}
     thumbnails = [image.thumbnail for image in examples.images]
     save_sheet(folder, f"examples-{examples.kind}-{_slug(examples.source)}", value, thumbnails)
@@ -176,24 +122,23 @@ def save_examples(folder: Path, examples: Examples) -> None:
 
 def _load_examples(path: Path) -> Examples:
     value, thumbnails = load_sheet(path)
-    images = tuple(_example(record, own) for record, own in zip(value["images"], thumbnails))
-    return Examples(value["kind"], value["source"], images)
+    missing = dict.fromkeys(("probability", "uncertainty", "score"), math.nan)  # JSON has no NaN
+    images = []
+    for record, own in zip(value["images"], thumbnails):
+        known = {name: each for name, each in record.items() if each is not None or name not in missing}
+        images.append(Example(**_from_json(missing | known), thumbnail=own))
+    return Examples(value["kind"], value["source"], tuple(images))
 
 
-def _example(record: Mapping[str, Any], own: np.ndarray) -> Example:
-    def number(key: str) -> float:
-        return math.nan if record[key] is None else record[key]  # JSON has no NaN
+def _to_json(record: Any, *without: str) -> dict[str, Any]:
+    """The fields of a record; the files call ``class_name`` ``class``."""
+    values = {each.name: getattr(record, each.name) for each in fields(record) if each.name not in without}
+    return {"class" if name == "class_name" else name: value for name, value in values.items()}
 
-    return Example(
-        file=record["file"],
-        label=record["label"],
-        class_name=record["class"],
-        probability=number("probability"),
-        uncertainty=number("uncertainty"),
-        score=number("score"),
-        is_ood=record["is_ood"],
-        thumbnail=own,
-    )
+
+def _from_json(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The inverse of :func:`_to_json`."""
+    return {"class_name" if name == "class" else name: value for name, value in values.items()}
 
 
 def _slug(name: str) -> str:

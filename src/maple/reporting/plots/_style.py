@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
+from importlib.resources import files
 from typing import Any
 
 # Placeholders: Matplotlib writes these colours, and the page's CSS variables replace them.
@@ -14,28 +16,8 @@ PAGE_COLOURS = {
     **{colour: f"var(--{name})" for colour, name in zip(_COLOURS, _NAMES)},
     **{colour: f"var(--c{i})" for i, colour in enumerate(CLASS_COLOURS)},
 }
-# The page's light colours, for standalone drawings.
-LIGHT = {
-    "ink": "#1c2329",
-    "muted": "#626d77",
-    "line": "#e1e3e5",
-    "card": "#ffffff",
-    "rest": "#c3c8cd",
-    "blue": "#0069a8",
-    "orange": "#d55e00",
-    "green": "#00815e",
-    "pink": "#a8528a",
-    "c0": "#0072b2",
-    "c1": "#b87400",
-    "c2": "#008f68",
-    "c3": "#b85f90",
-    "c4": "#d55e00",
-    "c5": "#2f8fc6",
-    "c6": "#6a3d9a",
-    "c7": "#8f7e00",
-    "c8": "#7a5130",
-    "c9": "#6f7780",
-}
+_CSS = (files("maple.reporting") / "templates" / "style.css").read_text(encoding="utf-8")
+LIGHT = dict(re.findall(r"--(\w+): (#\w{6})", _CSS.partition("@media")[0]))  # for standalone drawings
 DOTTED = (0, (2, 3))
 DASHED = (0, (5, 3))
 LEGEND_ROW = 0.2  # inches, of a legend above the axes
