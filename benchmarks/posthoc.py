@@ -28,7 +28,8 @@ import numpy as np
 import torch
 
 from baselines import DETERMINISTIC, find_jobs
-from maple.baselines.sampling import average_logits, dropout_layers
+from maple.baselines.base import average_logits
+from maple.baselines.mc_dropout import dropout_layers
 from maple.data.batches import to_input
 from maple.detectors.base import Detector
 from maple.detectors.gradients.base import ImageDetector, ImageReader

@@ -30,8 +30,8 @@ from scipy.spatial import KDTree
 from sklearn.datasets import make_moons
 from torch import Tensor, nn
 
-from maple.baselines.ensemble import train_ensemble
-from maple.baselines.sampling import EnsembleRecipe
+from maple.baselines.ensemble import EnsembleRecipe
+from maple.baselines.ensemble_training import train_ensemble
 from maple.data.image_set import ImageSet
 from maple.decisions.conformal import conformal_p_values
 from maple.decisions.probability import class_probabilities

@@ -1,135 +1,67 @@
-"""Members are trained one by one, an interrupted ensemble goes on where it stopped, and the whole is one run."""
+"""Ensembles are backbones; averages against a loop."""
 
 from __future__ import annotations
-
-from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
-from maple.baselines.ensemble import member_seeds, train_ensemble
-from maple.baselines.sampling import MAX_MEMBERS
-from maple.data.sources import open_images
-from maple.errors import RunError, UsageError
-from maple.files import RunFile
-from maple.networks import create_backbone, embed
-from maple.options import build_options
-from maple.runs.config import resolve_config
-from maple.runs.presets import list_presets
-from maple.training.loop import train_backbone
-from maple.training.options import TrainOptions
+from maple.baselines.ensemble import join_members
+from maple.errors import UsageError
+from maple.networks import Backbone, create_backbone, embed, linear_head
+from maple.prediction.store import load_backbone, save_backbone
+from maple.training.prepare import describe_maker
 from maple.training.recipe import create_recipe
 
-OPTIONS = TrainOptions(epochs=1, batch_size=32, seed=3, precision="32-true")
 
-
-@pytest.fixture(scope="module")
-def digits():
-    images = open_images("digits")
-    return images.subset(np.arange(200)), images.subset(np.arange(200, 300))
-
-
-def make_backbone(seed):
+def make_backbone(seed: int = 0, n_classes: int = 4) -> Backbone:
     torch.manual_seed(seed)
-    return create_backbone("resnet9", 10)
+    return create_backbone("resnet9", n_classes).eval()
 
 
-def train(digits, folder=None, resume=False, make=make_backbone, options=OPTIONS):
-    recipe = create_recipe("ensemble", members=2)
-    how = {"options": options, "folder": folder, "resume": resume, "show_progress": False}
-    return train_ensemble(make, recipe, *digits, **how)
+def test_ensemble_average_against_a_loop(images):
+    members = [make_backbone(seed) for seed in range(3)]
+    with torch.no_grad():
+        embedding, logits = join_members(members).eval()(images)
+        mean = sum(member(images)[1].softmax(dim=1) for member in members) / 3
+        torch.testing.assert_close(logits.softmax(dim=1), mean)
+        torch.testing.assert_close(embedding, torch.cat([member.embed(images) for member in members], dim=1))
 
 
-def test_members_are_independent_trainings_with_their_own_seeds(digits):
-    run = train(digits)
-    outputs = embed(run.backbone, digits[1])
-    probabilities = 0
-    for seed in (300, 301):
-        options = {"epochs": 1, "batch_size": 32, "seed": seed, "precision": "32-true", "show_progress": False}
-        alone = train_backbone(make_backbone(seed), create_recipe("cross-entropy"), *digits, **options)
-        probabilities += torch.from_numpy(embed(alone.backbone, digits[1]).logits).softmax(dim=1).numpy() / 2
-    np.testing.assert_allclose(torch.from_numpy(outputs.logits).softmax(dim=1).numpy(), probabilities, atol=1e-5)
-    assert outputs.embeddings.shape == (100, 256)
-    assert run.snapshots["after"].shape == (100, 256)
-    assert run.backbone.made_by.recipe == "ensemble"
+def test_members_must_be_alike():
+    other = create_backbone("resnet9", 4, mean=(0.1, 0.2, 0.3))
+    with pytest.raises(UsageError, match="ensemble"):
+        join_members([make_backbone(), other])
+    with pytest.raises(UsageError, match="head"):
+        join_members([Backbone(nn.Flatten(), None, embedding_size=12)])
 
 
-def test_a_killed_ensemble_goes_on(digits, tmp_path):
-    """The first member is finished; only the second is trained when the ensemble goes on."""
-
-    def make_one(seed):
-        if seed > 300:
-            raise KeyboardInterrupt
-        return make_backbone(seed)
-
-    whole = train(digits, tmp_path / "whole")
-    with pytest.raises(KeyboardInterrupt):
-        train(digits, tmp_path / "killed", make=make_one)
-    before = (tmp_path / "killed" / RunFile.MEMBERS / "0" / "history.csv").stat().st_mtime_ns
-    resumed = train(digits, tmp_path / "killed", resume=True)
-    assert (tmp_path / "killed" / RunFile.MEMBERS / "0" / "history.csv").stat().st_mtime_ns == before
-    np.testing.assert_array_equal(embed(whole.backbone, digits[1]).logits, embed(resumed.backbone, digits[1]).logits)
-    assert (tmp_path / "killed" / "history.csv").is_file()
-    assert resumed.history[0]["validation_accuracy"] == pytest.approx(whole.history[0]["validation_accuracy"])
+def test_an_ensemble_takes_images_as_small_as_its_members_do():
+    with pytest.raises(UsageError, match="8 pixels"):
+        join_members([make_backbone(), make_backbone(1)])(torch.rand(1, 3, 4, 4))
 
 
-def test_an_ensemble_killed_within_a_member_goes_on_after_its_last_epoch(digits, tmp_path):
-    options = replace(OPTIONS, epochs=2)
-    trained = []  # seed of the member, batch by batch
-
-    def make(seed, stop_at=None):
-        backbone = make_backbone(seed)
-
-        def count(module, inputs):
-            if module.training:
-                trained.append(seed)
-                if len(trained) == stop_at:
-                    raise KeyboardInterrupt
-
-        backbone.register_forward_pre_hook(count)
-        return backbone
-
-    whole = train(digits, tmp_path / "whole", options=options, make=make)
-    per_member = trained.count(300)
-    assert trained == [300] * per_member + [301] * per_member
-    trained.clear()
-    killed_at = per_member + per_member * 3 // 4  # in the second epoch of the second member
-    with pytest.raises(KeyboardInterrupt):
-        train(digits, tmp_path / "killed", options=options, make=lambda seed: make(seed, killed_at))
-    trained.clear()
-    resumed = train(digits, tmp_path / "killed", resume=True, options=options, make=make)
-    assert trained == [301] * (per_member // 2)
-    np.testing.assert_array_equal(embed(whole.backbone, digits[1]).logits, embed(resumed.backbone, digits[1]).logits)
+@pytest.mark.parametrize("name", ["mc-dropout", "ensemble"])
+def test_saved_and_loaded_alike(name, images, tmp_path):
+    options = {"mc-dropout": {"dropout": 0.2, "samples": 3}, "ensemble": {"members": 2}}[name]
+    recipe = create_recipe(name, **options)
+    if name == "ensemble":
+        backbone = join_members([make_backbone(seed) for seed in range(2)]).eval()
+    else:
+        backbone = make_backbone()
+        recipe.prepare(backbone)
+        backbone = recipe.finish(backbone)
+    backbone.made_by = describe_maker(recipe, 4)
+    save_backbone(tmp_path / "weights.safetensors", backbone)
+    loaded = load_backbone(tmp_path / "weights.safetensors")
+    assert type(loaded) is type(backbone)
+    before, after = embed(backbone, images), embed(loaded, images)
+    assert np.array_equal(before.logits, after.logits)
+    assert np.array_equal(before.embeddings, after.embeddings)
+    assert np.array_equal(before.shallow, after.shallow)
 
 
-def test_no_two_ensembles_share_a_member():
-    assert member_seeds(0, 5) == [0, 1, 2, 3, 4]
-    seeds = [seed for ensemble in range(5) for seed in member_seeds(ensemble, MAX_MEMBERS)]
-    assert len(set(seeds)) == 5 * MAX_MEMBERS
-
-
-def test_member_seeds_are_seeds(digits):
-    largest = member_seeds(2**32 // 100 - 1, MAX_MEMBERS)
-    assert [build_options(TrainOptions, {"seed": seed}).seed for seed in largest] == largest
-    with pytest.raises(UsageError, match=r"seed 42949672 is too large for an ensemble.*below 42949672"):
-        train(digits, options=TrainOptions(epochs=1, seed=2**32 // 100))
-
-
-def test_an_ensemble_of_another_seed_is_not_gone_on_with(digits, tmp_path):
-    def stop(seed):
-        if seed > 300:
-            raise KeyboardInterrupt
-        return make_backbone(seed)
-
-    with pytest.raises(KeyboardInterrupt):
-        train(digits, tmp_path, make=stop)
-    with pytest.raises(RunError, match="started with --seed 300, not 400"):
-        train(digits, tmp_path, resume=True, options=replace(OPTIONS, seed=4))
-
-
-def test_presets_have_the_ensembles_of_the_paper():
-    papers = [preset for preset in list_presets() if preset.startswith("paper")]
-    members = {preset: resolve_config({"recipe": "ensemble"}, preset=preset).recipe.members for preset in papers}
-    assert members == {"paper": 10, "paper-diatoms": 10, "paper-imagenet": 3}
-    assert resolve_config({"recipe": "ensemble"}).recipe.members == 5
+def test_detectors_of_a_linear_head_refuse_an_ensemble():
+    with pytest.raises(UsageError, match="linear"):
+        linear_head(join_members([make_backbone(), make_backbone(1)]))

@@ -230,12 +230,12 @@ def test_uncertain_away_from_two_blobs(likelihood):
 
 def test_unset_precision_is_an_error():
     head = make_head().eval()
-    with pytest.raises(TrainError, match=r"'sngp' has seen no image.*train for at least one epoch"):
+    with pytest.raises(TrainError, match="'sngp'"):
         head(batch()[0])
     head.accumulate(*batch())
     head(batch()[0])
     head.reset()
-    with pytest.raises(TrainError, match="no image"):
+    with pytest.raises(TrainError, match="'sngp'"):
         head(batch()[0])
 
 
@@ -244,9 +244,7 @@ def test_indefinite_precision_is_an_error(value):
     head = make_head().eval()
     head.accumulate(*batch())
     head.precision[3, 3] = value
-    with pytest.raises(
-        TrainError, match=r"'sngp' is not positive definite.*--overwrite and lower --learning-rate.*--set sngp.ridge"
-    ):
+    with pytest.raises(TrainError, match=r"'sngp'.*--learning-rate.*--set sngp\.ridge"):
         head(batch()[0])
 
 

@@ -166,7 +166,7 @@ def test_batch_norm_is_bounded():
 
 def test_batch_norm_needs_scales_and_statistics():
     for settings in ({"affine": False}, {"track_running_stats": False}):
-        with pytest.raises(UsageError, match="give it both"):
+        with pytest.raises(UsageError, match="batch normalisation"):
             BoundedBatchNorm2d(nn.BatchNorm2d(3, **settings), bound=1.0)
 
 

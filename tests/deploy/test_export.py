@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import chi2
 
-from maple.baselines.sampling import SampledBackbone
+from maple.baselines.mc_dropout import SampledBackbone
 from maple.data.image_set import ImageSet
 from maple.decisions.calibration import Calibration
 from maple.decisions.conformal import conformal_p_values

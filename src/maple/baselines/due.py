@@ -1,10 +1,10 @@
 r"""DUE: spectral normalisation, also of batch normalisation, and a sparse variational Gaussian process as head.
 
 van Amersfoort et al. 2021, https://arxiv.org/abs/2102.11409. Each class c has a Gaussian process :math:`f_c` over
-embeddings, with a mean, an amplitude and a length scale of its own, known through its values u at P inducing points
-that all classes share. Their posterior is approximated by :math:`q(u) = N(m, S)`, which makes that of :math:`f(x)` a
-Gaussian with a mean and a variance that grows to the prior's away from the inducing points. All of it is learned
-together with the network, by the evidence lower bound over N training images (Hensman et al. 2015,
+embeddings, with its own mean, amplitude and length scale, represented by its values u at P inducing points that all
+classes share. Their posterior is approximated by :math:`q(u) = N(m, S)`, so that of :math:`f(x)` is a Gaussian whose
+variance grows to the prior's away from the inducing points. All parameters are learned together with the network, by
+the evidence lower bound over N training images (Hensman et al. 2015,
 https://arxiv.org/abs/1411.2005),
 
 .. math:: \frac{1}{B} \sum_b E_q \log \mathrm{softmax}_{y_b}\, f(x_b) - \frac{1}{N} \mathrm{KL}(q(u) \Vert p(u)).
@@ -13,11 +13,11 @@ Kernels and variational inference are those of GPyTorch. Defaults are those of t
 ``train_due.py`` in https://github.com/y0ast/DUE: layers bounded by 3, an RBF kernel, ten samples per image in training.
 What differs:
 
-- There, as many inducing points as classes; here, at least 20, which costs little where there are few classes.
+- There, as many inducing points as classes; here, at least 20, which costs little with few classes.
 - There, dropout of 0.3 in every block of the network in training; here, none.
-- The mean of q(u) is kept in a unit of 10, so that it learns a hundred times as fast (see :class:`Scaled`), and
-  inducing points and length scales in the mean distance between two embeddings.
-- In evaluation the samples are the same for all images, so that equal images have equal answers.
+- The mean of q(u) is stored in units of 10, so it learns a hundred times as fast (see :class:`Scaled`); inducing
+  points and length scales are stored in units of the mean distance between two embeddings.
+- In evaluation the samples are the same for all images, so equal images get equal results.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils import parametrize
 
-from maple.baselines.sampling import average_logits
+from maple.baselines.base import average_logits
 from maple.baselines.spectral import BoundedBatchNorm2d, bound_layers, fold
 from maple.errors import DataError, TrainError, UsageError
 from maple.networks import Backbone
@@ -53,13 +53,13 @@ KERNELS: dict[str, tuple[str, dict[str, float]]] = {  # GPyTorch's name and sett
 }
 TRAINING_SAMPLES = 10  # of the Gaussian process per image and step, as GPyTorch draws by default
 SAMPLES = 64  # per image in evaluation mode
-MEAN_UNIT = 10.0  # in which the mean of q(u) is kept, see :class:`Scaled`
-FIRST_IMAGES = 1000  # at least, that inducing points and length scale are first found from
-FEWEST_POINTS, MOST_POINTS = 20, 1000  # inducing points where nobody says how many
+MEAN_UNIT = 10.0  # unit of the mean of q(u), see :class:`Scaled`
+FIRST_IMAGES = 1000  # at least, for the initial inducing points and length scale
+FEWEST_POINTS, MOST_POINTS = 20, 1000  # inducing points by default
 
 
 def import_gpytorch() -> ModuleType:
-    """GPyTorch, or a clear error where it is not installed."""
+    """Import GPyTorch; raise ``UsageError`` if it is not installed."""
     try:
         import gpytorch
     except ImportError:
@@ -90,9 +90,9 @@ class Prior(nn.Module):
 class Scaled(nn.Module):
     r"""Parametrisation of a tensor as a multiple of what is learned.
 
-    It changes how fast gradients move the tensor, by the square of ``factor``, and nothing else. The mean of q(u)
-    counts in deviations of the prior and has to grow to about ten of them until classes are told apart, but at the
-    learning rate of a network it moves by hundredths. The authors train for 200 epochs; where there are few, this
+    It scales the speed at which gradients move the tensor by the square of ``factor``, and changes nothing else. The
+    mean of q(u) is in standard deviations of the prior and must grow to about ten of them to separate the classes, but
+    at the learning rate of a network it moves by hundredths. The authors train for 200 epochs; with few epochs, this
     decides whether the network learns at all.
 
     >>> Scaled(10.0)(torch.tensor([0.5]))
@@ -146,13 +146,13 @@ class SparseGPHead(nn.Module):
         """Inducing points and length scale from embeddings (n, D) of some of the ``n_images`` training images.
 
         The points are the centres of k-means, the length scale is the mean distance between two embeddings. That
-        distance is also the unit in which both are kept: in units of their own, gradients would hardly move them in
-        networks with large embeddings.
+        distance is also the unit in which both are stored: in raw units, gradients would hardly move them in networks
+        with large embeddings.
         """
         points = self.posterior.inducing_points
         unit = torch.pdist(torch.as_tensor(embeddings)).mean().item()
         if not 0 < unit < np.inf:
-            raise TrainError("recipe 'due' finds all embeddings in one place: start from other weights")
+            raise TrainError("recipe 'due': all embeddings are equal; start from other weights")
         centres = KMeans(len(points), n_init=1, random_state=seed).fit(embeddings).cluster_centers_
         points.copy_(torch.as_tensor(centres / unit))
         self.prior.kernel.base_kernel.lengthscale = 1.0
@@ -163,7 +163,7 @@ class SparseGPHead(nn.Module):
         """Posterior mean and variance (N, C) of the Gaussian processes at embeddings (N, D)."""
         from linear_operator.utils.errors import NanError, NotPSDError
 
-        self.posterior._clear_cache()  # in evaluation mode it would outlive changes of the parameters
+        self.posterior._clear_cache()  # in evaluation mode it would be stale after changes of the parameters
         try:
             values = self.posterior(embeddings / self.unit)
         except (NanError, NotPSDError):
@@ -188,7 +188,7 @@ class SparseGPHead(nn.Module):
 
 
 def normal_draws(n: int, size: int) -> Tensor:
-    """Draws (n, size) from standard normal distributions, always the same, more even than random ones (Sobol).
+    """Fixed quasi-random draws (n, size) from standard normal distributions (Sobol sequence).
 
     >>> draws = normal_draws(64, 10)
     >>> draws.mean().abs().item() < 0.02, (draws.std() - 1).abs().item() < 0.02
@@ -203,17 +203,17 @@ def normal_draws(n: int, size: int) -> Tensor:
 
 @contextmanager
 def batch_statistics(backbone: Backbone) -> Iterator[None]:
-    """While it lasts, batch normalisation uses the statistics of each batch, as in training, in whatever mode it is.
+    """Inside the block, batch normalisation uses the statistics of each batch in any mode, as in training.
 
-    Running statistics of a network that has not learned yet say nothing about what its embeddings will be.
+    Running statistics of an untrained network do not describe its later embeddings.
     """
 
-    def normalise(layer: nn.BatchNorm2d, inputs: tuple[Tensor], output: Tensor) -> Tensor:
+    def by_batch(layer: nn.BatchNorm2d, inputs: tuple[Tensor], output: Tensor) -> Tensor:
         weight = layer.bounded_weight() if isinstance(layer, BoundedBatchNorm2d) else layer.weight
         return F.batch_norm(inputs[0], None, None, weight, layer.bias, training=True, eps=layer.eps)
 
     layers = [layer for layer in backbone.modules() if isinstance(layer, nn.BatchNorm2d)]
-    handles = [layer.register_forward_hook(normalise) for layer in layers]
+    handles = [layer.register_forward_hook(by_batch) for layer in layers]
     try:
         yield
     finally:
@@ -262,7 +262,7 @@ class DueRecipe(Recipe):
         return SparseGPHead(embedding_size, n_outputs, self._count_points(n_outputs), self.kernel)
 
     def _count_points(self, n_classes: int) -> int:
-        """How many inducing points there are."""
+        """Number of inducing points."""
         if self.inducing_points == "auto":
             return min(max(FEWEST_POINTS, n_classes), MOST_POINTS)
         return self.inducing_points
@@ -282,7 +282,7 @@ class DueRecipe(Recipe):
     def loss(self, step: Step) -> dict[str, LossTerm]:
         head = _head(step.backbone)
         if not head.n_images:
-            raise TrainError("recipe 'due' has not been started, its inducing points are unset: call start first")
+            raise TrainError("recipe 'due' has not been started, its inducing points are not set: call start first")
         return {
             "expected_loss": LossTerm(F.nll_loss(step.logits, step.targets)),
             "kl_divergence": LossTerm(head.kl_divergence(), weight=1 / head.n_images.item()),

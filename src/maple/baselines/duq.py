@@ -1,18 +1,18 @@
-r"""DUQ: one centroid per class, in a space of its own, and a kernel that says how near an image is to each.
+r"""DUQ: one centroid per class, each in its own space, and a kernel of the distance to it.
 
 van Amersfoort et al. 2020, https://arxiv.org/abs/2003.02037. Each class c has a matrix :math:`W_c` (K, D) and a
-centroid :math:`e_c` (K,). An image with embedding f is as near to the class as
+centroid :math:`e_c` (K,). The kernel of an image with embedding f is
 
 .. math:: K_c = \exp\Big(-\frac{\lVert W_c f - e_c \rVert^2}{2 K \sigma^2}\Big) \in (0, 1].
 
 The class is the one of the largest kernel, and that kernel is the certainty: away from all centroids every kernel
 vanishes. The matrices are learned by gradients (binary cross-entropy, each class against the rest), the centroids are
-moving averages of what falls to their class. A two-sided penalty holds the gradient of the summed kernels with respect
-to the image near 1 in norm, so that a change of the image stays visible in the embedding.
+moving averages of the projections of their class. A two-sided penalty keeps the norm of the gradient of the summed
+kernels with respect to the image near 1, so that a change of the image changes the embedding.
 
-The kernels of an image do not sum to 1. Its class probabilities, of which calibration error and likelihood are
-measured, are the kernels over their sum (the softmax of :math:`\log K_c`): they say which class is nearest, not how
-near it is. The confidence of the method, :math:`\max_c K_c`, is what its own detector ranks images by.
+The kernels of an image do not sum to 1. Its class probabilities, used for calibration error and likelihood, are the
+kernels over their sum (the softmax of :math:`\log K_c`): they tell which class is nearest, not how near it is. The
+method's own detector ranks images by its confidence :math:`\max_c K_c`.
 """
 
 from __future__ import annotations
@@ -70,8 +70,8 @@ class DuqHead(nn.Module):
         r"""Move each centroid towards the images of its class in this batch.
 
         With moving averages :math:`N_c` of the images per batch and :math:`m_c` of the sums of their projections, the
-        centroid is :math:`m_c / N_c`. Kept are :math:`N_c` and the quotient, since both averages of a class that is
-        long absent run to zero.
+        centroid is :math:`m_c / N_c`. Stored are :math:`N_c` and the quotient, since both averages of a class that is
+        absent for long approach zero.
         """
         members = F.one_hot(targets, len(self.counts)).to(self.centroids)  # (N, C)
         offsets = self.project(embeddings) - self.centroids  # (N, C, K)
@@ -113,9 +113,9 @@ def gradient_penalty(log_kernels: Tensor, images: Tensor, std: Tensor) -> Tensor
 
     Here x is the *normalised* image, as in the published experiments: a backbone normalises its images (N, 3, H, W)
     itself, and dividing by ``std`` (3,) there means multiplying the gradient by it here. Without that the same weight
-    would hold the kernels four to five times flatter. The paper prints the square of the norm inside the parentheses,
-    its published code, for which the weights were found, the norm; the square grows with the fourth power of the
-    gradients and throws a network off in its first steps.
+    would make the kernels four to five times flatter. The paper prints the square of the norm inside the parentheses;
+    its published code, for which the weights were found, has the norm. The square grows with the fourth power of the
+    gradients and makes a network diverge in its first steps.
 
     >>> images = torch.tensor([0.3, 0.1, 0.0]).reshape(1, 3, 1, 1).requires_grad_()
     >>> kernel = (-images.square().sum()).exp()  # its gradient is -2 x K: norm 2 sqrt(0.1) exp(-0.1) = 0.5723

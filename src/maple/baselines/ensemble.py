@@ -1,107 +1,90 @@
-"""Deep ensembles: members are trained one after the other by the one loop, then joined to one backbone."""
+"""Deep ensembles: average probabilities of networks trained from different seeds."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
-from pathlib import Path
-from typing import Any
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
 
-import numpy as np
-from lightning_fabric import Fabric
-from torch import nn
+import torch
+from annotated_types import Interval
+from torch import Tensor, nn
 
-from maple.baselines.sampling import MAX_MEMBERS, EnsembleRecipe, join_members
-from maple.data.image_set import ImageSet
+from maple.baselines.base import CrossEntropy, average_logits
 from maple.errors import UsageError
-from maple.files import RunFile, write_atomic
-from maple.networks import Backbone
-from maple.options import N_SEEDS
-from maple.progress import say
-from maple.training.history import history_csv
-from maple.training.loop import Run, train_backbone
-from maple.training.options import TrainOptions
-from maple.training.prepare import describe_maker
+from maple.networks import Backbone, EnsembleBody
+from maple.options import option
+from maple.training.recipe import register_recipe
+from maple.types import About
+
+MAX_MEMBERS = 100  # of an ensemble: the seed of a member is the seed of the ensemble times this, plus its number
 
 
-def train_ensemble(
-    make_backbone: Callable[[int], Backbone],
-    recipe: EnsembleRecipe,
-    train: ImageSet,
-    validation: ImageSet,
-    *,
-    options: TrainOptions,
-    folder: str | Path | None = None,
-    resume: bool = False,
-    fabric: Fabric | None = None,
-    show_progress: bool = True,
-) -> Run:
-    """Train ``recipe.members`` networks, ``make_backbone(seed)`` each, with the seeds of :func:`member_seeds`.
+class EnsembleHead(nn.Module):
+    """Heads of the members, each on its part of the embedding; gives logits of their average probabilities."""
 
-    With a ``folder`` each member has its own inside; ``resume=True`` goes on with the member, and the epoch, at which
-    the training stopped.
+    def __init__(self, members: Sequence[nn.Module]) -> None:
+        super().__init__()
+        self.members = nn.ModuleList(members)
+
+    def forward(self, embeddings: Tensor) -> Tensor:
+        parts = embeddings.chunk(len(self.members), dim=1)
+        return average_logits(torch.stack([head(part) for head, part in zip(self.members, parts)]))
+
+
+def join_members(members: Sequence[Backbone]) -> Backbone:
+    """The ensemble of several backbones as one; they must have equal embedding size and normalisation.
+
+    >>> from maple.networks import create_backbone
+    >>> ensemble = join_members([create_backbone("resnet9", n_classes=10) for _ in range(3)])
+    >>> ensemble.embedding_size
+    384
     """
-    runs = []
-    for member, seed in enumerate(member_seeds(options.seed, recipe.members)):
-        own = None if folder is None else Path(folder) / RunFile.MEMBERS / str(member)
-        if show_progress:
-            say(f"member {member + 1} of {recipe.members}")
-        runs.append(
-            train_backbone(
-                make_backbone(seed),
-                recipe,
-                train,
-                validation,
-                folder=own,
-                resume=resume,
-                options=replace(options, seed=seed),
-                fabric=fabric,
-                show_progress=show_progress,
+    first = members[0]
+    heads = [member.head for member in members if member.head is not None]
+    if len(heads) < len(members):
+        raise UsageError("a member of the ensemble has no head: train it first")
+    for member in members[1:]:
+        same = (member.mean.allclose(first.mean), member.std.allclose(first.std))
+        if not all(same) or member.embedding_size != first.embedding_size:
+            raise UsageError(
+                "the members of an ensemble differ in size or normalisation: train them on the same images"
             )
-        )
-    return join_runs(runs, recipe, None if folder is None else Path(folder))
+    return Backbone(
+        EnsembleBody([nn.Sequential(member.body, member.embedding_layer) for member in members]),
+        EnsembleHead(heads),
+        embedding_size=first.embedding_size * len(members),
+        mean=first.mean.tolist(),
+        std=first.std.tolist(),
+        name=first.name,
+        size=first.size,
+        memory_format=first.memory_format,
+        shallow=f"members.0.0.{first.shallow}" if first.shallow else None,
+    ).to(first.mean.device)
 
 
-def member_seeds(seed: int, n_members: int) -> list[int]:
-    """A seed per member, ``seed`` * 100 + 0, 1, 2, ...: ensembles of different seeds share no member.
+@register_recipe("ensemble")
+@dataclass(frozen=True, kw_only=True)
+class EnsembleRecipe(CrossEntropy):
+    """Deep ensemble (Lakshminarayanan et al. 2017): the average of networks trained from different seeds.
 
-    >>> member_seeds(0, 3), member_seeds(1, 3)
-    ([0, 1, 2], [100, 101, 102])
+    Members are trained one by one by :func:`~maple.baselines.ensemble_training.train_ensemble`.
     """
-    if seed >= (limit := N_SEEDS // MAX_MEMBERS):
-        raise UsageError(
-            f"the seed {seed} is too large for an ensemble, whose members have seeds {MAX_MEMBERS} times as large: "
-            f"give one below {limit}"
-        )
-    return [seed * MAX_MEMBERS + member for member in range(n_members)]
 
-
-def join_runs(runs: list[Run], recipe: EnsembleRecipe, folder: Path | None = None) -> Run:
-    """The members' runs as one: their networks side by side, their histories averaged."""
-    first = runs[0]
-    backbone = join_members([run.backbone for run in runs])
-    layer = first.backbone.embedding_layer
-    asked = None if isinstance(layer, nn.Identity) else first.backbone.embedding_size
-    maker = describe_maker(recipe, len(first.class_names))
-    assert maker is not None
-    backbone.made_by = replace(maker, embedding_size=asked)
-    backbone.origin = first.backbone.origin
-    history = [_mean_row(list(rows)) for rows in zip(*(run.history for run in runs))]
-    if folder is not None:
-        write_atomic(folder / RunFile.HISTORY, history_csv(history))
-    return replace(
-        first,
-        backbone=backbone.eval(),
-        history=history,
-        snapshots={name: np.hstack([run.snapshots[name] for run in runs]) for name in first.snapshots},
-        validation=None,
+    members: Annotated[int, Interval(ge=1, le=MAX_MEMBERS)] = option(
+        5, "networks in the ensemble (the paper has 10, 3 for ImageNet)"
     )
 
+    about: ClassVar[About] = About(
+        "Deep ensemble",
+        "Lakshminarayanan et al. 2017",
+        "https://arxiv.org/abs/1612.01474",
+        passes="one per member",
+        adds="the weights of every further member",
+    )
 
-def _mean_row(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """One row of the history: means over the members; the seconds are those of all."""
-    row = {
-        key: float(np.mean([other[key] for other in rows])) if isinstance(value, float) else value
-        for key, value in rows[0].items()
-    }
-    return row | {"seconds": sum(other["seconds"] for other in rows)}
+    def rebuild(self, backbone: Backbone) -> Backbone:
+        joined = join_members([copy.deepcopy(backbone) for _ in range(self.members)])
+        joined.made_by, joined.origin = backbone.made_by, backbone.origin
+        return joined

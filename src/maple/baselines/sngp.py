@@ -1,4 +1,4 @@
-r"""SNGP: spectral normalisation, and a Gaussian process of random features in the place of the linear head.
+r"""SNGP: spectral normalisation, and a Gaussian process of random features instead of the linear head.
 
 Liu et al. 2020, https://arxiv.org/abs/2006.10108. The head is a Gaussian process with the kernel
 :math:`a^2 \exp(-\lVert x - x' \rVert^2 / 2 \ell^2)`, in the form of a linear model with R random features (Rahimi &
@@ -7,16 +7,16 @@ Recht 2007):
 .. math:: \phi(x) = a \sqrt{2 / R}\, \cos(W x + b), \qquad f_c(x) = \beta_c^\top \phi(x),
 
 with W from a normal distribution of deviation :math:`1 / \ell` and b uniform over a turn, both drawn once. The weights
-:math:`\beta` are learned by gradients like those of any head. What they leave open is the Laplace approximation of
-their posterior: over the images of one epoch,
+:math:`\beta` are learned by gradients like those of any head. The uncertainty is the Laplace approximation of their
+posterior: over the images of one epoch,
 
 .. math:: \Sigma^{-1} = s I + \sum_n w_n\, \phi_n \phi_n^\top, \qquad v(x) = \phi(x)^\top \Sigma\, \phi(x),
 
 where s is the prior precision. The paper weighs an image by :math:`w_n = p_n (1 - p_n)` with the probability
 :math:`p_n` of its most probable class, the curvature of the cross-entropy (likelihood 'multinomial'); the authors'
-published code by 1, as in a regression (likelihood 'gaussian', the default here too). By the first, images that the
-network is sure of teach it nothing, and variances stay large where the training images are. The variance v grows away
-from them, up to :math:`a^2 / s`, and takes confidence from the logits (mean-field approximation):
+published code by 1, as in a regression (likelihood 'gaussian', the default here too). With the first, confidently
+classified images contribute nothing, and variances stay large near the training images. The variance v grows away from
+them, up to :math:`a^2 / s`, and scales the logits down (mean-field approximation):
 
 .. math:: \bar f_c(x) = f_c(x) / \sqrt{1 + \lambda\, v(x)}.
 
@@ -24,15 +24,15 @@ Defaults are those of the authors' CIFAR-10 experiment, ``baselines/cifar/sngp.p
 https://github.com/google/uncertainty-baselines: 1024 features, likelihood 'gaussian', an exact sum that starts anew
 with each epoch, s = 1, :math:`\lambda = 25`, normalised embeddings, no bias, and layers bounded by 6. What differs:
 
-- There, a tenth of the filters is left out in every block in training (filter-wise dropout); here, none.
-- There, a fixed random projection brings embeddings to 128 numbers, their normalisation has a learned scale and offset,
+- There, a tenth of the filters is dropped in every block in training (filter-wise dropout); here, none.
+- There, a fixed random projection maps embeddings to 128 numbers, their normalisation has a learned scale and offset,
   and the rows of W are orthogonal in blocks. Here the embeddings themselves are normalised, without parameters, and
   the entries of W are independent.
 - On the unit sphere their kernel has the length scale 1.77 (W has deviation 0.05 before inputs of length
   :math:`\sqrt{128}`) and the amplitude :math:`\sqrt{R / 2}` = 22.6; here they are 1 and 20.
-- There, weight decay leaves :math:`\beta` alone; here it is that of the whole network.
-- As there, batch normalisation is not bounded. It can stretch what the layer in front of it may not, so that the bound
-  is one of layers, not of the network.
+- There, weight decay does not apply to :math:`\beta`; here it applies to the whole network.
+- As there, batch normalisation is not bounded. It can stretch distances, so the bound holds for single layers, not for
+  the network.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from annotated_types import Interval
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from maple.baselines.sampling import CrossEntropy
+from maple.baselines.base import CrossEntropy
 from maple.baselines.spectral import bound_layers, fold
 from maple.errors import TrainError
 from maple.networks import Backbone
@@ -58,16 +58,16 @@ from maple.types import About
 class RandomFeatureHead(nn.Module):
     r"""From embeddings (N, D) to logits (N, C): the mean in training mode, the mean-field logits in evaluation mode.
 
-    The precision matrix is a buffer that :meth:`accumulate` adds to and :meth:`reset` starts anew; its factor, which
-    gives variances, is computed from it when it is first asked for.
+    The precision matrix is a buffer that :meth:`accumulate` adds to and :meth:`reset` clears; its factor, which gives
+    variances, is computed on first use.
 
     ``likelihood`` is what an image adds to that matrix: 'gaussian' the square of its features, 'multinomial' that
     square times p (1 - p).
 
     ``space`` 'normalised' brings each embedding to mean 0 and length 1 (layer normalisation without parameters) before
-    the kernel sees it. As the embeddings change their scale by orders of magnitude while a network learns, a fixed
-    length scale would else soon see all images as equal, or none as alike; on the unit sphere, where distances are at
-    most 2, a length scale of about 1 suits any network. The price is that the kernel cannot see lengths.
+    the kernel. The scale of embeddings changes by orders of magnitude while a network learns, so with a fixed length
+    scale all images would soon look equal, or none alike; on the unit sphere, where distances are at most 2, a length
+    scale of about 1 suits any network. In return the kernel ignores the lengths of embeddings.
 
     >>> head = RandomFeatureHead(embedding_size=8, n_outputs=3, n_features=64)
     >>> embeddings = torch.randn(5, 8)
@@ -133,8 +133,8 @@ class RandomFeatureHead(nn.Module):
         """The inverse of the Cholesky factor of the precision matrix (R, R)."""
         if not self.n_images:
             raise TrainError(
-                "the precision matrix of recipe 'sngp' has seen no image, so that no variance is known: "
-                "train for at least one epoch before the network is asked for probabilities"
+                "the precision matrix of recipe 'sngp' has seen no image, so there are no variances: "
+                "train for at least one epoch before asking for probabilities"
             )
         identity = torch.eye(len(self.precision)).to(self.precision)
         lower, failed = torch.linalg.cholesky_ex(self.precision + self.ridge * identity)
@@ -146,7 +146,7 @@ class RandomFeatureHead(nn.Module):
         return torch.linalg.solve_triangular(lower, identity, upper=False).to(self.phases)
 
     def reset(self) -> None:
-        """Forget all images: the precision is that of the prior."""
+        """Remove all images: the precision is that of the prior."""
         self.precision.zero_()
         self.n_images.zero_()
         self.factor = None
@@ -163,7 +163,7 @@ class RandomFeatureHead(nn.Module):
         self.factor = None
 
     def _load_from_state_dict(self, *args: object, **keywords: object) -> None:
-        self.factor = None  # it belongs to the precision of before
+        self.factor = None  # of the former precision
         super()._load_from_state_dict(*args, **keywords)
 
 
@@ -186,8 +186,8 @@ def mean_field_logits(logits: Tensor, variance: Tensor, factor: float) -> Tensor
 class SngpRecipe(CrossEntropy):
     """SNGP (Liu et al. 2020): cross-entropy, bounded layers, and a Gaussian process of random features as head.
 
-    The precision matrix is that of the last epoch: it starts anew with each, and grows with every step. The paper's
-    equations to the letter are ``likelihood="multinomial"`` with ``mean_field=0.39``.
+    The precision matrix is that of the last epoch: it is cleared before each epoch and grows with every step. The
+    equations of the paper are ``likelihood="multinomial"`` with ``mean_field=0.39``.
 
     >>> SngpRecipe(features=256).build_head(embedding_size=128, n_outputs=10)(torch.randn(4, 128)).shape
     torch.Size([4, 10])
@@ -230,7 +230,7 @@ class SngpRecipe(CrossEntropy):
         adds="R (D + C) weights and an R x R matrix, R = 1024",
     )
     own_head: ClassVar[bool] = True
-    one_process: ClassVar[bool] = True  # each process would know the precision of its own images only
+    one_process: ClassVar[bool] = True  # each process would have the precision of its own images only
     own_detector: ClassVar[str] = "energy"  # ranks as the Dempster-Shafer score C / (C + sum exp f) of the authors does
     remedy: ClassVar[str] = "lower --learning-rate or --set sngp.spectral_bound"
 

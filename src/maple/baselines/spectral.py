@@ -1,21 +1,21 @@
 r"""Spectral normalisation with a bound: no layer stretches a difference of its inputs by more than c.
 
 A layer with weight W is a linear operator A, and the largest factor by which it stretches anything is its largest
-singular value :math:`\sigma(A)`. Where that exceeds the bound, the weight is scaled down to it; it is never scaled up:
+singular value :math:`\sigma(A)`. If that exceeds the bound, the weight is scaled down to it; it is never scaled up:
 
 .. math:: \bar W = W \min(1,\; c / \sigma(A)).
 
-In a residual network this keeps distances between images visible in their embeddings, which Gaussian processes over
-embeddings live on (SNGP: Liu et al. 2020, https://arxiv.org/abs/2006.10108; DUE: van Amersfoort et al. 2021,
+In a residual network this preserves distances between images in their embeddings, which Gaussian processes over
+embeddings rely on (SNGP: Liu et al. 2020, https://arxiv.org/abs/2006.10108; DUE: van Amersfoort et al. 2021,
 https://arxiv.org/abs/2102.11409).
 
-For a convolution, A is what the layer does to whole images of the size that it sees, with its stride and padding; the
-norm of the kernel reshaped into a matrix is another one (Gouk et al. 2018, https://arxiv.org/abs/1804.04368). The
-singular value is found by power iteration: one iteration per forward pass in training, where weights change little
-from step to step, none in evaluation.
+For a convolution, A is the operator on whole images of the layer's input size, with its stride and padding; the norm of
+the kernel reshaped into a matrix is a different one (Gouk et al. 2018, https://arxiv.org/abs/1804.04368). The singular
+value is found by power iteration: one iteration per forward pass in training, where weights change little from step to
+step, none in evaluation.
 
-The bound is one of layers. Batch normalisation between them divides by deviations that may be small and so stretches
-again, unless it is bounded as well, as in DUE; SNGP, as its authors', leaves it free.
+The bound holds for single layers. Batch normalisation between them divides by deviations that may be small and so
+stretches again, unless it is bounded as well, as in DUE; SNGP, like its authors' code, does not bound it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from maple.errors import UsageError
 from maple.networks import Backbone
 
 FIRST_ITERATIONS = 30  # of the power method, from a random direction
-EXAMPLE_SIZE = 32  # side of the images where a backbone does not say how large its own are
+EXAMPLE_SIZE = 32  # side of the images if backbone.size is not set
 
 Operator = Callable[[Tensor, Tensor], Tensor]  # from input and weight to output; linear in both
 Shape = tuple[int, ...]
@@ -43,10 +43,10 @@ Shape = tuple[int, ...]
 
 
 def power_iteration(operator: Operator, weight: Tensor, direction: Tensor, n_iterations: int) -> Tensor:
-    r"""The unit input that the operator stretches most, sought from another, ``direction`` (1, ...).
+    r"""The unit input that the operator stretches most, by iterations that start from ``direction`` (1, ...).
 
     One iteration is :math:`v \leftarrow A^\top\! A v / \lVert A^\top\! A v \rVert`. Since :math:`A^\top\! A v` is the
-    gradient of :math:`\lVert A v \rVert^2 / 2`, no operator needs a transposed one written out.
+    gradient of :math:`\lVert A v \rVert^2 / 2`, no transposed operator has to be written.
 
     >>> weight = torch.tensor([[1.0, 0.0], [0.0, 3.0]])
     >>> power_iteration(F.linear, weight, torch.tensor([[0.6, 0.8]]), n_iterations=20).round()
@@ -58,15 +58,15 @@ def power_iteration(operator: Operator, weight: Tensor, direction: Tensor, n_ite
             v = direction.detach().requires_grad_()
             (found,) = torch.autograd.grad(operator(v, weight).square().sum() / 2, v)
         length = torch.linalg.vector_norm(found)
-        direction = torch.where(length > 0, found / length, direction)  # a weight of zeros leaves it where it was
+        direction = torch.where(length > 0, found / length, direction)  # unchanged for a weight of zeros
     return direction.detach()
 
 
 class SpectralBound(nn.Module):
     """Parametrisation of a weight: the weight itself, scaled down where it stretches by more than ``bound``.
 
-    ``shape`` (1, ...) is that of one input of ``operator``. The direction that is stretched most is a buffer, so that a
-    resumed training goes on with it. Gradients flow through the scale as well.
+    ``shape`` (1, ...) is that of one input of ``operator``. The direction that is stretched most is a buffer, so a
+    resumed training continues with it. Gradients flow through the scale as well.
 
     >>> weight = 2 * torch.eye(3)
     >>> SpectralBound(F.linear, weight, shape=(1, 3), bound=0.5)(weight).diagonal()
@@ -83,8 +83,8 @@ class SpectralBound(nn.Module):
         self.register_buffer("direction", power_iteration(operator, weight, start, FIRST_ITERATIONS))
 
     def norm(self, weight: Tensor) -> Tensor:
-        """The largest singular value (), as far as it has been found: never more than the true one."""
-        direction = self.direction.clone()  # it may be moved before gradients are computed
+        """The largest singular value () found so far: a lower bound of the true one."""
+        direction = self.direction.clone()  # the buffer may change before gradients are computed
         return torch.linalg.vector_norm(self.operator(direction, weight))
 
     def forward(self, weight: Tensor) -> Tensor:
@@ -113,7 +113,10 @@ class BoundedBatchNorm2d(nn.BatchNorm2d):
 
     def __init__(self, layer: nn.BatchNorm2d, bound: float) -> None:
         if not layer.affine or not layer.track_running_stats:
-            raise UsageError("batch normalisation without scales or running statistics cannot be bounded: give it both")
+            raise UsageError(
+                "batch normalisation without scales or running statistics cannot be bounded: set affine and "
+                "track_running_stats"
+            )
         super().__init__(layer.num_features, layer.eps, layer.momentum)
         self.bound = bound
         _share_state(layer, self)
@@ -136,7 +139,7 @@ class BoundedBatchNorm2d(nn.BatchNorm2d):
         )
 
     def fold(self) -> nn.BatchNorm2d:
-        """An ordinary layer, with these parameters and buffers, that does what this one does in evaluation mode."""
+        """A plain layer with these parameters and buffers, and equal outputs in evaluation mode."""
         with torch.no_grad():
             self.weight.copy_(self.bounded_weight())
         plain = nn.BatchNorm2d(self.num_features, self.eps, self.momentum)
@@ -155,10 +158,10 @@ def _share_state(source: nn.BatchNorm2d, target: nn.BatchNorm2d) -> None:
 
 
 def bound_layers(backbone: Backbone, bound: float, n_iterations: int = 1, batch_norm: bool = False) -> None:
-    """Bound all convolutions and linear layers between image and embedding, in place; if asked, ``BatchNorm2d`` too.
+    """Bound all convolutions and linear layers between image and embedding, in place; optionally ``BatchNorm2d`` too.
 
-    The sizes that convolutions see are found by one pass over an image of the backbone's own size, ``backbone.size``,
-    or of 32 pixels where it has none. Layers that take no part in that pass, such as the head, stay as they are.
+    Input sizes of convolutions are found by one pass over an image of ``backbone.size`` pixels, 32 if that is not set.
+    Layers that are not part of that pass, such as the head, are not changed.
 
     >>> layer = nn.Linear(3, 2, bias=False)
     >>> backbone = Backbone(nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), layer), None, embedding_size=2)
@@ -174,7 +177,7 @@ def bound_layers(backbone: Backbone, bound: float, n_iterations: int = 1, batch_
 
 
 def fold(backbone: Backbone) -> None:
-    """Leave plain layers with the bounded weights, in place; outputs in evaluation mode stay as they are."""
+    """Replace bounded layers by plain ones with the bounded weights, in place; outputs in evaluation mode are equal."""
     for layer in list(backbone.modules()):
         if parametrize.is_parametrized(layer, "weight"):
             layer.get_submodule("parametrizations").eval()  # no further iteration
@@ -183,19 +186,17 @@ def fold(backbone: Backbone) -> None:
 
 
 def _operator(layer: nn.Conv2d | nn.Linear) -> Operator:
-    """What the layer does, without its bias, as a function of input and weight."""
+    """The layer without its bias, as a function of input and weight."""
     if isinstance(layer, nn.Linear):
         return F.linear
     if layer.padding_mode != "zeros":
-        raise UsageError(
-            f"spectral normalisation knows no padding mode '{layer.padding_mode}': pad the layer with zeros"
-        )
+        raise UsageError(f"spectral normalisation does not support padding mode '{layer.padding_mode}': pad with zeros")
     settings = {"stride": layer.stride, "padding": layer.padding, "dilation": layer.dilation, "groups": layer.groups}
     return partial(F.conv2d, **settings)
 
 
 def _input_shapes(backbone: Backbone) -> dict[nn.Conv2d | nn.Linear, Shape]:
-    """Shape (1, ...) of one input of each convolution and linear layer that makes embeddings; the largest it sees."""
+    """Shape (1, ...) of one input of each convolution and linear layer of the embedding; the largest if it varies."""
     shapes: dict[nn.Conv2d | nn.Linear, Shape] = {}
 
     def record(layer: Any, inputs: tuple[Tensor, ...]) -> None:
@@ -217,7 +218,7 @@ def _input_shapes(backbone: Backbone) -> dict[nn.Conv2d | nn.Linear, Shape]:
 
 
 def _replace(backbone: Backbone, kind: type[nn.Module], make: Callable[[Any], nn.Module]) -> None:
-    """Put ``make(layer)`` in the place of every layer of exactly this kind."""
+    """Replace every layer of exactly this kind by ``make(layer)``."""
     for name, layer in list(backbone.named_modules()):
         if type(layer) is kind:
             backbone.set_submodule(name, make(layer))

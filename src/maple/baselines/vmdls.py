@@ -6,10 +6,10 @@ https://openreview.net/forum?id=ScLeuUUi9gq. The head makes of an embedding f a 
 .. math:: q(z \mid x) = \mathcal N\big(m(f), \operatorname{diag} s^2(f)\big),
 
 which a Kullback-Leibler divergence draws to the prior :math:`\mathcal N(\mu_y, \sigma^2 I)` of its class. The class is
-that of the nearest :math:`\mu_c`, and the squared distance to it is the score: images unlike any class end up between
-the Gaussians and around the origin, where there is no class.
+that of the nearest :math:`\mu_c`, and the squared distance to it is the score: images unlike any class lie between the
+Gaussians and around the origin, where there is no class.
 
-This is a reduced form. What is kept of the paper is what makes the latent space, from one pass through one network:
+This is a reduced form. It keeps the latent space of the paper, computed by one pass through one network:
 
 - There the means are those of the latent points of the epoch before, and a triplet and a distancing loss push the
   classes apart; there is no cross-entropy. Here the means are fixed and orthonormal, the arrangement those losses aim
@@ -19,7 +19,7 @@ This is a reduced form. What is kept of the paper is what makes the latent space
   to latent means side by side with the features of earlier layers. Here it is the distance in the latent space alone.
 - There the log-likelihoods are weighted by the reconstruction error of a separate autoencoder. Here there is none.
 
-Its figures are therefore no measure of the paper's method.
+Its figures therefore do not measure the method of the paper.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ class VmdlsHead(nn.Module):
     r"""From embeddings (N, D) to :math:`-\lVert z - \mu_c \rVert^2 / 2 \sigma^2` (N, C).
 
     These are the log densities of the classes but for a constant. In training mode z is a sample of the posterior, in
-    evaluation mode its mean. The class means (C, L) have length 1, so that ``prior_scale`` :math:`\sigma` says it all:
+    evaluation mode its mean. The class means (C, L) have length 1, so only ``prior_scale`` :math:`\sigma` matters:
     they lie :math:`\sqrt 2 / \sigma` standard deviations apart (up to L classes are orthogonal, more nearly so).
 
-    The mean is :math:`m = \sigma^2 (A f + b)`: by that factor the logits have the slopes of a linear head with rows
-    :math:`\mu_c^\top A`, whatever :math:`\sigma`, and suit its learning rates. The posterior is no wider than the
-    prior, :math:`\log s^2 = \log \sigma^2 - \operatorname{softplus}(\cdot)`: the divergence wants it as wide, the
-    cross-entropy only ever narrower.
+    The mean is :math:`m = \sigma^2 (A f + b)`: with that factor the logits have the slopes of a linear head with rows
+    :math:`\mu_c^\top A` for any :math:`\sigma`, and suit its learning rates. The posterior is no wider than the
+    prior, :math:`\log s^2 = \log \sigma^2 - \operatorname{softplus}(\cdot)`: the divergence favours equal width, the
+    cross-entropy only narrower ones.
 
     >>> head = VmdlsHead(embedding_size=8, n_classes=3, latent_size=4, prior_scale=0.2).eval()
     >>> head(torch.randn(5, 8)).shape
@@ -108,7 +108,7 @@ class VmdlsRecipe(Recipe):
 
     The width of the prior is set by hand. At the default 0.2 the means lie 7 standard deviations apart and 5 from the
     origin: a sample is nearer to a wrong mean in 0.02 % of the cases, and the logits differ by 25 between a mean and
-    the others, which a network can reach (at 0.1 they would by 100). The divergence is counted in nats, summed over
+    the others, which a network can reach (at 0.1 they would by 100). The divergence is in nats, summed over
     the latent dimensions. At weight 0.1 the posteriors stay about as wide as the prior; at 0.01 they shrink to half of
     it where classes are hard to tell apart. It acts from the first step on, since posteriors that have shrunk hardly
     widen again. With 128 latent dimensions up to 128 classes have orthogonal means.

@@ -30,7 +30,7 @@ from scipy.special import chdtr, chdtrc
 from torch import Tensor
 
 from maple import __version__
-from maple.baselines.sampling import SampledBackbone
+from maple.baselines.mc_dropout import SampledBackbone
 from maple.data.image_set import ImageSet
 from maple.data.splits import Splits
 from maple.decisions.probability import raise_odds

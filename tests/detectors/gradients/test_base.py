@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 from gradient_images import MEAN, STD, in_float64, make_body, normalised, odin_step, tensor_of
-from maple.baselines.sampling import join_members
+from maple.baselines.ensemble import join_members
 from maple.data.image_set import ImageSet
 from maple.detectors.gradients._layers import find_layers
 from maple.detectors.gradients.base import ImageDetector, image_gradients, move_images

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from gradient_images import MEAN, STD, make_body, tensor_of
-from maple.baselines.sampling import join_members
+from maple.baselines.ensemble import join_members
 from maple.detectors.gradients._layers import average_layers, find_layers
 from maple.errors import UsageError
 from maple.networks import Backbone, create_backbone, normalise_images, wrap_backbone

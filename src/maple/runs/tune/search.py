@@ -31,7 +31,7 @@ from typing import Any
 
 import numpy as np
 
-from maple.baselines.sampling import EnsembleRecipe
+from maple.baselines.ensemble import EnsembleRecipe
 from maple.data.image_set import channel_statistics
 from maple.data.splits import Splits, load_splits
 from maple.decisions.conformal import min_calibration_images

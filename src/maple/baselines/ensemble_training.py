@@ -1,0 +1,110 @@
+"""Training an ensemble: the members one after another, then joined to one backbone.
+
+Apart from the recipe, since Fabric takes seconds to import and listings of methods need only the recipe.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from lightning_fabric import Fabric
+from torch import nn
+
+from maple.baselines.ensemble import MAX_MEMBERS, EnsembleRecipe, join_members
+from maple.data.image_set import ImageSet
+from maple.errors import UsageError
+from maple.files import RunFile, write_atomic
+from maple.networks import Backbone
+from maple.options import N_SEEDS
+from maple.progress import say
+from maple.training.history import history_csv
+from maple.training.loop import Run, train_backbone
+from maple.training.options import TrainOptions
+from maple.training.prepare import describe_maker
+
+
+def train_ensemble(
+    make_backbone: Callable[[int], Backbone],
+    recipe: EnsembleRecipe,
+    train: ImageSet,
+    validation: ImageSet,
+    *,
+    options: TrainOptions,
+    folder: str | Path | None = None,
+    resume: bool = False,
+    fabric: Fabric | None = None,
+    show_progress: bool = True,
+) -> Run:
+    """Train ``recipe.members`` networks, ``make_backbone(seed)`` each, with the seeds of :func:`member_seeds`.
+
+    With a ``folder`` each member has a subfolder; ``resume=True`` continues with the member and epoch at which the
+    training stopped.
+    """
+    runs = []
+    for member, seed in enumerate(member_seeds(options.seed, recipe.members)):
+        own = None if folder is None else Path(folder) / RunFile.MEMBERS / str(member)
+        if show_progress:
+            say(f"member {member + 1} of {recipe.members}")
+        runs.append(
+            train_backbone(
+                make_backbone(seed),
+                recipe,
+                train,
+                validation,
+                folder=own,
+                resume=resume,
+                options=replace(options, seed=seed),
+                fabric=fabric,
+                show_progress=show_progress,
+            )
+        )
+    return join_runs(runs, recipe, None if folder is None else Path(folder))
+
+
+def member_seeds(seed: int, n_members: int) -> list[int]:
+    """A seed per member, ``seed`` * 100 + 0, 1, 2, ...: ensembles of different seeds share no member.
+
+    >>> member_seeds(0, 3), member_seeds(1, 3)
+    ([0, 1, 2], [100, 101, 102])
+    """
+    if seed >= (limit := N_SEEDS // MAX_MEMBERS):
+        raise UsageError(
+            f"--seed {seed} is too large for an ensemble, whose members have seeds {MAX_MEMBERS} times as large: "
+            f"give one below {limit}"
+        )
+    return [seed * MAX_MEMBERS + member for member in range(n_members)]
+
+
+def join_runs(runs: list[Run], recipe: EnsembleRecipe, folder: Path | None = None) -> Run:
+    """Join the runs of the members: their networks side by side, their histories averaged."""
+    first = runs[0]
+    backbone = join_members([run.backbone for run in runs])
+    layer = first.backbone.embedding_layer
+    asked = None if isinstance(layer, nn.Identity) else first.backbone.embedding_size
+    maker = describe_maker(recipe, len(first.class_names))
+    assert maker is not None
+    backbone.made_by = replace(maker, embedding_size=asked)
+    backbone.origin = first.backbone.origin
+    history = [_mean_row(list(rows)) for rows in zip(*(run.history for run in runs))]
+    if folder is not None:
+        write_atomic(folder / RunFile.HISTORY, history_csv(history))
+    return replace(
+        first,
+        backbone=backbone.eval(),
+        history=history,
+        snapshots={name: np.hstack([run.snapshots[name] for run in runs]) for name in first.snapshots},
+        validation=None,
+    )
+
+
+def _mean_row(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """One row of the history: means over the members, but the sum of their seconds."""
+    row = {
+        key: float(np.mean([other[key] for other in rows])) if isinstance(value, float) else value
+        for key, value in rows[0].items()
+    }
+    return row | {"seconds": sum(other["seconds"] for other in rows)}
