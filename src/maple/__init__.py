@@ -46,7 +46,7 @@ _EXPORTS = {
     "write_report": "maple.reporting.report",
     "load_splits": "maple.data.splits",
     "train_backbone": "maple.training.loop",
-    "TuneRequest": "maple.runs.tune.search",
+    "TuneRequest": "maple.runs.tune.plan",
     "tune_recipe": "maple.runs.tune.search",
     "Outputs": "maple.types",
     "Prediction": "maple.types",

@@ -219,7 +219,7 @@ def check_config(request: Any, *_: Any, **__: Any) -> None:
 
 
 def check_tuning(request: Any) -> None:
-    from maple.runs.tune.search import make_plan
+    from maple.runs.tune.plan import make_plan
 
     make_plan(request)
 
@@ -264,7 +264,7 @@ WORK: dict[str, Callable[..., None]] = {
     "maple.data.catalogue.get_data_set": check_source,
     "maple.runs.fit.fit_run": check_config,
     "maple.runs.tune.search.tune_recipe": check_tuning,
-    "maple.runs.tune.search.make_plan": check_tuning,
+    "maple.runs.tune.plan.make_plan": check_tuning,
     "maple.runs.update.update_run": nothing,
     "maple.deploy.serve.app.serve_model": nothing,
     "maple.deploy.export.export_run": nothing,

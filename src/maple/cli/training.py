@@ -252,7 +252,8 @@ def tune(
 ) -> None:
     """Search for better settings of a recipe on in-distribution images alone; rerun the command to resume."""
     from maple.runs.request import default_out
-    from maple.runs.tune.search import TuneRequest, make_plan, tune_recipe
+    from maple.runs.tune.plan import TuneRequest, make_plan
+    from maple.runs.tune.search import tune_recipe
 
     default = default_out(data)
     request = TuneRequest(
