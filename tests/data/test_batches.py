@@ -123,10 +123,10 @@ def test_any_side_can_be_augmented(size: int) -> None:
 
 
 def test_unknown_augmentations_get_a_suggestion() -> None:
-    for wrong in ("crop,flipp", "auto", "", "none,crop"):
-        with pytest.raises(UsageError, match="unknown augmentation"):
+    for wrong, named in (("crop,flipp", "flipp"), ("auto", "auto"), ("", ""), ("none,crop", "none")):
+        with pytest.raises(UsageError, match=f"'{named}'"):
             parse_augment(wrong)
-    with pytest.raises(UsageError, match="did you mean 'flip'"):
+    with pytest.raises(UsageError, match="'flip'"):
         training_batches(image_set(), np.zeros(40), batch_size=8, augment="flipp", seed=0, epoch=1)
 
 
@@ -155,11 +155,11 @@ def test_a_last_batch_of_one_is_dropped_and_of_two_kept() -> None:
         2,
     ]
     assert count_batches(11, 8, world_size=2) == 1 and count_batches(12, 8, world_size=2) == 2
-    with pytest.raises(DataError, match="cannot fill a batch"):
+    with pytest.raises(DataError, match="1 training image"):
         plan_epoch(np.zeros(1), batch_size=8, epoch=1)
-    with pytest.raises(UsageError, match="shared by 4 processes"):
+    with pytest.raises(UsageError, match="4 processes"):
         plan_epoch(np.zeros(30), batch_size=3, epoch=1, world_size=4)
-    with pytest.raises(UsageError, match="did you mean 'balanced'"):
+    with pytest.raises(UsageError, match="'balanced'"):
         plan_epoch(np.zeros(30), batch_size=3, sampler="balance", epoch=1)  # type: ignore[arg-type]
 
 
@@ -312,7 +312,7 @@ def test_streaming_gives_the_same_batches_as_memory(streamed: tuple[ImageSet, Im
 def test_a_file_that_disappears_is_named_in_one_sentence(streamed: tuple[ImageSet, ImageSet], workers: int) -> None:
     _, stream = streamed
     Path(stream.files[4]).unlink()
-    with pytest.raises(DataError, match="cannot use") as caught:
+    with pytest.raises(DataError, match="c0") as caught:
         list(evaluation_batches(stream, workers=workers))
     assert stream.files[4] in str(caught.value) and "\n" not in str(caught.value)
 
@@ -322,5 +322,5 @@ def test_targets_may_be_clusters_and_must_fit() -> None:
     clusters = np.arange(40) % 7
     for _, target, index in training_batches(images, clusters, batch_size=8, augment="none", seed=0, epoch=1):
         np.testing.assert_array_equal(target.numpy(), clusters[index.numpy()])
-    with pytest.raises(DataError, match="40 images but 3 targets"):
+    with pytest.raises(DataError, match=r"40 images.*3 targets"):
         training_batches(images, clusters[:3], batch_size=8, seed=0, epoch=1)

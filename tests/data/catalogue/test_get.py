@@ -31,12 +31,12 @@ def test_a_failed_conversion_leaves_no_file_and_a_later_one_goes_on(shop: Shop, 
     records = cifar_records(rng, 3, coarse=True)[0]
     files = {"cifar-100-binary/train.bin": records, "cifar-100-binary/test.bin": records[:4000]}
     shop.publish("cifar100", {"cifar-100-binary.tar.gz": tar(files, "w:gz")}, {"train": 3, "test": 3})
-    with pytest.raises(DataError, match="is cut short"):
+    with pytest.raises(DataError, match=r"test.bin"):
         shop.get("cifar100")
     assert [path.name for path in (shop.root / "cifar100").iterdir()] == ["train.parquet"]
     files["cifar-100-binary/test.bin"] = records
     shop.publish("cifar100", {"cifar-100-binary.tar.gz": tar(files, "w:gz")}, {"train": 3, "test": 3})
-    with pytest.raises(DataError, match="is not the file it should be"):
+    with pytest.raises(DataError, match=r"cifar-100-binary.tar.gz"):
         shop.get("cifar100")
     (shop.root / ".originals/cifar100/cifar-100-binary.tar.gz").unlink()
     assert [path.name for path in shop.get("cifar100")] == ["test.parquet"]
@@ -52,28 +52,22 @@ def test_the_first_checksum_is_kept_where_none_is_published(shop: Shop, rng: np.
     (shop.root / ".originals/imagenet_o/imagenet-o.tar").unlink()
     second = tar({"imagenet-o/n01/a.JPEG": encode(noise(rng), "JPEG")})
     shop.publish("imagenet_o", {"imagenet-o.tar": second}, {"test": 1}, checksums=False)
-    with pytest.raises(DataError, match=r"if its authors replaced it, remove 'imagenet_o/imagenet-o\.tar' from"):
+    with pytest.raises(DataError, match=r"imagenet_o/imagenet-o\.tar'.*lock"):
         shop.get("imagenet_o")
     (shop.root / LOCK).write_text("{")
-    with pytest.raises(DataError, match="is damaged"):
+    with pytest.raises(DataError, match="lock"):
         shop.get("imagenet_o")
     (shop.root / LOCK).unlink()
     assert len(shop.get("imagenet_o")) == 1
 
 
 def test_requests_that_cannot_be_met(shop: Shop) -> None:
-    for name, words in (
-        ("cifar11", "is not in the catalogue"),
-        ("digits", "is built in"),
-        ("diatoms", "cannot be fetched: put images of your own under the data root"),
-    ):
-        with pytest.raises(UsageError, match=words):
+    for name in ("cifar11", "digits", "diatoms"):
+        with pytest.raises(UsageError, match=name):
             shop.get(name)
-    with pytest.raises(UsageError, match="set MAPLE_DATA or give --data-root"):
+    with pytest.raises(UsageError, match="--data-root"):
         get_data_set("cifar10")
-    with pytest.raises(
-        DataError, match=r"train.zip'?, which cannot be fetched without you: get it from https://www.kag"
-    ):
+    with pytest.raises(DataError, match=r"train\.zip.*https://www.kag"):
         shop.get("plankton_ndsb")
 
 

@@ -116,7 +116,7 @@ def publish_imagenet(shop: Shop, rng: np.random.Generator) -> dict[str, bytes]:
 
 def test_imagenet_becomes_class_folders(shop: Shop, rng: np.random.Generator) -> None:
     jpegs = publish_imagenet(shop, rng)
-    with pytest.raises(DataError, match=r"needs ILSVRC2012_img_train.tar.*cannot be fetched without you: get it from"):
+    with pytest.raises(DataError, match=r"ILSVRC2012_img_train.tar"):
         shop.get("imagenet")
     shop.put_by_hand("imagenet", "ILSVRC2012_img_val.tar", "ILSVRC2012_devkit_t12.tar.gz")
     assert shop.get("imagenet") == [shop.root / "imagenet/val"]  # what can be made is made
@@ -203,28 +203,28 @@ def test_plankton_is_cut_within_each_class(shop: Shop, rng: np.random.Generator)
 @pytest.mark.parametrize(
     ("name", "file", "content", "images", "words"),
     [
-        ("cifar10", "cifar-10-binary.tar.gz", tar({"x": b""}, "w:gz"), {"test": 1}, "holds no 'cifar-10-batches-bin/"),
+        ("cifar10", "cifar-10-binary.tar.gz", tar({"x": b""}, "w:gz"), {"test": 1}, "cifar-10-batches-bin/"),
         (
             *("cifar10", "cifar-10-binary.tar.gz"),
             tar({"cifar-10-batches-bin/test_batch.bin": bytes(3072)}, "w:gz"),
-            *({"test": 1}, "is cut short"),
+            *({"test": 1}, "test_batch.bin"),
         ),
         (
             *("cifar10", "cifar-10-binary.tar.gz"),
             tar({"cifar-10-batches-bin/test_batch.bin": b"\x0a" + bytes(3072)}, "w:gz"),
-            *({"test": 1}, "label 10, and there are 10 classes"),
+            *({"test": 1}, "label 10"),
         ),
         (
             *("cifar10", "cifar-10-binary.tar.gz"),
             tar({"cifar-10-batches-bin/test_batch.bin": bytes(3073)}, "w:gz"),
-            *({"test": 2}, "has 1 images, should be 2"),
+            *({"test": 2}, "cifar10/test.* 1 .* 2"),
         ),
-        ("imagenet_o", "imagenet-o.tar", tar({"../n01/a.JPEG": b"x"}), {"test": 1}, "leads out of the archive"),
-        ("imagenet_o", "imagenet-o.tar", b"no archive", {"test": 1}, "cannot read the archive"),
+        ("imagenet_o", "imagenet-o.tar", tar({"../n01/a.JPEG": b"x"}), {"test": 1}, "../n01/a.JPEG"),
+        ("imagenet_o", "imagenet-o.tar", b"no archive", {"test": 1}, "imagenet-o.tar"),
         (
             *("cifar10_c", "CIFAR-10-C.tar"),
             tar({"CIFAR-10-C/labels.npy": npy(np.array([{}], object)), "CIFAR-10-C/fog.npy": b""}),
-            *({"fog-1": 1}, "cannot make cifar10_c/fog-1.*pickle"),
+            *({"fog-1": 1}, "cifar10_c/fog-1"),
         ),
         (
             *("cifar10_c", "CIFAR-10-C.tar"),
@@ -234,7 +234,7 @@ def test_plankton_is_cut_within_each_class(shop: Shop, rng: np.random.Generator)
                     "CIFAR-10-C/fog.npy": npy(np.array([{}] * 5, object)),
                 }
             ),
-            *({"fog-1": 1}, "holds object of shape"),
+            *({"fog-1": 1}, "fog.npy"),
         ),
     ],
     ids=["nothing-inside", "cut-short", "label", "count", "path", "no-archive", "pickled-labels", "pickled-images"],
@@ -245,7 +245,7 @@ def test_originals_that_are_not_what_they_should_be(
     shop.publish(name, {file: content}, images)
     with pytest.raises(DataError, match=words):
         shop.get(name)
-    assert not (shop.root / name).exists()  # not even an empty folder, which would pass for a data set
+    assert not (shop.root / name).exists()  # not even an empty folder, which would count as a data set
 
 
 def test_matlab_files_that_are_not_what_they_should_be(shop: Shop) -> None:
@@ -256,10 +256,10 @@ def test_matlab_files_that_are_not_what_they_should_be(shop: Shop) -> None:
 
     good = matlab(X=np.zeros((32, 32, 3, 1), np.uint8), y=np.ones((1, 1), np.uint8))
     for content, words in (
-        (b"not MATLAB at all" * 20, "cannot read '.*test_32x32.mat' as a MATLAB file"),
-        (good[:200], "cannot read '.*test_32x32.mat' as a MATLAB file"),
-        (matlab(X=np.zeros((32, 32, 3, 1), np.uint8)), "holds no array 'y'"),
-        (matlab(X=np.zeros((32, 3), np.uint8), y=np.ones((1, 1))), "it is not SVHN's format 2"),
+        (b"not MATLAB at all" * 20, "test_32x32.mat"),
+        (good[:200], "test_32x32.mat"),
+        (matlab(X=np.zeros((32, 32, 3, 1), np.uint8)), "'y'"),
+        (matlab(X=np.zeros((32, 3), np.uint8), y=np.ones((1, 1))), "SVHN"),
     ):
         shop.publish("svhn", {"test_32x32.mat": content, "train_32x32.mat": b""}, {"test": 1})
         (shop.root / ".originals/svhn/test_32x32.mat").unlink(missing_ok=True)

@@ -105,11 +105,11 @@ def test_black_and_white_images_do_no_harm() -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("fogg", 1), "unknown corruption 'fogg': did you mean 'fog'"),
-        (("frost", 1), "unknown corruption 'frost'"),
-        (("fog", 0), "from 1 to 5"),
-        (("fog", 6), "from 1 to 5"),
-        (("fog", 1.5), "from 1 to 5"),
+        (("fogg", 1), "'fogg'.*'fog'"),
+        (("frost", 1), "'frost'"),
+        (("fog", 0), "severity 0"),
+        (("fog", 6), "severity 6"),
+        (("fog", 1.5), "severity 1.5"),
     ],
 )
 def test_wrong_use(images: np.ndarray, arguments: tuple, words: str) -> None:
@@ -119,9 +119,9 @@ def test_wrong_use(images: np.ndarray, arguments: tuple, words: str) -> None:
 
 def test_images_that_cannot_be_corrupted(images: np.ndarray) -> None:
     for wrong in (images[0], images.astype(float), images[..., :1], images[:, :4, :4]):
-        with pytest.raises(UsageError, match="cannot be corrupted"):
+        with pytest.raises(UsageError, match="shape"):
             corrupt_images(wrong, "fog", 1)
-    with pytest.raises(UsageError, match="one key per image"):
+    with pytest.raises(UsageError, match="keys"):
         corrupt_images(images, "fog", 1, keys=["a"])
     assert corrupt_images(images[:0], "fog", 1).shape == (0, 32, 32, 3)
 
@@ -190,7 +190,7 @@ def test_sets_on_disk_are_read_or_refused(tmp_path: Path, rng: np.random.Generat
     np.testing.assert_array_equal(
         corrupt_set(stream, "contrast", 3).pixels, corrupt_set(open_images(folder), "contrast", 3).pixels
     )
-    with pytest.raises(DataError, match="too much to be corrupted in memory"):
+    with pytest.raises(DataError, match="set"):
         corrupt_set(stream, "contrast", 3, memory_limit=10)
 
 
@@ -216,15 +216,15 @@ def test_corrupted_sources(root: Path) -> None:
 @pytest.mark.parametrize(
     ("source", "words"),
     [
-        ("corrupted:digits?family=fogg", "did you mean 'fog'"),
-        ("corrupted:digits?famly=fog", "did you mean 'family'"),
-        ("corrupted:digits?severity=6", "from 1 to 5"),
-        ("corrupted:digits?severity=two", "from 1 to 5"),
-        ("corrupted:digits?seed=-1", "from 0 to"),
-        ("corrupted:?family=fog", "names no clean images"),
-        ("corrupted:corrupted:digits?family=fog", "names no clean images"),
-        ("corrupted:simulated-diatoms?n=9", "unknown parameter 'n'"),
-        ("corrupted:digit?family=fog", "no data set, file or folder 'digit'"),
+        ("corrupted:digits?family=fogg", "'fog'"),
+        ("corrupted:digits?famly=fog", "'family'"),
+        ("corrupted:digits?severity=6", "severity=6"),
+        ("corrupted:digits?severity=two", "severity=two"),
+        ("corrupted:digits?seed=-1", "seed=-1"),
+        ("corrupted:?family=fog", "corrupted:SOURCE"),
+        ("corrupted:corrupted:digits?family=fog", "corrupted:SOURCE"),
+        ("corrupted:simulated-diatoms?n=9", "'n'"),
+        ("corrupted:digit?family=fog", "'digit'"),
     ],
 )
 def test_corrupted_sources_that_cannot_be_opened(source: str, words: str, root: Path) -> None:

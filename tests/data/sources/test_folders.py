@@ -49,22 +49,22 @@ def test_links_to_folders_cannot_form_a_ring(tmp_path: Path, rng: np.random.Gene
 def test_folders_without_usable_classes(tmp_path: Path, rng: np.random.Generator) -> None:
     empty = tmp_path / "empty"
     empty.mkdir()
-    with pytest.raises(DataError, match=r"no images in '.*empty': expected one subfolder per class with \.jpg"):
+    with pytest.raises(DataError, match="empty"):
         open_images(empty)
-    with pytest.raises(DataError, match="no images in"):
+    with pytest.raises(DataError, match="empty"):
         open_images(empty, labelled=False)
     (empty / "a").mkdir()
-    with pytest.raises(DataError, match="no images in"):
+    with pytest.raises(DataError, match="empty"):
         open_images(empty)
     flat = tmp_path / "flat"
     flat.mkdir()
     noise(rng).save(flat / "x.png")
-    with pytest.raises(DataError, match="put each class in its own subfolder"):
+    with pytest.raises(DataError, match="flat"):
         open_images(flat)
     half = write_folder(tmp_path / "half", {"a": 2, "b": 0}, rng)
-    with pytest.raises(DataError, match=r"class 'b' of .* has no images"):
+    with pytest.raises(DataError, match="class 'b'"):
         open_images(half)
-    with pytest.raises(DataError, match="single file"):
+    with pytest.raises(DataError, match=r"x\.png"):
         open_images(flat / "x.png")
 
 
@@ -83,21 +83,21 @@ def test_unlabelled_sources(tmp_path: Path, rng: np.random.Generator) -> None:
     odd = folder / "no-suffix"
     noise(rng).save(odd, "PNG")
     assert len(open_images(odd, labelled=False)) == 1
-    with pytest.raises(DataError, match="no images match"):
+    with pytest.raises(DataError, match=r"\*\.tiff"):
         open_images(str(folder / "*.tiff"), labelled=False)
-    with pytest.raises(UsageError, match="no data set, file or folder"):
+    with pytest.raises(UsageError, match=r"\*\.png"):
         open_images(str(folder / "*.png"))
-    with pytest.raises(UsageError, match="one source"):
+    with pytest.raises(UsageError, match="subfolder"):
         open_images([folder, folder])
-    with pytest.raises(UsageError, match="no images were given"):
+    with pytest.raises(UsageError, match="no images"):
         open_images([], labelled=False)
-    with pytest.raises(UsageError, match="no file or folder"):
+    with pytest.raises(UsageError, match="absent"):
         open_images([folder, tmp_path / "absent"], labelled=False)
     for made in ("digits", "simulated-diatoms/far?n=6", "corrupted:digits?family=fog"):
-        with pytest.raises(UsageError, match="cannot be opened together with other sources: give it alone"):
+        with pytest.raises(UsageError, match=made.partition("?")[0]):
             open_images([folder, made], labelled=False)
     odd.write_bytes(b"broken")
-    with pytest.raises(DataError, match=r"cannot use '.*no-suffix': not an image"):
+    with pytest.raises(DataError, match="no-suffix"):
         open_images(odd, labelled=False)
     assert (open_images("digits", labelled=False).labels == -1).all()
 

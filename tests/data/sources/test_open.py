@@ -20,7 +20,7 @@ from maple.errors import UsageError
 def test_sizes_that_cannot_be_asked_for(size: object) -> None:
     with pytest.raises(UsageError, match="size"):
         open_images("digits", size=size)  # type: ignore[arg-type]
-    with pytest.raises(UsageError, match="did you mean 'pad'"):
+    with pytest.raises(UsageError, match="'pad'"):
         open_images("digits", fit="padd")  # type: ignore[arg-type]
 
 
@@ -28,7 +28,7 @@ def test_an_open_set_is_taken_as_it_is() -> None:
     images = arrays(4, 2)
     assert open_images(images) is images and open_images(images, size=8) is images
     assert open_images(images, labelled=False).labels.tolist() == [-1] * 4
-    with pytest.raises(UsageError, match="is open with 8 px, not 16"):
+    with pytest.raises(UsageError, match=r"8 px.*16 px"):
         open_images(images, size=16)
 
 
