@@ -31,7 +31,7 @@ from maple.data.simulate import simulated_diatoms
 from maple.detectors.maple import MapleDetector
 from maple.networks import create_backbone, embed
 from maple.prediction.predictor import Predictor
-from maple.runs.predict import predict_images
+from maple.runs.predict import PredictRequest, predict_images
 
 DISTINCT = 200  # images
 SIZE = 64  # pixels
@@ -83,7 +83,7 @@ def measure_all(arguments: argparse.Namespace, folder: Path) -> list[dict[str, A
 def predict_one(model: Path, source: str, out: str, workers: int, batch_size: int) -> None:
     """Predict, and print how long it took: starting Python and loading torch do not count."""
     start = time.perf_counter()
-    predict_images(model, [source], out, workers=workers, batch_size=batch_size)
+    predict_images(PredictRequest(model, [source], out, workers=workers, batch_size=batch_size))
     print(time.perf_counter() - start)
 
 

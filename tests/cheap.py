@@ -24,7 +24,7 @@ from maple.decisions.calibration import Calibration
 from maple.prediction.base import BasePredictor
 from maple.runs import predict as predict_files
 from maple.runs import writer
-from maple.runs.predict import predict_images
+from maple.runs.predict import PredictRequest, predict_images
 from maple.types import Prediction
 
 FAILED = 99  # exit code
@@ -78,6 +78,10 @@ def use(predictor: BasePredictor, save_seconds: float = 0.0) -> None:
     writer.SAVE_SECONDS = save_seconds
 
 
+def predict(*arguments: Any, **options: Any) -> int:
+    return predict_images(PredictRequest(*arguments, **options))
+
+
 def write_images(folder: Path, n: int) -> Path:
     """Images that get brighter; every seventh is broken."""
     folder.mkdir(parents=True)
@@ -101,7 +105,7 @@ def killed_anywhere(folder: str, form: str, fdr: float | None) -> list[int]:
     images = write_images(parent / "images", 12)
     (parent / "m.onnx").write_bytes(b"a graph")
     use(Cheap())
-    work = partial(predict_images, parent / "m.onnx", [str(images)], fdr=fdr, batch_size=4)
+    work = partial(predict, parent / "m.onnx", [str(images)], fdr=fdr, batch_size=4)
     work(out=str(parent / f"whole.{form}"))
     expected = (parent / f"whole.{form}").read_bytes(), (parent / "whole.skipped.csv").read_bytes()
     left = []
@@ -175,7 +179,7 @@ def predict_slowly(model: str, images: str, out: str, workers: int, seconds: flo
 
     use(Slow())
     predict_files.decode_stream = partial(decode_stream, seconds=seconds)  # type: ignore[assignment]
-    predict_images(Path(model), [images], out, batch_size=4, workers=workers)
+    predict(Path(model), [images], out, batch_size=4, workers=workers)
 
 
 def measure(source: str, out: str) -> None:
@@ -184,6 +188,6 @@ def measure(source: str, out: str) -> None:
     Path(out).parent.mkdir()
     model = Path(out).parent / "m.onnx"
     model.write_bytes(b"a graph")
-    predict_images(model, [source], out, batch_size=64, fdr=0.1)
+    predict(model, [source], out, batch_size=64, fdr=0.1)
     (peak,) = re.findall(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
     print(int(peak) / 1024)

@@ -229,6 +229,10 @@ def check_decision(*arguments: Any, decision: dict[str, Any] | None = None, **_:
     build_options(DecisionOptions, flags, where=None)
 
 
+def check_request(request: Any) -> None:
+    build_options(DecisionOptions, request.decision, where=None)
+
+
 def check_detectors(request: Any) -> None:
     from maple.runs.methods import list_methods
 
@@ -268,7 +272,7 @@ WORK: dict[str, Callable[..., None]] = {
     "maple.runs.update.update_run": nothing,
     "maple.deploy.serve.app.serve_model": nothing,
     "maple.deploy.export.export_run": nothing,
-    "maple.runs.predict.predict_images": check_decision,
+    "maple.runs.predict.predict_images": check_request,
     "maple.runs.explain.explain_images": check_decision,
     "maple.runs.monitor.monitor_images": nothing,
     "maple.runs.report.report_run": nothing,

@@ -23,14 +23,14 @@ import pytest
 from PIL import Image
 from scipy.stats import false_discovery_control
 
-from cheap import Cheap, files_in, use, write_images
+from cheap import Cheap, files_in, predict, use, write_images
 from commands import python_path
 from image_files import encode, endless_jpeg, noise
 from maple.data.stream import decode_stream
 from maple.decisions.conformal import benjamini_hochberg
 from maple.errors import DataError, RunError, UsageError
 from maple.runs import writer
-from maple.runs.predict import flag_together, predict_images
+from maple.runs.predict import flag_together
 from maple.runs.writer import ResumableFile
 from maple.types import PREDICTION_COLUMNS, Prediction
 
@@ -71,7 +71,7 @@ def test_the_three_forms_say_the_same(cheap, tmp_path):
     said = []
     for form in FORMATS:
         out = tmp_path / "out" / f"p.{form}"
-        n = predict_images(model, [str(folder)], str(out), coverage=0.9, all_probabilities=True, batch_size=8)
+        n = predict(model, [str(folder)], str(out), coverage=0.9, all_probabilities=True, batch_size=8)
         said.append(read_rows(out))
         assert n == len(said[-1]) == 26
     assert said[0] == said[1] == said[2]
@@ -92,7 +92,7 @@ def test_the_three_forms_say_the_same(cheap, tmp_path):
 
 def test_parquet_is_typed_and_says_what_was_promised(cheap, tmp_path):
     predictor, model = cheap
-    predict_images(model, [str(write_images(tmp_path / "images", 9))], str(tmp_path / "p.parquet"), coverage=0.9)
+    predict(model, [str(write_images(tmp_path / "images", 9))], str(tmp_path / "p.parquet"), coverage=0.9)
     schema = pq.read_schema(tmp_path / "p.parquet")
     names = pa.dictionary(pa.int32(), pa.string())
     assert dict(zip(schema.names, schema.types)) == {
@@ -109,9 +109,9 @@ def test_parquet_is_typed_and_says_what_was_promised(cheap, tmp_path):
 def test_a_coverage_that_takes_all_classes_is_reported(cheap, tmp_path, capsys):
     predictor, model = cheap
     n, folder, out = len(predictor.calibration.set_scores), write_images(tmp_path / "images", 3), tmp_path / "p.jsonl"
-    predict_images(model, [str(folder)], str(out), coverage=n / (n + 1))
+    predict(model, [str(folder)], str(out), coverage=n / (n + 1))
     assert "all classes" not in capsys.readouterr().err
-    predict_images(model, [str(folder)], str(out), coverage=(n + 1) / (n + 2), overwrite=True)
+    predict(model, [str(folder)], str(out), coverage=(n + 1) / (n + 2), overwrite=True)
     said = " ".join(capsys.readouterr().err.split())
     assert "every prediction set will hold all classes" in said and f"takes at least {n + 1} labelled" in said
     assert all(len(row["prediction_set"]) == 2 for row in read_rows(out))
@@ -134,7 +134,7 @@ def test_row_groups_do_not_tell_how_rows_were_written(cheap, tmp_path, monkeypat
     folder = write_images(tmp_path / "images", 40)
     monkeypatch.setattr(writer, "MAX_GROUP_ROWS", 10)
     for batch_size in (3, 8, 64):
-        predict_images(model, [str(folder)], str(tmp_path / f"{batch_size}.parquet"), batch_size=batch_size)
+        predict(model, [str(folder)], str(tmp_path / f"{batch_size}.parquet"), batch_size=batch_size)
     written = [(tmp_path / f"{batch_size}.parquet").read_bytes() for batch_size in (3, 8, 64)]
     assert written[0] == written[1] == written[2]
     assert pq.ParquetFile(tmp_path / "3.parquet").num_row_groups == 4  # of 34 rows
@@ -145,7 +145,7 @@ def test_without_calibration_there_are_no_p_values(cheap, tmp_path):
     use(Cheap(n_calibration=0))
     folder = write_images(tmp_path / "images", 3)
     for form, missing in (("csv", "nan"), ("jsonl", None), ("parquet", None)):
-        predict_images(model, [str(folder)], str(tmp_path / f"p.{form}"))
+        predict(model, [str(folder)], str(tmp_path / f"p.{form}"))
         rows = read_rows(tmp_path / f"p.{form}")
         assert [row["p_value"] if missing is None else str(row["p_value"]) for row in rows] == [missing] * 3
 
@@ -155,7 +155,7 @@ def test_who_cannot_go_on_without_calibration_is_not_warned_of_what_would_come(c
     _, model = cheap
     use(Cheap(n_calibration=0))
     with pytest.raises(UsageError, match="calibration images, and the run has none"):
-        predict_images(model, [str(write_images(tmp_path / "images", 3))], "-", **request_)
+        predict(model, [str(write_images(tmp_path / "images", 3))], "-", **request_)
     assert not capsys.readouterr().err
 
 
@@ -166,8 +166,8 @@ def test_all_images_decide_together(cheap, tmp_path, form, fdr, monkeypatch):
     monkeypatch.setattr(writer, "READ_ROWS", 10)
     monkeypatch.setattr(writer, "MAX_GROUP_ROWS", 16)
     folder = write_images(tmp_path / "images", 70)
-    predict_images(model, [str(folder)], str(tmp_path / f"p.{form}"), fdr=fdr, batch_size=9)
-    predict_images(model, [str(folder)], str(tmp_path / f"alone.{form}"), batch_size=9)
+    predict(model, [str(folder)], str(tmp_path / f"p.{form}"), fdr=fdr, batch_size=9)
+    predict(model, [str(folder)], str(tmp_path / f"alone.{form}"), batch_size=9)
     rows, alone = read_rows(tmp_path / f"p.{form}"), read_rows(tmp_path / f"alone.{form}")
     p_values, flagged = np.array([row["p_value"] for row in rows]), [row["is_ood"] for row in rows]
     np.testing.assert_array_equal(flagged, benjamini_hochberg(p_values, fdr))
@@ -184,11 +184,11 @@ def test_printing_says_the_same_as_a_file(cheap, tmp_path, capsys, fdr):
     _, model = cheap
     folder = write_images(tmp_path / "images", 30)
     before = files_in(tmp_path)
-    predict_images(model, [str(folder)], "-", fdr=fdr, batch_size=9)
+    predict(model, [str(folder)], "-", fdr=fdr, batch_size=9)
     printed = capsys.readouterr()
     assert "4 files could not be used" in printed.err and "listed" not in printed.err
     assert files_in(tmp_path) == before
-    predict_images(model, [str(folder)], str(tmp_path / "p.csv"), fdr=fdr, batch_size=9)
+    predict(model, [str(folder)], str(tmp_path / "p.csv"), fdr=fdr, batch_size=9)
     assert printed.out == (tmp_path / "p.csv").read_text()
     assert "p.skipped.csv" in " ".join(capsys.readouterr().err.split())
 
@@ -196,9 +196,9 @@ def test_printing_says_the_same_as_a_file(cheap, tmp_path, capsys, fdr):
 def test_what_an_earlier_file_left_out_is_not_listed_beside_a_new_one(cheap, tmp_path):
     _, model = cheap
     folder = write_images(tmp_path / "images", 8)  # of which 0005.png is broken
-    predict_images(model, [str(folder)], str(tmp_path / "p.csv"))
+    predict(model, [str(folder)], str(tmp_path / "p.csv"))
     assert (tmp_path / "p.skipped.csv").exists()
-    predict_images(model, [str(folder / "0000.png")], str(tmp_path / "p.csv"))
+    predict(model, [str(folder / "0000.png")], str(tmp_path / "p.csv"))
     assert not (tmp_path / "p.skipped.csv").exists()
 
 
@@ -210,10 +210,10 @@ def test_when_no_image_can_be_used(cheap, tmp_path, capsys, out):
     (folder / "0.png").write_bytes(b"not an image")
     target = out if out == "-" else str(tmp_path / out)
     with pytest.raises(DataError, match=r"cannot use '.*0.png': not an image.*; give another image"):
-        predict_images(model, [str(folder)], target)
+        predict(model, [str(folder)], target)
     (folder / "1.png").write_bytes(b"neither")
     with pytest.raises(DataError, match=r"none of the 2 images of 'images' can be used \('.*0.png': .*replace them"):
-        predict_images(model, [str(folder)], target, batch_size=1)
+        predict(model, [str(folder)], target, batch_size=1)
     assert files_in(tmp_path) == {"model", "images"} and capsys.readouterr().out == ""
 
 
@@ -233,9 +233,9 @@ class Overflowing(Cheap):
 def test_an_image_without_a_score_is_skipped_and_named(cheap, tmp_path, capsys, form, fdr):
     _, model = cheap
     folder, out = write_images(tmp_path / "images", 30), tmp_path / f"p.{form}"
-    predict_images(model, [str(folder)], str(tmp_path / f"all.{form}"), batch_size=8)
+    predict(model, [str(folder)], str(tmp_path / f"all.{form}"), batch_size=8)
     use(predictor := Overflowing())
-    assert predict_images(model, [str(folder)], str(out), fdr=fdr, batch_size=8) == 21
+    assert predict(model, [str(folder)], str(out), fdr=fdr, batch_size=8) == 21
     assert predictor.n_chunks == 4  # each once
     kept = [row for row in read_rows(tmp_path / f"all.{form}") if row["file"] < str(folder / "0024.png")]
     assert [row | {"is_ood": None} for row in read_rows(out)] == [row | {"is_ood": None} for row in kept]
@@ -251,7 +251,7 @@ def test_when_no_image_has_a_score(cheap, tmp_path):
     use(nothing := Overflowing())
     nothing.limit = 0
     with pytest.raises(DataError, match=r"none of the 9 images .*'.*0000.png': .*NaN"):
-        predict_images(model, [str(write_images(tmp_path / "images", 9))], str(tmp_path / "p.csv"), batch_size=4)
+        predict(model, [str(write_images(tmp_path / "images", 9))], str(tmp_path / "p.csv"), batch_size=4)
     assert files_in(tmp_path) == {"images", "model"}
 
 
@@ -261,13 +261,13 @@ def test_the_images_themselves_are_not_overwritten(cheap, tmp_path, rng):
     pq.write_table(pa.table({"image": [encode(noise(rng))]}), path)
     before = path.read_bytes()
     with pytest.raises(UsageError, match="holds the images themselves"):
-        predict_images(model, [str(path)], str(path))
+        predict(model, [str(path)], str(path))
     assert path.read_bytes() == before
     folder = write_images(tmp_path / "images", 3)
     with pytest.raises(UsageError, match="choose a folder without images"):
-        predict_images(model, [str(folder)], str(folder / "p.parquet"))
+        predict(model, [str(folder)], str(folder / "p.parquet"))
     for _ in range(2):
-        assert predict_images(model, [str(folder)], str(folder / "p.csv")) == 3
+        assert predict(model, [str(folder)], str(folder / "p.csv")) == 3
 
 
 def test_names_with_commas_quotes_and_new_lines(cheap, tmp_path, rng):
@@ -276,7 +276,7 @@ def test_names_with_commas_quotes_and_new_lines(cheap, tmp_path, rng):
     data = [{"bytes": encode(noise(rng)), "path": name} for name in names]
     pq.write_table(pa.table({"image": data}), tmp_path / "images.parquet")
     for form in FORMATS:
-        predict_images(model, [str(tmp_path / "images.parquet")], str(tmp_path / f"p.{form}"), fdr=0.1)
+        predict(model, [str(tmp_path / "images.parquet")], str(tmp_path / f"p.{form}"), fdr=0.1)
     with (tmp_path / "p.csv").open(encoding="utf-8", newline="") as file:
         assert [row["file"] for row in csv.DictReader(file)] == [name.replace("\r", "\\r") for name in names]
     lines = (tmp_path / "p.jsonl").read_text(encoding="utf-8").split("\n")
@@ -302,13 +302,13 @@ def interrupted(request, cheap, tmp_path, capsys):
     _, model = cheap
     folder = write_images(tmp_path / "images", 30)
     out = tmp_path / "out" / f"p.{request.param}"
-    again = partial(predict_images, model, [str(folder)], str(out), batch_size=7)
+    again = partial(predict, model, [str(folder)], str(out), batch_size=7)
     use(Interrupting())
     with pytest.raises(KeyboardInterrupt):
         again()
     assert "14 images are done and kept in" in " ".join(capsys.readouterr().err.split())
     use(Cheap())
-    predict_images(model, [str(folder)], str(tmp_path / f"whole.{request.param}"), batch_size=7)
+    predict(model, [str(folder)], str(tmp_path / f"whole.{request.param}"), batch_size=7)
     capsys.readouterr()
     use(predictor := Cheap())
     return types.SimpleNamespace(
@@ -401,9 +401,9 @@ def test_a_full_disk_is_a_pause(cheap, tmp_path, capsys, monkeypatch, form, n_wr
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", full)
         with pytest.raises(RunError, match=f"p.{form}.*No space left on device"):
-            predict_images(model, [str(folder)], str(out), batch_size=5)
+            predict(model, [str(folder)], str(out), batch_size=5)
     assert "images are done and kept" in " ".join(capsys.readouterr().err.split())
-    predict_images(model, [str(folder)], str(out), batch_size=5)
+    predict(model, [str(folder)], str(out), batch_size=5)
     assert len(read_rows(out)) == 26
 
 
@@ -444,9 +444,9 @@ def test_a_kill_leaves_no_process_behind(cheap, tmp_path):
         process.wait()
     assert len(children) >= 2 and not out.exists()
     assert wait(lambda: not any(is_alive(child) for child in children))
-    predict_images(model, [str(folder)], str(out), batch_size=4)
+    predict(model, [str(folder)], str(out), batch_size=4)
     use(Cheap())
-    predict_images(model, [str(folder)], str(tmp_path / "whole.csv"), batch_size=4)
+    predict(model, [str(folder)], str(tmp_path / "whole.csv"), batch_size=4)
     assert out.read_bytes() == (tmp_path / "whole.csv").read_bytes()
 
 
@@ -464,7 +464,7 @@ def test_a_kill_while_an_image_decodes_forever_changes_nothing(cheap, tmp_path, 
         process.wait()
     monkeypatch.setattr("maple.runs.predict.decode_stream", partial(decode_stream, seconds=1.5))
     for path in (out, tmp_path / "whole.csv"):  # the first goes on
-        predict_images(model, [str(folder)], str(path), batch_size=4, workers=2)
+        predict(model, [str(folder)], str(path), batch_size=4, workers=2)
     assert out.read_bytes() == (tmp_path / "whole.csv").read_bytes()
     skipped = (tmp_path / "p.skipped.csv").read_text()
     assert skipped == (tmp_path / "whole.skipped.csv").read_text()
@@ -523,6 +523,6 @@ def test_an_exported_graph_needs_no_torch(tmp_path):
     out = tmp_path / "p.parquet"
     run_here(
         "here.use(here.Cheap()); here.sys.modules['torch'] = None; "
-        f"here.predict_images(here.Path({str(tmp_path / 'm.onnx')!r}), [{str(tmp_path / 'images')!r}], {str(out)!r})"
+        f"here.predict(here.Path({str(tmp_path / 'm.onnx')!r}), [{str(tmp_path / 'images')!r}], {str(out)!r})"
     )
     assert len(read_rows(out)) == 17

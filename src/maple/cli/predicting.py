@@ -51,13 +51,13 @@ def predict(
 
     Memory does not grow with the number of images. If the command is interrupted or killed, rerun it to resume.
     """
-    from maple.runs.predict import predict_images
+    from maple.runs.predict import PredictRequest, predict_images
 
-    predict_images(
-        run,
-        images,
-        out,
-        flags,
+    request = PredictRequest(
+        model=run,
+        sources=images,
+        out=out,
+        decision=flags,
         fdr=fdr,
         coverage=coverage,
         all_probabilities=all_probabilities,
@@ -67,6 +67,7 @@ def predict(
         overwrite=overwrite,
         trust=trust,
     )
+    predict_images(request)
 
 
 @with_options("decision", rare=True, default="the run's")

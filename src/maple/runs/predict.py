@@ -1,9 +1,8 @@
-"""``maple predict``: images in, one row per image out, whatever their number.
+"""``maple predict``: one row per image, for any number of images.
 
-Images are decoded, predicted and written chunk by chunk, in constant memory (:mod:`maple.data.stream`); what is
-written goes
-on where a kill left it (:mod:`maple.runs.writer`). Torch is loaded for the predictor of a run, not for an exported
-graph.
+Images are decoded, predicted and written chunk by chunk in constant memory (:mod:`maple.data.stream`), and an
+interrupted request is resumed (:mod:`maple.runs.writer`). Torch is imported for the predictor of a run, not for an
+exported graph.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ import tempfile
 from bisect import bisect_left
 from collections.abc import Generator, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import compress
 from pathlib import Path
@@ -40,72 +39,81 @@ from maple.types import PREDICTION_COLUMNS, Skipped
 _NO_SCORE = "its embedding or score is NaN or infinite"
 
 
-def predict_images(
-    model: Path,
-    sources: list[str],
-    out: str,
-    decision: dict[str, Any] | None = None,
-    *,
-    fdr: float | None = None,
-    coverage: float | None = None,
-    all_probabilities: bool = False,
-    batch_size: int = 256,
-    data_root: Path | None = None,
-    workers: int = 0,
-    overwrite: bool = False,
-    trust: bool = False,
-) -> int:
-    """Write one row per image to ``out``; the number of rows. Files that are not images are listed beside it.
+@dataclass(frozen=True)
+class PredictRequest:
+    """The arguments of ``maple predict``."""
 
-    ``model`` is a run folder or an exported graph. ``decision`` holds options of the decision that differ from the
-    run's; with ``fdr``, all images together decide which of them are flagged; with ``coverage``, every row has a
-    prediction set. A call that was interrupted is gone on with by the same call; ``overwrite`` starts anew.
+    model: Path  # run folder or exported graph
+    sources: list[str]
+    out: str  # file to write; "-" prints CSV
+    decision: dict[str, Any] = field(default_factory=dict)  # options that override those of the run
+    fdr: float | None = None  # flag over all images together
+    coverage: float | None = None  # of a prediction set in every row
+    all_probabilities: bool = False
+    batch_size: int = 256
+    data_root: Path | None = None
+    workers: int = 0
+    overwrite: bool = False  # start again instead of resuming
+    trust: bool = False
+
+    @property
+    def path(self) -> Path | None:
+        return None if self.out == "-" else Path(self.out)
+
+
+def predict_images(request: PredictRequest) -> int:
+    """Write one row per image to ``out`` and return the number of rows; list skipped files beside it.
+
+    An interrupted request is resumed by an equal one.
     """
-    path = None if out == "-" else Path(out)
+    path = request.path
     if path is not None and path.suffix not in SUFFIXES:
         raise UsageError(
-            f"--out '{out}': end the name in {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}, or use - to print"
+            f"--out '{path}': end the name in {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}, or use - to print"
         )
-    check = partial(_check_request, fdr=fdr, coverage=coverage, all_probabilities=all_probabilities)
-    predictor = ready_model(model, decision, fdr=fdr, check=check, trust=trust)
-    source = open_source(sources, size=predictor.size, fit=predictor.fit, data_root=data_root)
+    check = partial(_check_request, request=request)
+    predictor = ready_model(request.model, request.decision, fdr=request.fdr, check=check, trust=request.trust)
+    source = open_source(request.sources, size=predictor.size, fit=predictor.fit, data_root=request.data_root)
+    work = _Work(request, predictor, source)
     if path is not None:
-        _check_place(path, source, sources)
-    work = _Work(predictor, source, batch_size, workers, coverage, all_probabilities)
-    if path is not None:
-        request = _describe_request(work, model, fdr)
-        state = _write(work, ResumableFile(path, work.columns, predictor.class_names, request, overwrite), fdr)
+        _check_place(path, source, request.sources)
+        identity = _identify(work)
+        file = ResumableFile(path, work.columns, predictor.class_names, identity, request.overwrite)
+        tally = _write(work, file)
     else:
-        state = _print(work) if fdr is None else _print_at_last(work, fdr)
-    _report_skipped(state, path)
-    return state.rows
+        tally = _print(work) if request.fdr is None else _print_at_last(work)
+    if tally.first_skipped is not None:
+        where = "" if path is None else f"; all are listed in '{skipped_path(path)}'"
+        warn(describe_skipped([tally.first_skipped], count=tally.skipped) + where)
+    return tally.rows
 
 
 @dataclass(frozen=True, eq=False)
 class _Work:
-    """What is to be predicted, and how."""
+    """A request with its predictor and images opened."""
 
+    request: PredictRequest
     predictor: BasePredictor
     source: Source
-    batch_size: int
-    workers: int
-    coverage: float | None
-    all_probabilities: bool
 
     @property
     def columns(self) -> list[str]:
-        sets = ["prediction_set"] if self.coverage is not None else []
+        sets = ["prediction_set"] if self.request.coverage is not None else []
         return [
             *PREDICTION_COLUMNS,
             *sets,
-            *(f"p_{name}" for name in self.predictor.class_names if self.all_probabilities),
+            *(f"p_{name}" for name in self.predictor.class_names if self.request.all_probabilities),
         ]
 
     def chunks(self, start: int = 0) -> Generator[tuple[list[Row], Decoded]]:
         """The rows of each chunk of images, from image ``start`` on."""
-        size, fit = self.predictor.size, self.predictor.fit
         decoded = decode_stream(
-            self.source, size=size, fit=fit, chunk_size=self.batch_size, start=start, workers=self.workers
+            self.source,
+            size=self.predictor.size,
+            fit=self.predictor.fit,
+            chunk_size=self.request.batch_size,
+            start=start,
+            workers=self.request.workers,
         )
         with counting("predicting") as progress, closing(decoded):
             for chunk in decoded:
@@ -119,13 +127,14 @@ class _Work:
             return [], chunk
         said, usable = self.predictor.predict_usable(chunk.pixels)
         unusable = [Skipped(file, _NO_SCORE) for file in compress(chunk.files, ~usable)]
-        sets = None if self.coverage is None else self.predictor.prediction_sets(said, self.coverage)
-        rows = said.rows(list(compress(chunk.files, usable)), self.all_probabilities, sets)
+        coverage = self.request.coverage
+        sets = None if coverage is None else self.predictor.prediction_sets(said, coverage)
+        rows = said.rows(list(compress(chunk.files, usable)), self.request.all_probabilities, sets)
         return list(rows), chunk._replace(skipped=[*chunk.skipped, *unusable])
 
 
-def _write(work: _Work, file: ResumableFile, fdr: float | None) -> Tally:
-    """Predict into a file, from the image on that it has come to."""
+def _write(work: _Work, file: ResumableFile) -> Tally:
+    """Predict into a file, from the first image that it does not hold."""
     with file:
         if not file.tally.images and work.source.skipped:
             file.append([], work.source.skipped, images=0)
@@ -135,38 +144,37 @@ def _write(work: _Work, file: ResumableFile, fdr: float | None) -> Tally:
         if not file.tally.rows:
             file.discard()
         _check_losses(work.source, file.tally)
-        is_ood = None
+        is_ood, fdr = None, work.request.fdr
         if fdr is not None:
             is_ood = flag_together(file.read_column("p_value"), fdr, len(work.predictor.calibration))
-        file.finish(is_ood, _describe_file(work, fdr, file.tally.rows))
+        file.finish(is_ood, _describe_file(work, file.tally.rows))
         return file.tally
 
 
 def _print(work: _Work) -> Tally:
     """Predict to standard output."""
-    state = Tally().add(0, work.source.skipped)
+    tally = Tally().add(0, work.source.skipped)
     with closing(work.chunks()) as chunks:
         for rows, chunk in chunks:
-            sys.stdout.write(to_csv(rows, work.columns, header=bool(rows) and not state.rows))
-            state = state.add(len(rows), chunk.skipped)
-    _check_losses(work.source, state)
-    return state
+            sys.stdout.write(to_csv(rows, work.columns, header=bool(rows) and not tally.rows))
+            tally = tally.add(len(rows), chunk.skipped)
+    _check_losses(work.source, tally)
+    return tally
 
 
-def _print_at_last(work: _Work, fdr: float) -> Tally:
-    """As :func:`_print`, where decisions are known only when all images are."""
+def _print_at_last(work: _Work) -> Tally:
+    """Predict to standard output once all images have been seen, which decisions with ``--fdr`` need."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "predictions.csv"
-        state = _write(work, ResumableFile(path, work.columns, work.predictor.class_names), fdr)
+        tally = _write(work, ResumableFile(path, work.columns, work.predictor.class_names))
         with path.open(encoding="utf-8", newline="") as file:
             shutil.copyfileobj(file, sys.stdout)
-    return state
+    return tally
 
 
-def _check_request(
-    predictor: BasePredictor, fdr: float | None, coverage: float | None, all_probabilities: bool
-) -> None:
-    """What cannot be answered is better known before the images are read."""
+def _check_request(predictor: BasePredictor, request: PredictRequest) -> None:
+    """Refuse what the predictor cannot answer before images are read."""
+    fdr, coverage = request.fdr, request.coverage
     for flag, rate in (("--fdr", fdr), ("--coverage", coverage)):
         if rate is not None and not 0 < rate < 1:
             raise UsageError(f"{flag} {rate:g}: give a share between 0 and 1")
@@ -174,7 +182,7 @@ def _check_request(
         raise UsageError(f"--fdr needs calibration images, and the run has none: {MORE_CALIBRATION}")
     if coverage is not None and not len(predictor.calibration.set_scores):
         raise UsageError(f"--coverage needs labelled calibration images, and the run has none: {MORE_CALIBRATION}")
-    taken = [name for name in predictor.class_names if all_probabilities and f"p_{name}" in PREDICTION_COLUMNS]
+    taken = [name for name in predictor.class_names if request.all_probabilities and f"p_{name}" in PREDICTION_COLUMNS]
     if taken:
         raise UsageError(f"the class '{taken[0]}' would need the column p_{taken[0]}, which is taken: rename the class")
     if coverage is not None and (n := len(predictor.calibration.set_scores)) < min_labelled_images(coverage):
@@ -185,7 +193,7 @@ def _check_request(
 
 
 def _check_place(out: Path, source: Source, sources: Sequence[str]) -> None:
-    """Predictions may not take the place of images, nor a table of them lie where it would be taken for images."""
+    """Refuse an output that would replace the images, or turn their folder into a data set."""
     if source.path is not None and out.resolve() == source.path.resolve():
         raise UsageError(f"--out '{out}' holds the images themselves: choose another --out")
     folders = [Path(name).resolve() for name in sources if Path(name).is_dir()]
@@ -195,18 +203,18 @@ def _check_place(out: Path, source: Source, sources: Sequence[str]) -> None:
         )
 
 
-def _check_losses(source: Source, state: Tally) -> None:
-    """Some images may be broken, but not all."""
-    if state.rows or state.first_skipped is None:
+def _check_losses(source: Source, tally: Tally) -> None:
+    """Raise an error if all images were skipped."""
+    if tally.rows or tally.first_skipped is None:
         return
-    first = f"'{state.first_skipped.file}': {state.first_skipped.reason}"
-    if state.skipped == 1:
+    first = f"'{tally.first_skipped.file}': {tally.first_skipped.reason}"
+    if tally.skipped == 1:
         raise DataError(f"cannot use {first}; give another image")
-    raise DataError(f"none of the {state.skipped} images of '{source.name}' can be used ({first}): replace them")
+    raise DataError(f"none of the {tally.skipped} images of '{source.name}' can be used ({first}): replace them")
 
 
 def flag_together(p_values: np.ndarray, fdr: float, n_calibration: int) -> np.ndarray:
-    """Which images (N,) are flagged by Benjamini-Hochberg over all p-values (N,)."""
+    """Flags (N,) by Benjamini-Hochberg over all p-values (N,); warn where nothing can be flagged."""
     flagged = benjamini_hochberg(p_values, fdr)
     n = len(p_values)
     least = 1 + bisect_left(range(1, n + 1), True, key=lambda k: can_flag(n_calibration, n, fdr, k))
@@ -223,24 +231,25 @@ def flag_together(p_values: np.ndarray, fdr: float, n_calibration: int) -> np.nd
     return flagged
 
 
-def _describe_request(work: _Work, model: Path, fdr: float | None) -> dict[str, Any]:
-    """What must be the same for a call to go on with what another one has written.
+def _identify(work: _Work) -> dict[str, Any]:
+    """Everything that an interrupted request and the one that resumes it must share.
 
-    How many images are predicted at a time is not among it: where that was too many, fewer go on.
+    The batch size is left out: a request that ran out of memory may be resumed with a smaller one.
     """
+    request = work.request
     return {
-        "the model": _digest_model(model),
+        "the model": _digest_model(request.model),
         "the images": work.source.digest(),
         "the version of maple": __version__,
-        "--fdr": fdr,
-        "--coverage": work.coverage,
-        "--all-probabilities": work.all_probabilities,
+        "--fdr": request.fdr,
+        "--coverage": request.coverage,
+        "--all-probabilities": request.all_probabilities,
         **{flag_name(name): value for name, value in as_dict(work.predictor.options).items()},
     }
 
 
 def _digest_model(model: Path) -> str:
-    """What is another when a run was trained or calibrated anew, or a graph exported again."""
+    """A digest that changes when the run is trained or calibrated again, or the graph exported again."""
     found = hashlib.blake2b(digest_size=16)
     files = [model] if model.is_file() else [*model.glob("*.safetensors"), *model.glob("network/*")]
     for path in sorted(files):
@@ -249,18 +258,18 @@ def _digest_model(model: Path) -> str:
     return found.hexdigest()
 
 
-def _describe_file(work: _Work, fdr: float | None, n_images: int) -> dict[str, Any]:
-    """What a Parquet file says of itself: who predicted, and what decisions and prediction sets promise."""
-    predictor, sets = work.predictor, {}
+def _describe_file(work: _Work, n_images: int) -> dict[str, Any]:
+    """Metadata of a Parquet file: the model, and the guarantees of decisions and prediction sets."""
+    predictor, sets, fdr, coverage = work.predictor, {}, work.request.fdr, work.request.coverage
     promise = predictor.decision.sentence()
     if fdr is not None:
         promise = (
             f"of the images flagged, at most {percent(fdr, exact=True)} are in-distribution on average "
             f"(Benjamini-Hochberg over {n_images:,} images)"
         )
-    if work.coverage is not None:
+    if coverage is not None:
         n_labelled = len(predictor.calibration.set_scores)
-        covered = f"holds the true class of at least {percent(work.coverage, exact=True)} of in-distribution images"
+        covered = f"holds the true class of at least {percent(coverage, exact=True)} of in-distribution images"
         sets["prediction_set"] = f"{covered} on average over calibration sets ({n_labelled:,} labelled images)"
     return {
         "version": __version__,
@@ -269,9 +278,3 @@ def _describe_file(work: _Work, fdr: float | None, n_images: int) -> dict[str, A
         "decision": promise,
         **sets,
     }
-
-
-def _report_skipped(state: Tally, path: Path | None) -> None:
-    if state.first_skipped is not None:
-        where = "" if path is None else f"; all are listed in '{skipped_path(path)}'"
-        warn(describe_skipped([state.first_skipped], count=state.skipped) + where)

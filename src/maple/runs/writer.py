@@ -28,6 +28,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from maple.errors import RunError, UsageError
+from maple.files import take_lock
 from maple.progress import say, warn
 from maple.text import shorten_list
 from maple.types import SET_SEPARATOR, Skipped
@@ -41,6 +42,7 @@ READ_VALUES = 2**18  # and rows times columns, where they become Python objects
 MAX_GROUP_ROWS = 2**16  # of a row group in Parquet,
 MAX_GROUP_VALUES = 2**23  # and its rows times columns; also the values of a part
 _METADATA_KEY = b"maple"
+_LOCK = ".lock"
 
 Row = dict[str, Any]
 
@@ -144,10 +146,12 @@ class _Parts:
 
     def open(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
-        self._held = _hold(self.folder / ".held", self.folder)
+        self._lock = take_lock(self.folder / _LOCK)
+        if self._lock is None:
+            raise RunError(f"'{self.folder}' is being written by another process: wait for it, or choose another --out")
 
     def close(self) -> None:
-        self._held.close()
+        self._lock.release()
 
     def discard(self) -> None:
         self.close()
@@ -171,7 +175,7 @@ class _Parts:
     def keep(self, n: int) -> None:
         """Remove everything but the first ``n`` parts."""
         self.n = n
-        kept = {*self.paths(), self.folder / ".held"}
+        kept = {*self.paths(), self.folder / _LOCK}
         for path in self.folder.iterdir():
             if path not in kept:
                 path.unlink()
@@ -234,21 +238,6 @@ def _replacing(target: Path, temporary: Path) -> Iterator[BinaryIO]:
     except BaseException:  # a full disk needs the room
         temporary.unlink(missing_ok=True)
         raise
-
-
-def _hold(path: Path, what: Path) -> BinaryIO:
-    """Open ``path`` and lock it until the file is closed or the process ends; a second process gets an error."""
-    file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+b")
-    try:
-        import fcntl
-    except ModuleNotFoundError:  # Windows: no lock
-        return file
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        file.close()
-        raise RunError(f"'{what}' is being written by another process: wait for it, or choose another --out") from None
-    return file
 
 
 # --- the file --------------------------------------------------------------------------------------------------------
