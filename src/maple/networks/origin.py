@@ -72,17 +72,15 @@ class MadeBy:
     options: Mapping[str, Any]
     n_outputs: int
     embedding_size: int | None = None  # of a linear embedding layer inside each member of an ensemble
+    plugin: str = ""  # module that registered the recipe: a record, never imported from here
 
     def to_dict(self) -> dict[str, Any]:
         """As plain JSON.
 
-        >>> MadeBy("duq", {"duq_length_scale": 0.1}, n_outputs=10).to_dict()
-        {'recipe': 'duq', 'options': {'duq_length_scale': 0.1}, 'n_outputs': 10}
+        >>> MadeBy("duq", {"length_scale": 0.1}, n_outputs=10).to_dict()
+        {'recipe': 'duq', 'options': {'length_scale': 0.1}, 'n_outputs': 10}
         """
-        stored = asdict(self)
-        if self.embedding_size is None:
-            del stored["embedding_size"]
-        return stored
+        return {key: value for key, value in asdict(self).items() if value is not None and value != ""}
 
     @classmethod
     def from_dict(cls, stored: Mapping[str, Any]) -> MadeBy:

@@ -18,7 +18,7 @@ from maple.files import RunFile, load_arrays, save_arrays, write_atomic
 from maple.networks import Backbone, MadeBy, Origin, create_backbone, rebuild_model
 from maple.options import as_dict, build_options
 from maple.prediction.predictor import Predictor
-from maple.training.recipe import create_recipe
+from maple.training.recipe import find_recipe
 
 _CALIBRATION = "calibration."  # prefix of the names of its arrays
 
@@ -126,7 +126,7 @@ def _new_backbone(metadata: dict[str, Any], shapes: Mapping[str, Sequence[int]],
         backbone.head = backbone.head if has_head else None
     if maker is None:
         return backbone
-    recipe = create_recipe(maker.recipe, **maker.options)
+    recipe = find_recipe(maker.recipe, maker.plugin).create(maker.options, f"options of recipe '{maker.recipe}'")
     if recipe.own_head or getattr(backbone.head, "out_features", None) != n_outputs:
         backbone.head = recipe.build_head(backbone.embedding_size, n_outputs)
     backbone.made_by = maker

@@ -28,6 +28,7 @@ from maple.runs.loading import warn_if_nothing_is_flagged
 from maple.runs.provenance import describe_origin
 from maple.runs.request import RunRequest
 from maple.runs.splits import describe_classes
+from maple.training.recipe import RECIPES
 from maple.types import Outputs, Relabelling
 
 GALLERY_SAMPLE = 200  # training images per cluster among which exemplars are sought
@@ -57,10 +58,9 @@ def prepare_folder(
         save_backbone(run / RunFile.START, start)
     root = request.data_root or os.environ.get("MAPLE_DATA")
     origin = dataclasses.replace(request, data_root=Path(root) if root else None).origin()
-    settings = RunSettings(
-        dataclasses.replace(origin, command=request.command), {name: dict(values) for name, values in sections.items()}
-    )
-    run.write_config(settings)
+    plugin = RECIPES.plugin_of(sections.get("model", {}).get("recipe", "")) or None
+    origin = dataclasses.replace(origin, command=request.command, plugin=plugin)
+    run.write_config(RunSettings(origin, {name: dict(values) for name, values in sections.items()}))
 
 
 def finish_run(request: RunRequest, config: RunConfig, splits: Splits, fitted: Fitted) -> Results | None:

@@ -54,11 +54,15 @@ class RunConfig:
 
 
 def resolve_config(
-    flags: Mapping[str, Any] | None = None, file: Mapping[str, Any] | None = None, preset: str | None = None
+    flags: Mapping[str, Any] | None = None,
+    file: Mapping[str, Any] | None = None,
+    preset: str | None = None,
+    plugin: str | None = None,
 ) -> RunConfig:
     """Merge flags over the sections of a file over a preset over the defaults.
 
-    Keys of ``flags`` are names of options, or ``owner.option`` as in ``--set``.
+    Keys of ``flags`` are names of options, or ``owner.option`` as in ``--set``. ``plugin`` is the one that a run was
+    made with, for the error if its recipe is unknown.
 
     >>> config = resolve_config({"epochs": 3}, {"train": {"epochs": 5, "seed": 7}}, preset="paper")
     >>> config.train.epochs, config.train.seed, config.train.batch_size, config.recipe.head_growth
@@ -67,8 +71,9 @@ def resolve_config(
     256
     """
     flags, file, base = flags or {}, file or {}, read_preset(preset) if preset else {}
+    method = find_recipe(_choose_recipe(flags, file, base), plugin)
     _check_tables(file)
-    method = find_recipe(_choose_recipe(flags, file, base))
+    _check_names(method)
     _check_recipe_sections(file, method)
     asked = _sort_flags(flags, method)
     values = {
@@ -108,7 +113,7 @@ def section_of(option: str, method: Method[Recipe]) -> str | None:
 def _choose_recipe(flags: Mapping[str, Any], file: Mapping[str, Any], base: Mapping[str, Any]) -> str:
     asked = {key.removeprefix("model."): value for key, value in flags.items()}
     for values in (asked, file.get("model", {}), base.get("model", {})):
-        if "recipe" in values:
+        if isinstance(values, dict) and "recipe" in values:
             return str(values["recipe"])
     return ModelOptions().recipe
 
@@ -139,6 +144,16 @@ def _check_tables(file: Mapping[str, Any]) -> None:
             raise ConfigError(f"unknown section '{section}' in the configuration file: {suggest(section, known)}")
         if not isinstance(values, dict):
             raise ConfigError(f"'{section}' in the configuration file is {values!r}: write it as a section [{section}]")
+
+
+def _check_names(method: Method[Recipe]) -> None:
+    """Refuse an option of a plug-in that is also one of a section: a flag could mean either."""
+    for section, group in SECTIONS.items():
+        if both := method.options.keys() & list_options(group).keys():
+            raise UsageError(
+                f"option '{min(both)}' of recipe '{method.name}' clashes with '{min(both)}' in section [{section}]: "
+                "rename it"
+            )
 
 
 def _check_recipe_sections(file: Mapping[str, Any], method: Method[Recipe]) -> None:

@@ -29,7 +29,6 @@ from maple.prediction.predictor import Predictor
 from maple.progress import counting, say, track, warn
 from maple.reporting.gallery import write_evaluation_gallery
 from maple.reporting.report import write_report
-from maple.runs.config import resolve_config
 from maple.runs.folder import RunFolder
 from maple.runs.loading import describe_skipped, open_like, ready_predictor
 from maple.runs.provenance import describe_origin
@@ -72,7 +71,7 @@ def evaluate_run(request: EvaluateRequest) -> Results:
     settings = run.read_config()
     with run.lock(request.command):
         flags = {} if request.workers is None else {"workers": request.workers}
-        config = resolve_config(flags, settings.sections)
+        config = settings.resolve(flags)
         predictor = ready_predictor(request.run, request.decision, trust=request.trust)
         if detectors and predictor.detector.learned_.appended:
             raise UsageError(

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -32,6 +32,9 @@ from maple.files import (
 )
 from maple.options import read_toml, to_toml
 from maple.types import Skipped
+
+if TYPE_CHECKING:
+    from maple.runs.config import RunConfig
 
 _FOLDERS = (RunFile.GALLERY, RunFile.MEMBERS, RunFile.NETWORK)
 _LOCKS = (RunFile.LOCK, RunFile.HOLDER)
@@ -55,6 +58,7 @@ class RunOrigin:
     calibrate: str | None = None  # of maple fit: images that the network was not trained on
     model: str | None = None  # of maple fit
     command: str | None = None
+    plugin: str | None = None  # module that registered the recipe: a record, never imported from here
 
     @classmethod
     def from_toml(cls, section: Mapping[str, Any]) -> RunOrigin:
@@ -77,6 +81,12 @@ class RunSettings:
 
     origin: RunOrigin
     sections: dict[str, dict[str, Any]]
+
+    def resolve(self, flags: Mapping[str, Any] | None = None) -> RunConfig:
+        """The options of the run with ``flags`` over them; an error names the plug-in if its recipe is unknown."""
+        from maple.runs.config import resolve_config  # loads torch, which a report does without
+
+        return resolve_config(flags, self.sections, plugin=self.origin.plugin)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -21,7 +21,6 @@ from maple.data.splits import Splits, load_splits
 from maple.errors import DataError, RunError, UsageError
 from maple.files import RunFile
 from maple.progress import counting, say, warn
-from maple.runs.config import resolve_config
 from maple.runs.folder import RunClasses, RunFolder, RunOrigin
 from maple.runs.loading import describe_skipped
 from maple.runs.request import LEFT_OUT, AnyRequest, RunRequest
@@ -56,7 +55,7 @@ def reopen_splits(run: RunFolder, size: int, data_root: Path | None = None) -> S
     """The splits of a finished run, from its source; :class:`RunError` if the images have changed since training."""
     settings = run.read_config()
     origin = settings.origin
-    options = dataclasses.replace(resolve_config(file=settings.sections).data, size=size)
+    options = dataclasses.replace(settings.resolve().data, size=size)
     try:
         splits = load_run_splits(origin, options, data_root or origin.root)
     except UsageError as error:

@@ -318,9 +318,10 @@ def _as_started(request: TrainRequest) -> tuple[TrainRequest, RunConfig]:
     then = settings.sections.get("model", {}).get("recipe", "maple")
     if (now_asked := request.flags.get("recipe", then)) != then:
         raise started_otherwise(request.out, "--recipe", then, now_asked)
+    started = settings.resolve()
     asked = {name: values | request.file.get(name, {}) for name, values in settings.sections.items()}
     now = resolve_config(request.flags, {**request.file, **asked})
-    for name, values in resolve_config(file=settings.sections).sections().items():
+    for name, values in started.sections().items():
         for key, value in values.items():
             if key not in FREE_OPTIONS and (other := now.sections()[name][key]) != value:
                 raise started_otherwise(request.out, flag_name(key), value, other)

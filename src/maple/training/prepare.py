@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from maple.errors import UsageError
 from maple.networks import Backbone, MadeBy
 from maple.training.maple import MapleRecipe
-from maple.training.recipe import Recipe
+from maple.training.recipe import RECIPES, Recipe
 
 
 def prepare_backbone(backbone: Backbone, recipe: Recipe, n_outputs: int, fabric: Fabric) -> None:
@@ -39,7 +39,7 @@ def describe_maker(recipe: Recipe, n_outputs: int) -> MadeBy | None:
     if isinstance(recipe, MapleRecipe):
         return None
     options = {key: value for key, value in recipe.options().items() if key != "recipe"}
-    return MadeBy(recipe.name, options, n_outputs)
+    return MadeBy(recipe.name, options, n_outputs, plugin=RECIPES.plugin_of(recipe.name))
 
 
 def count_outputs(head: nn.Module, embedding_size: int) -> int:

@@ -339,7 +339,9 @@ class _Search:
         trials = self.trials()
         best = find_best(trials, self.plan.criterion)
         config = None if best is None else with_settings(self.plan.config, best.settings)
-        return Tuning(self.plan, trials, best, config, self.out, train_command(self.request))
+        return Tuning(
+            self.plan, trials, best, config, self.out, train_command(self.request, self.plan.config.model.recipe)
+        )
 
     def write_tables(self) -> Tuning:
         """Write trials and best settings, and remove checkpoints of finished trials."""

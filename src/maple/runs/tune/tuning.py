@@ -17,6 +17,7 @@ from maple.runs.config import RunConfig
 from maple.runs.tune.plan import Plan, TuneRequest
 from maple.text import compact, number
 from maple.training.options import MapleOptions
+from maple.training.recipe import RECIPES
 
 TABLE, BEST, PICTURE = "trials.csv", "best.toml", "trials.svg"
 
@@ -85,7 +86,7 @@ class Tuning:
         return "all trials came out the same: what was searched changes nothing here"
 
 
-def train_command(request: TuneRequest) -> str:
+def train_command(request: TuneRequest, recipe: str = "maple") -> str:
     """The command that trains with the best settings on the same splits.
 
     >>> train_command(TuneRequest("digits", Path("runs/tuned")))
@@ -95,6 +96,8 @@ def train_command(request: TuneRequest) -> str:
     for name in ("data_root", "validation", "calibration", "test"):
         if (value := getattr(request, name)) is not None:
             words += [flag_name(name), str(value)]
+    if plugin := RECIPES.plugin_of(recipe):
+        words += ["--plugin", plugin]
     return shlex.join(words)
 
 

@@ -1,0 +1,194 @@
+"""Every registered recipe and detector, a plug-in among them: fit, save, load, export or refusal, two processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from maple.data.sources import open_images
+from maple.deploy.export import export_onnx
+from maple.detectors.gradients.base import ImageDetector
+from maple.detectors.registry import create_detector, list_detectors, restore_detector
+from maple.errors import FitError, UsageError
+from maple.networks import create_backbone, embed, linear_head
+from maple.prediction.onnx import OnnxPredictor
+from maple.prediction.predictor import fit_predictor, load_predictor
+from maple.registry import load_plugin
+from maple.training.loop import train_backbone
+from maple.training.options import TrainOptions
+from maple.training.recipe import create_recipe, find_recipe, list_recipes
+from plugins import forgetting_plugins, write_plugins
+from ranks import in_two_ranks
+
+RECIPES = [*list_recipes(), "cosine"]
+DETECTORS = [*list_detectors(), "l1"]
+SMALL = {
+    "sngp": {"features": 32},
+    "mc-dropout": {"samples": 2},
+    "duq": {"centroid_size": 8},
+    "ensemble": {"members": 1},
+}
+OPTIONS = TrainOptions(epochs=1, batch_size=32, precision="32-true")
+NOT_MERGED = ("knn",)  # it keeps images, which sums cannot gather
+
+
+@pytest.fixture(scope="module", autouse=True)
+def plugins(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("plugins")
+    write_plugins(folder)
+    with forgetting_plugins():
+        sys.path.insert(0, str(folder))
+        load_plugin("my_detector")
+        load_plugin("my_recipe")
+        yield folder
+
+
+@pytest.fixture(scope="module")
+def digits():
+    images = open_images("digits")
+    return images.subset(np.arange(160)), images.subset(np.arange(160, 260))
+
+
+@pytest.fixture(scope="module", params=RECIPES)
+def trained(request, digits):
+    """A recipe after one epoch, with its predictor."""
+    name = request.param
+    if name == "due":
+        pytest.importorskip("gpytorch")
+    recipe = create_recipe(name, **SMALL.get(name, {}))
+    run = train_backbone(create_backbone("resnet9", 10), recipe, *digits, options=OPTIONS, show_progress=False)
+    return name, fit_predictor(run.backbone, *digits, digits[1], relabelling=run.relabelling)
+
+
+def sample(images):
+    return np.stack([images.read(i) for i in range(8)])  # (N, S, S, 3) uint8
+
+
+def test_a_recipe_is_saved_and_loaded(trained, digits, tmp_path):
+    name, predictor = trained
+    if name == "ensemble":
+        pytest.skip("saved as the whole of its members: tests/baselines/test_ensemble.py")
+    predictor.save(tmp_path)
+    loaded = load_predictor(tmp_path)
+    before, after = (each.predict(sample(digits[1])) for each in (predictor, loaded))
+    np.testing.assert_allclose(after.probabilities, before.probabilities, rtol=1e-5, atol=1e-7)
+    np.testing.assert_allclose(after.score, before.score, rtol=1e-4, atol=1e-5)
+    maker = loaded.backbone.made_by
+    assert (maker.plugin if maker else "") == find_recipe(name).plugin == ("my_recipe" if name == "cosine" else "")
+
+
+def test_a_recipe_is_exported_or_refused(trained, digits, tmp_path):
+    name, predictor = trained
+    images = sample(digits[1])
+    if name == "mc-dropout":
+        with pytest.raises(UsageError, match="MC-Dropout"):
+            export_onnx(predictor, tmp_path / "graph.onnx", check=images)
+        assert not (tmp_path / "graph.onnx").exists()
+        return
+    export_onnx(predictor, tmp_path / "graph.onnx", check=images)
+    said = OnnxPredictor.open(tmp_path / "graph.onnx").predict(images)
+    np.testing.assert_allclose(said.probabilities, predictor.predict(images).probabilities, rtol=1e-3, atol=1e-4)
+
+
+TRAIN_ALL = """
+import hashlib, json, os, sys
+from pathlib import Path
+
+import numpy as np
+
+from maple.data.sources import open_images
+from maple.errors import UsageError
+from maple.networks import create_backbone
+from maple.registry import load_plugin
+from maple.training.distributed import make_fabric
+from maple.training.loop import train_backbone
+from maple.training.options import TrainOptions
+from maple.training.recipe import create_recipe
+
+folder, names = Path(sys.argv[1]), sys.argv[2].split(",")
+load_plugin("my_recipe")
+images = open_images("digits")
+options = TrainOptions(epochs=1, batch_size=32, devices=2, precision="32-true")
+fabric = make_fabric(options)
+found = {}
+for name in names:
+    try:
+        run = train_backbone(
+            create_backbone("resnet9", 10), create_recipe(name), images.subset(np.arange(96)),
+            images.subset(np.arange(96, 128)), options=options, fabric=fabric, show_progress=False,
+        )
+    except UsageError as error:
+        found[name] = str(error)
+        continue
+    state = run.backbone.state_dict().values()
+    found[name] = hashlib.sha256(b"".join(tensor.numpy().tobytes() for tensor in state)).hexdigest()
+(folder / f"rank-{fabric.global_rank}.json").write_text(json.dumps(found))
+fabric.barrier()
+os._exit(0)  # gloo's threads may abort the process that ends first
+"""
+
+
+def test_two_processes_train_the_same_network_or_are_refused(plugins, tmp_path):
+    """All recipes in one launch: both processes end with the same weights, or with the same refusal."""
+    (tmp_path / "driver.py").write_text(TRAIN_ALL)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(plugins), *sys.path]), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--standalone"]
+    done = subprocess.run(
+        [*command, str(tmp_path / "driver.py"), str(tmp_path), ",".join(RECIPES)],
+        env=environment, capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    first, second = (json.loads((tmp_path / f"rank-{rank}.json").read_text()) for rank in range(2))
+    assert first == second and list(first) == RECIPES
+    for name, said in first.items():
+        assert ("--devices" in said) == find_recipe(name).kind.one_process, (name, said)
+
+
+# --- detectors -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def network(digits):
+    run = train_backbone(
+        create_backbone("resnet9", 10), create_recipe("cross-entropy"), *digits, options=OPTIONS, show_progress=False
+    )
+    return run.backbone
+
+
+@pytest.mark.parametrize("name", DETECTORS)
+def test_a_detector_is_fitted_saved_and_restored(name, network, digits):
+    detector = create_detector(name)
+    if isinstance(detector, ImageDetector):
+        ood = digits[1] if getattr(detector, "learns_from_ood", False) else None
+        detector.fit_images(network, *digits, ood=ood)
+        score = lambda fitted: fitted.score_images(network, digits[1])  # noqa: E731
+    else:
+        train, unseen = (embed(network, images) for images in digits)
+        detector.fit(train, unseen, head=linear_head(network))
+        score = lambda fitted: fitted.score(unseen)  # noqa: E731
+    arrays, metadata = detector.get_state()
+    restored = restore_detector(arrays, json.loads(json.dumps(metadata)))
+    assert type(restored) is type(detector) and np.isfinite(score(detector)).all()
+    np.testing.assert_array_equal(score(restored), score(detector))
+
+
+@pytest.mark.parametrize("name", [name for name in DETECTORS if name not in ("odin", "lee-md", "lee-md-ood")])
+def test_two_processes_fit_the_same_detector_or_are_refused(name, network, digits):
+    train, unseen = (embed(network, images) for images in digits)
+    head = linear_head(network)
+
+    def fit_share(rank, sum_over_ranks):
+        return create_detector(name).fit(train[rank::2], unseen, sum_over_ranks=sum_over_ranks, head=head)
+
+    if name in NOT_MERGED:
+        with pytest.raises(FitError, match="one process"):
+            in_two_ranks(fit_share)
+        return
+    whole = create_detector(name).fit(train, unseen, head=head)
+    for detector in in_two_ranks(fit_share):
+        np.testing.assert_allclose(detector.score(unseen), whole.score(unseen), rtol=1e-4, atol=1e-4)
