@@ -16,8 +16,9 @@ from maple.detectors.gradients.base import ImageDetector
 from maple.detectors.registry import create_detector, list_detectors, restore_detector
 from maple.errors import FitError, UsageError
 from maple.networks import create_backbone, embed, linear_head
+from maple.prediction.fit import fit_predictor
 from maple.prediction.onnx import OnnxPredictor
-from maple.prediction.predictor import fit_predictor, load_predictor
+from maple.prediction.store import load_predictor
 from maple.registry import load_plugin
 from maple.training.loop import train_backbone
 from maple.training.options import TrainOptions
