@@ -1,57 +1,26 @@
-"""MAPLE in loops of others: the same relabelling as in ours, heads that the optimiser knows, and Lightning."""
+"""Own loops reach the weights of train_backbone; checkpoints, data sets of any kind, refusals."""
 
 from __future__ import annotations
 
 import copy
 import dataclasses
-import importlib.util
-import sys
-import warnings
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
-import maple
 from maple.data.batches import Epoch, training_batches
-from maple.data.options import DataOptions
-from maple.data.splits import load_splits
 from maple.errors import DataError, TrainError, UsageError
 from maple.networks import create_backbone, wrap_backbone
-from maple.prediction.callback import _make_callback
 from maple.prediction.fit import fit_predictor
 from maple.prediction.own_loop import Indexed, Relabeller, resize_head
-from maple.training.head import grow_backbone, named_state, replace_head
 from maple.training.loop import train_backbone
-from maple.training.maple import MapleRecipe
 from maple.training.optimizers import learning_rate_at
-from maple.training.options import TrainOptions
 from maple.training.recipe import create_recipe
 from maple.types import Relabelling
-
-EPOCHS, BATCH, SEED = 3, 64, 5
-EAGER = MapleRecipe(relabel_every=1, hard_class_error=0.0, min_cluster_size=10, max_clusters=3)
-OPTIONS = TrainOptions(epochs=EPOCHS, batch_size=BATCH, seed=SEED, precision="32-true")
-
-
-@pytest.fixture(scope="module")
-def splits():
-    whole = load_splits("digits", DataOptions())
-    return dataclasses.replace(whole, train=whole.train.subset(np.arange(6 * BATCH)))
-
-
-def make_backbone():
-    torch.manual_seed(SEED)
-    return create_backbone("resnet9", 10)
-
-
-def make_optimizer(module):
-    return torch.optim.SGD(
-        module.parameters(), lr=OPTIONS.learning_rate, momentum=0.9, nesterov=True, weight_decay=OPTIONS.weight_decay
-    )
+from own_training import BATCH, EAGER, EPOCHS, OPTIONS, SEED, make_backbone, make_optimizer
 
 
 def run_own_loop(splits, recipe, first=1, session=None, backbone=None, optimizer=None, stop=EPOCHS):
@@ -138,107 +107,6 @@ def test_checkpoint_of_an_own_loop(splits, own, tmp_path):
         others.load_state_dict(state["session"], again)
 
 
-# --- the optimiser ----------------------------------------------------------------------------------------------------
-
-SPLIT = Relabelling(
-    cluster_ids=np.array([0, 1, 2, 2]),
-    cluster_to_class=np.array([0, 0, 1]),
-    parents=np.array([0, 0, 1]),
-    shares=np.array([0.5, 0.5, 1.0]),
-)
-OPTIMIZERS = {
-    "sgd": (lambda p: torch.optim.SGD(p, 0.1, momentum=0.9), ("momentum_buffer",)),
-    "adam": (lambda p: torch.optim.AdamW(p, 0.1, amsgrad=True), ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")),
-    "adafactor": (lambda p: torch.optim.Adafactor(p, 0.1), ()),  # what it keeps of a matrix has no rows
-}
-
-
-def tiny_backbone(bias=True):
-    torch.manual_seed(0)
-    backbone = wrap_backbone(nn.Sequential(nn.Flatten(), nn.Linear(12, 4), nn.Linear(4, 2, bias=bias)), example=IMAGES)
-    backbone.train()
-    return backbone
-
-
-IMAGES = torch.rand(4, 3, 2, 2, generator=torch.Generator().manual_seed(0))
-
-
-def step(backbone, optimizer, targets):
-    optimizer.zero_grad()
-    F.cross_entropy(backbone(IMAGES)[1], targets).backward()
-    optimizer.step()
-
-
-@pytest.mark.parametrize("kind", OPTIMIZERS)
-def test_rows_that_live_on_keep_their_state(kind):
-    make, keys = OPTIMIZERS[kind]
-    backbone = tiny_backbone()
-    groups = [{"params": [*backbone.body.parameters()]}, {"params": [*backbone.head.parameters()], "weight_decay": 0.3}]
-    optimizer = make(groups)
-    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
-    step(backbone, optimizer, torch.tensor([0, 0, 1, 1]))
-    scheduler.step()
-    before = {
-        name: {key: torch.as_tensor(value).clone() for key, value in values.items()}
-        for name, values in named_state(optimizer, backbone).items()
-    }
-    head = backbone.head
-    replace_head(optimizer, head, backbone, grow_backbone(backbone, EAGER, SPLIT, named_state(optimizer, backbone)))
-    after = named_state(optimizer, backbone)
-    assert after["body.1.weight"].keys() == before["body.1.weight"].keys()
-    if keys:
-        for name in ("head.weight", "head.bias"):
-            for key in keys:
-                assert torch.equal(after[name][key], before[name][key][[0, 0, 1]]), (name, key)
-    else:
-        assert "head.weight" in before and "head.weight" not in after
-    assert not any(parameter in optimizer.state for parameter in head.parameters())
-    assert [id(p) for p in optimizer.param_groups[1]["params"]] == [id(p) for p in backbone.head.parameters()]
-    assert optimizer.param_groups[1]["weight_decay"] == 0.3 and optimizer.param_groups[1]["lr"] == 0.05
-    weight = backbone.head.weight.detach().clone()
-    assert torch.equal(weight[0], weight[1])
-    for _ in range(2):  # of one parent, the rows now part: the optimiser moves the new head, and its states are apart
-        step(backbone, optimizer, torch.tensor([0, 1, 2, 2]))
-    assert not torch.allclose(backbone.head.weight[0], backbone.head.weight[1])
-
-
-def test_a_new_bias_joins_the_group_of_the_weight():
-    backbone = tiny_backbone(bias=False)
-    optimizer = torch.optim.SGD(backbone.named_parameters(), 0.1, momentum=0.9)
-    step(backbone, optimizer, torch.tensor([0, 0, 1, 1]))
-    head = backbone.head
-    replace_head(optimizer, head, backbone, grow_backbone(backbone, EAGER, SPLIT, named_state(optimizer, backbone)))
-    (group,) = optimizer.param_groups
-    assert len(group["params"]) == len(group["param_names"]) == 4
-    assert group["params"][-1] is backbone.head.bias and group["param_names"][-1] == "head.bias"
-    bias = backbone.head.bias.detach().clone()
-    step(backbone, optimizer, torch.tensor([0, 1, 2, 2]))
-    assert not torch.equal(backbone.head.bias, bias)
-
-
-def test_a_fresh_head_starts_without_momentum():
-    backbone = tiny_backbone()
-    optimizer = torch.optim.SGD(backbone.parameters(), 0.1, momentum=0.9)
-    step(backbone, optimizer, torch.tensor([0, 0, 1, 1]))
-    head = backbone.head
-    recipe = create_recipe("maple", head_growth="fresh", cluster_scope="class")
-    replace_head(optimizer, head, backbone, grow_backbone(backbone, recipe, SPLIT, named_state(optimizer, backbone)))
-    assert set(named_state(optimizer, backbone)) == {"body.1.weight", "body.1.bias"}
-    assert not torch.equal(backbone.head.weight[0], head.weight[0])
-
-
-# --- data of others ---------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def arrays(splits):
-    """Digits as tensors, and a small network that is not trained."""
-    torch.manual_seed(1)
-    x = torch.from_numpy(splits.train.pixels.transpose(0, 3, 1, 2).copy())  # uint8
-    module = nn.Sequential(nn.Flatten(), nn.Linear(192, 24), nn.ReLU(), nn.Linear(24, 10))
-    return x, wrap_backbone(module, example=x[:2].float() / 255)
-
-
 def test_datasets_and_arrays_give_what_image_sets_give(splits, arrays):
     x, backbone = arrays
     labels = torch.from_numpy(splits.train.labels)
@@ -278,9 +146,6 @@ def test_indexed(splits, arrays):
     others = Indexed(TensorDataset(x, torch.from_numpy(splits.train.labels)))
     batch = next(iter(DataLoader(others, batch_size=5)))
     assert torch.equal(batch[2], torch.arange(5)) and torch.equal(batch[0], x[:5])
-
-
-# --- what is refused --------------------------------------------------------------------------------------------------
 
 
 def test_refusals(splits, arrays):
@@ -392,167 +257,6 @@ def test_validation_does_not_count_as_progress(splits, arrays):
     assert session.progress == 0
     session.loss(backbone, x, targets)
     assert session.progress == 192 / len(splits.train) / 2
-
-
-# --- Lightning --------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def lightning():
-    if importlib.util.find_spec("pytorch_lightning") is None:
-        pytest.skip("Lightning is not installed")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        assert maple.MapleCallback is maple.MapleCallback  # one class, made once; making it imports Lightning
-    return sys.modules["pytorch_lightning"]
-
-
-def make_classifier(lightning, backbone):
-    class Classifier(lightning.LightningModule):
-        def __init__(self):
-            super().__init__()
-            self.backbone = backbone
-            self.seen = []  # epoch, positions and labels of each batch
-
-        def training_step(self, batch, batch_idx):
-            x, y, index = batch
-            self.seen.append((self.trainer.current_epoch, index.clone(), y.clone()))
-            return F.cross_entropy(self.backbone(x)[1], y)
-
-        def test_step(self, batch, batch_idx):
-            self.log("clusters", float(self.backbone(batch[0])[1].shape[1]))
-
-        def configure_optimizers(self):
-            return torch.optim.SGD(self.parameters(), lr=0.05, momentum=0.9)
-
-    return Classifier()
-
-
-def make_trainer(lightning, callback, epochs=3):
-    quiet = dict.fromkeys(("logger", "enable_progress_bar", "enable_model_summary", "enable_checkpointing"), False)
-    return lightning.Trainer(max_epochs=epochs, accelerator="cpu", callbacks=[callback], **quiet)
-
-
-def fit(lightning, module, callback, images, epochs=3, **options):
-    trainer = make_trainer(lightning, callback, epochs)
-    torch.manual_seed(0)
-    trainer.fit(module, DataLoader(Indexed(images), batch_size=96, shuffle=True), **options)
-    return trainer
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_lightning_callback(lightning, splits, arrays, tmp_path):
-    backbone = copy.deepcopy(arrays[1])
-    callback = maple.MapleCallback(EAGER, splits.train, splits.validation, splits.calibration)
-    assert isinstance(callback, lightning.Callback)
-    module = make_classifier(lightning, backbone)
-    trainer = fit(lightning, module, callback, splits.train)
-    assert [found.epoch for found in callback.history] == [1, 2, 3]
-    assert callback.history[0].relabelled and not callback.history[-1].relabelled
-    assert trainer.callback_metrics["maple_clusters"] == callback.session.n_clusters == backbone.head.out_features > 10
-    (optimizer,) = trainer.optimizers
-    assert backbone.head.weight in optimizer.state  # it has made steps with the head that has grown
-    parents = callback.session.relabelling.cluster_to_class.tolist()
-    for epoch, index, y in module.seen:
-        labels = torch.from_numpy(splits.train.labels)[index]
-        if epoch == 0:
-            assert torch.equal(y, labels)
-        if epoch == 2:
-            assert torch.equal(y, callback.session.labels[index])
-            assert [parents[cluster] for cluster in y] == labels.tolist()
-    prediction = callback.predictor(splits.test)
-    assert (prediction.class_id == splits.test.labels).mean() > 0.7
-    assert callback.predictor.calibration_scores.size == len(splits.calibration)
-
-    trainer.save_checkpoint(tmp_path / "last.ckpt")
-    again = maple.MapleCallback(EAGER, splits.train, splits.validation)
-    torch.manual_seed(3)
-    other = make_classifier(lightning, copy.deepcopy(arrays[1]))
-    assert other.backbone.head.out_features == 10
-    labels = callback.session.labels
-    fit(lightning, other, again, splits.train, epochs=4, ckpt_path=tmp_path / "last.ckpt")
-    assert [found.epoch for found in again.history] == [4]
-    assert torch.equal(again.session.labels, labels)
-    assert other.backbone.head.out_features == backbone.head.out_features
-
-    grown = backbone.head.out_features  # weights of a head that has grown can also be tested, and fitted, without fit
-    tested = maple.MapleCallback(EAGER, splits.train, splits.validation, splits.calibration)
-    other = make_classifier(lightning, copy.deepcopy(arrays[1]))
-    trainer = make_trainer(lightning, tested)
-    images = TensorDataset(arrays[0].float() / 255, torch.from_numpy(splits.train.labels))
-    (metrics,) = trainer.test(other, DataLoader(images, batch_size=96), tmp_path / "last.ckpt", verbose=False)
-    assert metrics["clusters"] == grown == other.backbone.head.out_features
-    np.testing.assert_array_equal(tested.predictor(splits.test).score, prediction.score)
-
-    fit(lightning, module, callback, splits.train, epochs=2)  # another Trainer: the epochs count on
-    assert [found.epoch for found in callback.history] == [1, 2, 3, 4, 5]
-    assert callback.session.epochs == 5 and callback.session.n_clusters == backbone.head.out_features >= grown
-    callback.train = dataclasses.replace(splits.train, labels=np.roll(splits.train.labels, 1))
-    with pytest.raises(UsageError, match="MapleCallback"):
-        fit(lightning, module, callback, splits.train, epochs=2)
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_lightning_leaves_module_and_loader_as_they_are(lightning, splits, arrays, tmp_path):
-    """Batches may be views of someone's own tensors."""
-    images, labels, index = arrays[0].float() / 255, torch.from_numpy(splits.train.labels), torch.arange(len(arrays[0]))
-    own = labels.clone()
-    views = [(images[i : i + 96], own[i : i + 96], index[i : i + 96]) for i in range(0, len(own), 96)]
-    batches = DataLoader(views, batch_size=1, collate_fn=lambda items: items[0])
-    module = make_classifier(lightning, copy.deepcopy(arrays[1]))
-    callback = maple.MapleCallback(EAGER, splits.train, splits.validation)
-    trainer = make_trainer(lightning, callback, 2)
-    trainer.strategy.connect(module)
-    trainer.save_checkpoint(tmp_path / "first.ckpt")  # before there is a session
-    with pytest.raises(UsageError, match=r"trainer\.fit"):
-        _ = callback.predictor
-    trainer.fit(module, batches)
-    assert torch.equal(own, labels)
-    seen = torch.cat([y for epoch, _, y in module.seen if epoch == 1])
-    assert torch.equal(seen, callback.session.labels) and not torch.equal(seen, labels)
-    assert "training_step" not in vars(module)
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_predictor_where_lightning_was_interrupted(lightning, splits, arrays):
-    class Stop(lightning.Callback):
-        def on_train_epoch_end(self, trainer, pl_module):
-            raise ValueError("stop")
-
-    module = make_classifier(lightning, copy.deepcopy(arrays[1]))
-    callback = maple.MapleCallback(EAGER, splits.train, splits.validation)
-    trainer = make_trainer(lightning, callback)
-    trainer.callbacks.append(Stop())
-    with pytest.raises(ValueError, match="stop"):
-        trainer.fit(module, DataLoader(Indexed(splits.train), batch_size=96))
-    assert "training_step" not in vars(module)
-    assert callback.predictor is callback.predictor
-    assert len(callback.predictor.cluster_to_class) == callback.session.n_clusters == module.backbone.head.out_features
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_lightning_refusals(lightning, splits, arrays):
-    module = make_classifier(lightning, nn.Linear(3, 3))
-    with pytest.raises(UsageError, match="'backbone'"):
-        fit(lightning, module, maple.MapleCallback(EAGER, splits.train, splits.validation), splits.train)
-    module = make_classifier(lightning, copy.deepcopy(arrays[1]))
-    callback = maple.MapleCallback(EAGER, splits.train, splits.validation)
-    with pytest.raises(UsageError, match=r"maple\.Indexed"):
-        trainer = lightning.Trainer(
-            max_epochs=1, accelerator="cpu", callbacks=[callback], logger=False, enable_checkpointing=False
-        )
-        trainer.fit(module, DataLoader(TensorDataset(arrays[0].float() / 255, torch.from_numpy(splits.train.labels))))
-    with pytest.raises(UsageError, match="max_epochs"):
-        fit(lightning, module, callback, splits.train, epochs=-1)
-    module.backbone.head = nn.Linear(24, 1000)
-    with pytest.raises(UsageError, match="1000"):
-        fit(lightning, module, callback, splits.train)
-
-
-def test_without_lightning_a_sentence_says_so(monkeypatch):
-    monkeypatch.setattr("maple.prediction.callback.PACKAGES", {"no_such_lightning": "no_such_lightning"})
-    with pytest.raises(UsageError, match=r"pip install 'maple-uncertainty\[lightning\]'"):
-        _make_callback.__wrapped__()
 
 
 def test_resize_head_keeps_one_that_fits(arrays):

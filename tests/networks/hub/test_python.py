@@ -14,7 +14,7 @@ from maple.networks import (
     open_model,
     wrap_backbone,
 )
-from maple.prediction.store import load_predictor
+from maple.prediction.store import load_backbone, load_predictor, save_backbone
 from opening import assert_same_as, assert_survives, settle
 
 pytestmark = [
@@ -62,3 +62,12 @@ def test_functions_that_cannot_be_used(zoo: str) -> None:
     ):
         with pytest.raises(UsageError, match=message):
             open_model(f"python:{spec}", trust=True)
+
+
+def test_only_the_caller_can_trust(zoo: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    backbone = open_model(f"python:{zoo}:make", trust=True)
+    save_backbone(tmp_path / "weights.safetensors", backbone)
+    monkeypatch.setenv("MAPLE_TRUST", "1")  # the environment does not count
+    with pytest.raises(UsageError, match="--trust"):
+        load_backbone(tmp_path / "weights.safetensors")
+    assert load_backbone(tmp_path / "weights.safetensors", trust=True).origin == backbone.origin

@@ -1,0 +1,53 @@
+"""The training step: used by the loop, an own loop and the timing."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+
+from maple.errors import TrainError
+from maple.networks import create_backbone
+from maple.training.distributed import make_fabric
+from maple.training.options import TrainOptions
+from maple.training.prepare import prepare_backbone
+from maple.training.recipe import create_recipe
+from maple.training.step import TrainingStep, compute_loss, forward_batch
+from short_training import start
+
+CPU = TrainOptions(epochs=1, accelerator="cpu", precision="32-true")
+
+
+def test_divergence_is_an_error_with_a_remedy(few):
+    with pytest.raises(TrainError, match=r"--overwrite .* --learning-rate 1e\+29"):
+        start(create_recipe("cross-entropy"), few, learning_rate=1e30, schedule="constant")
+
+
+def test_own_loop_and_training_loop_share_the_loss():
+    """The first half of the step gives the loss that the whole step reports."""
+    fabric, recipe, options = make_fabric(CPU), create_recipe("triplet"), CPU
+    torch.manual_seed(0)
+    backbone = create_backbone("resnet9", 4).train()
+    images, targets = torch.rand(8, 3, 16, 16), torch.arange(8) % 4
+    expected = compute_loss(recipe, forward_batch(recipe, copy.deepcopy(backbone), images, targets, progress=0.5))
+    found = TrainingStep(fabric, recipe, backbone, options)(images, targets, epoch=1, share=0.5)
+    assert found["loss"] == expected.total.item()
+    assert {name: term.value.item() for name, term in expected.terms.items()} == {
+        name: value for name, value in found.items() if name != "loss"
+    }
+
+
+def test_a_step_updates_network_and_running_state():
+    fabric, recipe = make_fabric(CPU), create_recipe("duq")
+    torch.manual_seed(0)
+    backbone = create_backbone("resnet9", 4)
+    prepare_backbone(backbone, recipe, 4, fabric)
+    step = TrainingStep(fabric, recipe, backbone, CPU)
+    before = {name: value.clone() for name, value in backbone.state_dict().items()}
+    terms = step(torch.rand(8, 3, 16, 16), torch.arange(8) % 4, epoch=1, share=0.0)
+    assert set(terms) == {"loss", "binary_cross_entropy", "gradient_penalty"}
+    after = backbone.state_dict()
+    for name in ("body.blocks.0.0.weight", "head.weight", "head.centroids"):
+        assert not torch.equal(before[name], after[name]), name
+    assert step.learning_rate == pytest.approx(0.1 * CPU.learning_rate)
