@@ -10,8 +10,8 @@ import pytest
 from scipy.special import log_softmax
 
 from maple.decisions.probability import (
-    LOG_TEMPERATURE_DEVIATION,
-    TEMPERATURE_RANGE,
+    _LOG_TEMPERATURE_DEVIATION,
+    _TEMPERATURE_RANGE,
     Probability,
     class_probabilities,
     fit_odds,
@@ -48,10 +48,10 @@ def test_temperature_minimises_the_stated_loss(rng):
 
     def loss(t):
         nll = -log_posterior(d2, weights, clusters, t)[np.arange(60), labels].sum()
-        return nll + np.log(t) ** 2 / (2 * LOG_TEMPERATURE_DEVIATION**2)
+        return nll + np.log(t) ** 2 / (2 * _LOG_TEMPERATURE_DEVIATION**2)
 
     best = loss(fit_temperature(d2, labels, weights, clusters))
-    assert best <= min(loss(t) for t in np.geomspace(*TEMPERATURE_RANGE, 4000)) + 1e-9
+    assert best <= min(loss(t) for t in np.geomspace(*_TEMPERATURE_RANGE, 4000)) + 1e-9
 
 
 @pytest.mark.parametrize("right", [True, False])
@@ -60,7 +60,7 @@ def test_temperature_when_all_are_right_or_wrong(right, scale):
     d2 = scale * np.array([[0.0, 30.0], [25.0, 1.0]] * 50)
     labels = np.array([0, 1] * 50) if right else np.array([1, 0] * 50)
     temperature = fit_temperature(d2, labels, np.log([0.5, 0.5]), np.arange(2))
-    assert TEMPERATURE_RANGE[0] <= temperature <= TEMPERATURE_RANGE[1]
+    assert _TEMPERATURE_RANGE[0] <= temperature <= _TEMPERATURE_RANGE[1]
     loss = [-log_posterior(d2, np.zeros(2), np.arange(2), t)[np.arange(100), labels].mean() for t in (1, temperature)]
     assert loss[1] <= loss[0] + 1e-9
 
@@ -203,7 +203,7 @@ def test_pool_is_as_likely_as_either_expert(rng, informed):
     gaussians = total_loss(log_posterior(d2, weights, clusters, alone), labels)
     softmax = total_loss(log_softmax(network / fit_softmax_temperature(network, labels), axis=1), labels)
     doubt = [
-        (np.log(t) / LOG_TEMPERATURE_DEVIATION) ** 2 / 2 + a**2 / 2 for t, a in ((temperature, weight), (alone, 0))
+        (np.log(t) / _LOG_TEMPERATURE_DEVIATION) ** 2 / 2 + a**2 / 2 for t, a in ((temperature, weight), (alone, 0))
     ]
     assert pooled + doubt[0] <= gaussians + doubt[1] + 1e-9
     assert pooled <= softmax + 5  # what doubt about the temperature may cost, of about 1500

@@ -182,7 +182,7 @@ def test_neighbours_of_scikit_learn(train, new, k, monkeypatch):
     neighbours = NearestNeighbors(n_neighbors=k, algorithm="brute").fit(normalise(train.embeddings))
     expected = neighbours.kneighbors(normalise(new.embeddings))[0][:, -1]
     np.testing.assert_allclose(KnnDetector(k=k).fit(train).score(new), expected, rtol=1e-4, atol=1e-5)
-    monkeypatch.setattr(distance, "QUERIES", 32)  # several blocks of both, the last ones cut short
+    monkeypatch.setattr(distance, "_QUERIES", 32)  # several blocks of both, the last ones cut short
     monkeypatch.setattr(distance, "BLOCK_ELEMENTS", 32)
     monkeypatch.setattr(distance, "row_blocks", lambda n, *_, **__: (slice(i, min(i + 37, n)) for i in range(0, n, 37)))
     np.testing.assert_allclose(KnnDetector(k=k).fit(train).score(new), expected, rtol=1e-4, atol=1e-5)

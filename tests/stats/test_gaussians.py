@@ -18,11 +18,11 @@ from maple.errors import DataError, FitError, UsageError
 from maple.stats.covariance import oas_covariance
 from maple.stats.gaussians import (
     Gaussians,
+    _full_squared_distances,
     add_scatter,
     class_logsumexp,
     class_maximum,
     fit_gaussians,
-    full_squared_distances,
     log_posterior,
     squared_distances,
     with_full_covariances,
@@ -254,7 +254,7 @@ def test_squared_distances_equal_loops(rng):
     np.testing.assert_allclose(squared_distances(points, centroids), expected)
     whitenings = rng.normal(size=(5, 7, 7))
     expected = [[np.sum(((p - c) @ w) ** 2) for c, w in zip(centroids, whitenings)] for p in points]
-    np.testing.assert_allclose(full_squared_distances(points, centroids, whitenings), expected)
+    np.testing.assert_allclose(_full_squared_distances(points, centroids, whitenings), expected)
 
 
 def test_squared_distances_are_never_negative_nor_large(rng):

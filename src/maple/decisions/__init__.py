@@ -1,1 +1,5 @@
-"""Decisions: conformal thresholds and p-values, prediction sets and drift. Never torch."""
+"""Decisions: calibrated class probabilities, conformal p-values and thresholds, prediction sets, drift. Never torch.
+
+``Probability`` is fitted on validation images; ``Calibration`` holds scores of calibration images, ``Decision`` decides
+at one level; ``StreamMonitor`` and ``compare_scores`` test new scores for drift.
+"""

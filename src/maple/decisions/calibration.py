@@ -28,9 +28,10 @@ MIN_CLASS_IMAGES = 100
 
 @dataclass(frozen=True, eq=False)
 class Calibration:
-    """What calibration images teach; :meth:`decide` turns it into decisions at any level, without seeing them again.
+    """Scores of the calibration images, from which :meth:`decide` makes decisions at any level.
 
-    ``set_scores`` come from the labelled ones (:func:`true_class_scores`); labels are needed for nothing else.
+    ``set_scores`` come from the labelled ones (:func:`~maple.decisions.sets.true_class_scores`); nothing else needs
+    labels.
 
     >>> calibration = Calibration(np.arange(1000.0), np.zeros(1000, dtype=int), n_classes=2)
     >>> decision = calibration.decide(false_alarm=0.05)
@@ -51,21 +52,21 @@ class Calibration:
 
     @staticmethod
     def empty(n_classes: int) -> Calibration:
-        """Nothing learned: p-values are NaN, and nothing is flagged."""
+        """No calibration images: p-values are NaN, and nothing is flagged."""
         return Calibration(np.empty(0), np.empty(0, dtype=np.int64), n_classes)
 
     def __len__(self) -> int:
         return len(self.scores)
 
     def decide(self, false_alarm: float = 0.05, confidence: float | None = None, per_class: bool = False) -> Decision:
-        """The decision for a false-alarm rate: see :func:`conformal_threshold` for ``confidence``.
+        """The decision for a false-alarm rate; ``confidence`` as for :func:`conformal_threshold`.
 
-        ``per_class`` makes the promise for each *predicted* class by itself (Mondrian conformal prediction), instead of
-        for all images taken together, among whom those of one class may be flagged far more often. A class with enough
-        calibration images, ``MIN_CLASS_IMAGES`` and :func:`min_calibration_images`, has its own threshold and p-values.
-        All other classes share those of their images: the promise then holds on average over these classes, as often as
-        they occur among the calibration images. Where even these images are too few to flag anything, all calibration
-        images serve, and nothing is promised for these classes beyond what ``per_class=False`` promises for all.
+        With ``per_class`` the guarantee holds for each *predicted* class (Mondrian conformal prediction), not only for
+        all images together, where one class may be flagged far more often than others. A class with at least
+        ``MIN_CLASS_IMAGES`` and :func:`min_calibration_images` calibration images has its own threshold and p-values.
+        All other classes share one group: their guarantee holds on average over these classes, in the proportions of
+        the calibration images. If that group is too small to flag anything, all calibration images are used, and these
+        classes have no guarantee beyond that of ``per_class=False``.
         """
         needed = min_calibration_images(false_alarm, confidence)
         scores, class_ids = as_array(self.scores), as_array(self.class_ids).astype(np.int64)
@@ -87,7 +88,7 @@ class Calibration:
         )
 
     def to_arrays(self) -> dict[str, np.ndarray]:
-        """All there is, by name."""
+        """The record as arrays, by name."""
         return {
             "scores": as_array(self.scores).astype(np.float64),
             "class_ids": as_array(self.class_ids).astype(np.int64),
@@ -103,12 +104,12 @@ class Calibration:
 
 @dataclass(frozen=True, eq=False)
 class Decision:
-    """In or out of distribution at one level, and the promise that goes with it; made by :meth:`Calibration.decide`.
+    """In or out of distribution at one level, with its guarantee; made by :meth:`Calibration.decide`.
 
-    Each predicted class belongs to a group of calibration images: group 0 is shared, any other is one class's own.
-    Threshold and p-value of an image come from the same group, so that without ``confidence`` an image is flagged
-    exactly where its p-value is at most ``false_alarm``. Without calibration images p-values are NaN; with too few,
-    thresholds are infinite and nothing is flagged.
+    Each predicted class belongs to a group of calibration images: group 0 is shared, any other belongs to one class.
+    Threshold and p-value of an image come from the same group: without ``confidence``, an image is flagged exactly
+    where its p-value is at most ``false_alarm``. Without calibration images p-values are NaN; with too few, thresholds
+    are infinite and nothing is flagged.
     """
 
     false_alarm: float
@@ -132,7 +133,7 @@ class Decision:
 
     @property
     def can_flag_any(self) -> bool:
-        """Whether there are so many."""
+        """Whether there are enough calibration images to flag any image."""
         return self.n_images >= self.min_images
 
     @property
@@ -158,7 +159,7 @@ class Decision:
         return scores > self.thresholds[class_ids]
 
     def known_images(self, class_names: Sequence[str]) -> list[str]:
-        """Of which known images the p-values of each predicted class speak (C,), in words."""
+        """The calibration images behind the p-values of each predicted class (C,), in words."""
         if not self.n_own_thresholds:
             return ["known images"] * len(class_names)
         pooled = len(self.group_scores[0]) < self.n_images
@@ -179,7 +180,7 @@ class Decision:
         }
 
     def sentence(self) -> str:
-        """The promise in one plain sentence, without its full stop."""
+        """The guarantee in one sentence, without its full stop."""
         if not self.can_flag_any:
             found = f"there are {self.n_images:,}" if self.n_images else "there are none"
             needed = f"at least {self.min_images:,} calibration images"

@@ -25,7 +25,7 @@ from maple.stats.arrays import as_array
 
 # Tolerance for rounding: conformal p-values lie on a grid, often exactly on the line of Benjamini and Hochberg, and the
 # beta distribution is accurate to about this many digits.
-ROUNDING = 1e-12
+_ROUNDING = 1e-12
 
 
 def conformal_p_values(scores: ArrayLike, calibration_scores: ArrayLike) -> np.ndarray:
@@ -40,19 +40,18 @@ def conformal_p_values(scores: ArrayLike, calibration_scores: ArrayLike) -> np.n
 
 
 def conformal_threshold(calibration_scores: ArrayLike, false_alarm: float, confidence: float | None = None) -> float:
-    """The threshold above which an image is flagged, so that in-distribution images are flagged at most so often.
+    """The score above which an image is flagged, for a false-alarm rate of at most ``false_alarm``.
 
-    It is the (k + 1)-th largest of the n calibration scores, so that k of them lie above. The false-alarm rate that
-    such a threshold turns out to have is distributed over calibration sets as
+    It is the (k + 1)-th largest of the n calibration scores: k of them lie above. Over calibration sets, the
+    false-alarm rate of such a threshold is distributed as
 
         rate ~ Beta(k + 1, n - k),  mean (k + 1) / (n + 1)
 
     for continuous scores, and is smaller with ties. Without ``confidence``, k is the largest number whose mean rate is
-    at most ``false_alarm``: ``score > threshold`` is then exactly where the p-value is at most ``false_alarm``. With
-    it, k is the largest number for which P(rate <= false_alarm) >= confidence.
+    at most ``false_alarm``: then ``score > threshold`` exactly where the p-value is at most ``false_alarm``. With
+    ``confidence``, k is the largest number for which P(rate <= false_alarm) >= confidence.
 
-    Infinite (nothing is out-of-distribution) when there are too few calibration images for so small a rate:
-    see :func:`min_calibration_images`.
+    Infinite (nothing is flagged) with fewer than :func:`min_calibration_images` calibration images.
 
     >>> conformal_threshold([3.0, 1.0, 2.0, 4.0], false_alarm=0.4)
     3.0
@@ -65,12 +64,12 @@ def conformal_threshold(calibration_scores: ArrayLike, false_alarm: float, confi
 
 
 def min_calibration_images(false_alarm: float, confidence: float | None = None) -> int:
-    """The least number of calibration images with which an image can be called out-of-distribution at all.
+    """The least number of calibration images with which any image can be flagged.
 
     >>> min_calibration_images(0.05), min_calibration_images(0.05, confidence=0.95)
     (19, 59)
     """
-    check_rates(false_alarm, confidence)
+    _check_rates(false_alarm, confidence)
     # No calibration score lies above the threshold: 1 / (n + 1) <= a, or 1 - (1 - a)^n >= confidence.
     guess = 1 / false_alarm - 1 if confidence is None else log1p(-confidence) / log1p(-false_alarm)
     numbers = range(ceil(guess) + 2)  # rounding moves the guess by one at most
@@ -80,10 +79,10 @@ def min_calibration_images(false_alarm: float, confidence: float | None = None) 
 def false_alarm_interval(
     n_images: int, false_alarm: float, confidence: float | None = None, share: float = 0.9
 ) -> tuple[float, float]:
-    """Between which false-alarm rates the central ``share`` of all calibration sets of ``n_images`` images lies.
+    """The interval of false-alarm rates that holds the central ``share`` of calibration sets of ``n_images`` images.
 
-    These are quantiles of the beta distribution of :func:`conformal_threshold`: rates over endlessly many new images.
-    (0, 0) where there are too few calibration images to flag anything.
+    Quantiles of the beta distribution of :func:`conformal_threshold`, for rates over infinitely many new images; (0, 0)
+    where there are too few calibration images to flag anything.
 
     >>> low, high = false_alarm_interval(1000, 0.05)
     >>> print(f"{low:.3f} to {high:.3f}")
@@ -103,16 +102,16 @@ def p_values_of(scores: np.ndarray, ordered: np.ndarray) -> np.ndarray:
 
 
 def count_allowed(n: int, false_alarm: float, confidence: float | None = None) -> int:
-    """How many of n calibration scores may lie above the threshold, to the last bit; -1 where even 0 are too many.
+    """How many of n calibration scores may lie above the threshold, exactly; -1 where even 0 are too many.
 
     >>> count_allowed(99, 0.05), count_allowed(98, 0.05), count_allowed(10, 0.05)
     (4, 3, -1)
     """
-    check_rates(false_alarm, confidence)
+    _check_rates(false_alarm, confidence)
     if confidence is not None:  # P(rate <= false_alarm) falls with k: the last k before it falls too low
-        least = confidence * (1 - ROUNDING)
+        least = confidence * (1 - _ROUNDING)
         return bisect_left(range(n), True, key=lambda k: bool(betainc(k + 1, n - k, false_alarm) < least)) - 1
-    k = floor(false_alarm * (n + 1))  # one too many, which the loop takes back unless rounding already did
+    k = floor(false_alarm * (n + 1))  # possibly one too many: the loop corrects it, and rounding
     while k >= 0 and (1 + k) / (n + 1) > false_alarm:
         k -= 1
     return k
@@ -125,7 +124,7 @@ def sort_scores(scores: ArrayLike) -> np.ndarray:
     return ordered
 
 
-def check_rates(false_alarm: float, confidence: float | None) -> None:
+def _check_rates(false_alarm: float, confidence: float | None) -> None:
     check_rate(false_alarm, "false-alarm rate", 0.05)
     if confidence is not None:
         check_rate(confidence, "confidence", 0.95)
@@ -140,9 +139,9 @@ def check_rate(rate: float, what: str, example: float) -> None:
 
 
 def benjamini_hochberg(p_values: ArrayLike, fdr: float) -> np.ndarray:
-    """Which of m images to flag (m,), so that at most a share ``fdr`` of those flagged is in-distribution on average.
+    """Which of m images to flag (m,), with an expected share of at most ``fdr`` false alarms among the flagged.
 
-    With p_(1) <= ... <= p_(m), the largest k with p_(k) <= fdr k / m counts: the k images of smallest p-value are
+    With p_(1) <= ... <= p_(m) and k the largest number with p_(k) <= fdr k / m, the k images of smallest p-value are
     flagged. For conformal p-values that share one calibration set, whose images are exchangeable with the
     in-distribution images of the batch, the expected share of these among the flagged (the false-discovery rate, 0
     where none is flagged) is at most fdr m0 / m, m0 of the m images being in-distribution (Bates et al., 2023: such
@@ -155,20 +154,19 @@ def benjamini_hochberg(p_values: ArrayLike, fdr: float) -> np.ndarray:
     check_rate(fdr, "false-discovery rate", 0.1)
     if np.isnan(p).any():
         raise UsageError(
-            f"{int(np.isnan(p).sum())} of {len(p)} p-values are NaN, since nothing was calibrated: "
-            "calibrate with in-distribution images first"
+            f"{int(np.isnan(p).sum())} of {len(p)} p-values are NaN: calibrate with in-distribution images first"
         )
     if not ((p >= 0) & (p <= 1)).all():
-        raise UsageError("p-values lie between 0 and 1, and these do not: give p-values, not scores")
+        raise UsageError("p-values must lie between 0 and 1: give p-values, not scores")
     ordered = np.sort(p)
     below = np.flatnonzero(ordered <= _line(np.arange(1, len(p) + 1), len(p), fdr))
     return p <= ordered[below[-1]] if len(below) else np.zeros(len(p), dtype=bool)
 
 
 def can_flag(n_calibration: int, n_images: int, fdr: float, n_flagged: int = 1) -> bool:
-    """Whether :func:`benjamini_hochberg` could flag ``n_flagged`` of ``n_images`` images, however unusual they are.
+    """Whether :func:`benjamini_hochberg` can flag ``n_flagged`` of ``n_images`` images at all.
 
-    No conformal p-value is below 1 / (n + 1), so that it takes n + 1 >= m / (fdr k) calibration images to flag k of m.
+    No conformal p-value is below 1 / (n + 1): flagging k of m images takes n + 1 >= m / (fdr k) calibration images.
 
     >>> can_flag(999, 100, fdr=0.1), can_flag(998, 100, fdr=0.1), can_flag(998, 100, fdr=0.1, n_flagged=2)
     (True, False, True)
@@ -178,5 +176,5 @@ def can_flag(n_calibration: int, n_images: int, fdr: float, n_flagged: int = 1) 
 
 
 def _line(k: Any, m: int, fdr: float) -> Any:
-    """fdr k / m, with room for rounding."""
-    return fdr * k / m * (1 + ROUNDING)
+    """fdr k / m, with a tolerance for rounding."""
+    return fdr * k / m * (1 + _ROUNDING)

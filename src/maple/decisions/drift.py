@@ -1,16 +1,16 @@
-"""Have images drifted away from the calibration images? Tests on scores alone, for one batch and for endless streams.
+"""Tests for drift of new images away from the calibration images, by scores alone: for one batch and for streams.
 
-No drift means that new images are *exchangeable* with the calibration images: drawn alike, in no particular order. All
-tests here are exact under that, for any score, any distribution and any number of calibration images. That takes some
-care, because n calibration images know their own distribution only roughly:
+No drift means that new images are *exchangeable* with the calibration images: drawn from the same distribution, in no
+particular order. All tests here are exact under that hypothesis, for any score, any distribution and any number of
+calibration images. n calibration images represent their distribution only approximately, hence:
 
-- p-values of new images against one calibration set are **not** independent, since all share its accidents. A
-  one-sample test of these p-values against the uniform distribution takes the accidents of the calibration set for
-  drift, and a martingale that bets on them grows without end. Both get worse with every new image.
-- :func:`compare_scores`, for one batch, therefore compares two samples (Kolmogorov-Smirnov), and compares the number
-  flagged with its beta-binomial distribution, which knows how uncertain the threshold is.
-- :class:`StreamMonitor`, for streams that are watched all the time, ranks each image among the calibration images *and*
-  all earlier images of the stream. Those p-values are independent and uniform, and betting against them makes no money.
+- p-values of new images against one calibration set are **not** independent: all share its sampling error. A one-sample
+  test of these p-values against the uniform distribution takes that error for drift, and a martingale that bets on them
+  grows without bound. Both get worse with every new image.
+- :func:`compare_scores`, for one batch, therefore compares two samples (Kolmogorov-Smirnov), and compares the number of
+  flagged images with its beta-binomial distribution, which accounts for the uncertainty of the threshold.
+- :class:`StreamMonitor`, for streams monitored continuously, ranks each image among the calibration images *and* all
+  earlier images of the stream. Those p-values are independent and uniform, and betting against them gains nothing.
 
 Letters for shapes: N new images, n calibration images, B bets.
 """
@@ -38,9 +38,9 @@ from maple.stats.arrays import as_array
 class Comparison:
     """New scores against calibration scores: two tests and one verdict, at the nominal rate ``level``.
 
-    Both tests have the same null hypothesis, so that one of them suffices to reject it; Bonferroni pays for having two
-    (Holm's step-down would decide the same). The share sees a few images that are far out, which hardly move a
-    distribution; Kolmogorov-Smirnov sees what moves the bulk in either direction, below the threshold too.
+    Both tests have the same null hypothesis, so one of them suffices to reject it, with a Bonferroni correction for two
+    tests (Holm's step-down would decide the same). The share flagged detects a few images that are far out, which
+    hardly change the distribution; Kolmogorov-Smirnov detects shifts of the bulk in either direction.
     """
 
     n_images: int
@@ -106,18 +106,18 @@ def compare_scores(
 
 
 def kolmogorov_smirnov(scores: ArrayLike, calibration_scores: ArrayLike) -> tuple[float, float, bool]:
-    """D, its p-value and whether the new scores are the higher ones at the place where the distributions differ most.
+    """D, its p-value, and whether the new scores are higher where the distributions differ most.
 
         D = max over s of |F_new(s) - F_calibration(s)|
 
-    for the two empirical distribution functions. Two samples, since both are finite: a one-sample test of conformal
-    p-values against the uniform distribution is the same statistic with F_calibration taken for the truth, and rejects
-    without drift, nearly always once there are many more new images than calibration images.
+    for the two empirical distribution functions. It is a two-sample test, since both samples are finite: a one-sample
+    test of conformal p-values against the uniform distribution is the same statistic with F_calibration taken for the
+    truth, and rejects without drift, nearly always once there are many more new images than calibration images.
 
     >>> kolmogorov_smirnov([4.0, 5.0, 6.0], [1.0, 2.0, 3.0, 4.0])[0]
     0.75
     """
-    with warnings.catch_warnings():  # SciPy says so where it falls back from the exact to the asymptotic p-value
+    with warnings.catch_warnings():  # SciPy warns when it falls back from the exact to the asymptotic p-value
         warnings.filterwarnings("ignore", message=".*(?:Switching to|Exact)", category=RuntimeWarning)
         result = ks_2samp(scores, calibration_scores)
     return float(result.statistic), float(result.pvalue), bool(result.statistic_sign < 0)
@@ -144,36 +144,35 @@ def flagged_distribution(n_images: int, n_calibration: int, n_allowed: int) -> n
 
 # --------------------------------------------------------------------------------------------------------- streams
 
-# Bets are densities of beta distributions with these two parameters, in all combinations: p-values that crowd at 0 (the
-# scores rose), at 1 (they fell), at both ends or in the middle (they spread or shrank).
+# Bets are beta densities with these parameters, in all combinations: p-values concentrate at 0 (the scores rose), at 1
+# (they fell), at both ends or in the middle (their spread grew or shrank).
 _SHAPES = np.array([0.5, 1.0, 2.0])
-_UNIFORM = 4  # the place among the nine of Beta(1, 1), which bets nothing
-_STRENGTHS = (1.0, 0.25)  # stakes: a weak drift lets a small stake grow, where a large one is lost
+_UNIFORM = 4  # index among the nine of Beta(1, 1), which bets nothing
+_STRENGTHS = (1.0, 0.25)  # stakes: under weak drift a small stake grows where a large one is lost
 _N_BETS = len(_STRENGTHS) * (len(_SHAPES) ** 2 - 1)
-# Half of the money is never at risk, the rest is spread evenly over the bets.
+# Half of the capital is never at risk, the rest is spread evenly over the bets.
 _PRIOR = np.concatenate([[0.5], np.full(_N_BETS, 0.5 / _N_BETS)])
 _EDGE = 2.0**-53  # keeps p-values off 0 and 1, where a density may be infinite
 _STATE = ("calibration_scores", "scores", "log_wealth", "capital", "level", "seed")
 
 
 class StreamMonitor:
-    """Watch a stream of scores for drift, as long as you like: a false alarm *ever* has at most the chance ``level``.
+    """Monitor a stream of scores for drift, with a probability of at most ``level`` of any false alarm.
 
-    A conformal test martingale (Vovk et al.): a gambler starts with wealth 1 and bets on each new p-value before
-    seeing it, at odds that are fair if there is no drift. The wealth W is then a martingale, and Ville's inequality
-    bounds its whole path,
+    A conformal test martingale (Vovk et al.): from wealth 1, bet on each new p-value before it is seen, at odds that
+    are fair without drift. The wealth W is then a martingale, and Ville's inequality bounds its whole path,
 
         P(W_t >= 1 / level for any t) <= level,
 
-    so that one may look after every image and stop at will. With drift the wealth grows exponentially. The p-values
-    come from :func:`online_p_values`, the bets are in :func:`beta_bets`, how money moves between them in :func:`grow`.
+    so the test may be read after every image and stopped at any time. Under drift the wealth grows exponentially.
+    P-values come from :func:`online_p_values`, bets from :func:`beta_bets`; :func:`grow` redistributes the capital.
 
-    Attributes after t images: ``scores_`` (t,), ``log_wealth_`` (t,) natural logarithm, ``capital_`` (B,) how the
-    wealth is spread over the bets, ``alarm_at_`` the index of the image at which the alarm went off, or None. The
-    alarm comes after the change, by as many images as the evidence takes. At the level of 1 %, with 500 calibration
-    images and after 1,000 ordinary ones, simulations take in the median 125 images when all scores rise by half a
-    standard deviation, 80 when one image in ten is far out, and 5 when all are. The alarm stays: once images have
-    drifted, calibrate anew and start a new stream. Earlier images are remembered, 16 bytes each.
+    Attributes after t images: ``scores_`` (t,), ``log_wealth_`` (t,) natural logarithm, ``capital_`` (B,) shares of the
+    wealth in each bet, ``alarm_at_`` the index of the image that raised the alarm, or None. The alarm follows the
+    change by as many images as the evidence takes. At the level of 1 %, with 500 calibration images and after 1,000
+    images without drift, simulations take in the median 125 images when all scores rise by half a standard deviation,
+    80 when one image in ten is far out, and 5 when all are. The alarm is permanent: after drift, calibrate again and
+    start a new stream. Memory is 16 bytes per image.
 
     >>> rng = np.random.default_rng(0)
     >>> monitor = StreamMonitor(rng.normal(size=500))
@@ -206,7 +205,7 @@ class StreamMonitor:
 
     @property
     def max_log_wealth_(self) -> float:
-        """The largest log wealth so far; exp(-it) is a p-value for the whole stream, valid whenever one looks."""
+        """The largest log wealth so far, w; exp(-w) is an anytime-valid p-value of the whole stream."""
         return float(self.log_wealth_.max(initial=0.0))
 
     @property
@@ -215,9 +214,9 @@ class StreamMonitor:
         return int(above.argmax()) if above.any() else None
 
     def update(self, scores: ArrayLike) -> np.ndarray:
-        """Take in the next scores (N,) in their order; their online p-values (N,).
+        """Add the next scores (N,), in order; their online p-values (N,).
 
-        Any way to cut a stream into updates gives the same wealth, to the last bit.
+        The wealth does not depend on how the stream is cut into updates, to the last bit.
         """
         new = _checked(scores, "new", may_be_empty=True)
         p_values = online_p_values(new, self._pool, _tie_breakers(self.seed, len(self), len(new)))
@@ -230,7 +229,7 @@ class StreamMonitor:
         return p_values
 
     def to_arrays(self) -> dict[str, np.ndarray]:
-        """All that is needed to go on later."""
+        """The state, to continue later."""
         values = (self.calibration_scores, self.scores_, self.log_wealth_, self.capital_, [self.level], [self.seed])
         return dict(zip(_STATE, map(np.asarray, values)))
 
@@ -238,9 +237,9 @@ class StreamMonitor:
     def from_arrays(cls, arrays: Mapping[str, np.ndarray]) -> StreamMonitor:
         """The monitor that :meth:`to_arrays` described."""
         if missing := [name for name in _STATE if name not in arrays]:
-            raise RunError(f"this is not the state of a stream, it lacks {', '.join(missing)}: start a new one")
+            raise RunError(f"the state of the stream lacks {', '.join(missing)}: start a new one")
         if arrays["capital"].shape != _PRIOR.shape or arrays["log_wealth"].shape != arrays["scores"].shape:
-            raise RunError("the state of the stream does not fit together: start a new one")
+            raise RunError("the state of the stream is inconsistent: start a new one")
         monitor = cls(arrays["calibration_scores"], float(arrays["level"][0]), int(arrays["seed"][0]))
         monitor.scores_, monitor.log_wealth_ = arrays["scores"], arrays["log_wealth"]
         monitor.capital_ = arrays["capital"]
@@ -292,10 +291,10 @@ def count_earlier(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def beta_bets(p_values: np.ndarray) -> np.ndarray:
-    """What one unit of money becomes in each bet: (N, B). Every column has the mean 1 over uniform p-values.
+    """The return of one unit in each bet: (N, B). Every column has mean 1 over uniform p-values.
 
-    The first column keeps its money. The others are 1 + c (f(p) - 1): a stake c of 1 or 1/4 on a beta density f. Only
-    operations that IEEE rounds correctly are used, so that the result does not depend on how a stream is cut.
+    The first column bets nothing. The others are 1 + c (f(p) - 1): a stake c of 1 or 1/4 on a beta density f. Only
+    operations that IEEE rounds correctly are used, so the result does not depend on how a stream is cut.
     """
     rising = _powers(p_values)[:, :, None] * _powers(1 - p_values)[:, None, :]  # (N, 3, 3)
     densities = (rising / beta_function(_SHAPES[:, None], _SHAPES)).reshape(-1, len(_SHAPES) ** 2)
@@ -311,14 +310,14 @@ def _powers(p: np.ndarray) -> np.ndarray:
 def grow(capital: np.ndarray, bets: np.ndarray, n_before: int) -> tuple[np.ndarray, np.ndarray]:
     """Log growth of the wealth with each image (N,), and the shares of the wealth in each bet (B,) afterwards.
 
-    Before image t, the share J_t = 1 / (t + 1) of all money is spread anew, half of it off the table. (With a constant
-    J and linear bets this is Vovk's simple jumper.) Money is thus always ready for whatever drift begins, yet the
-    moves become rare enough that waiting is cheap: the money off the table alone is worth
+    Before image t, the share J_t = 1 / (t + 1) of the capital is redistributed, half of it to no bet. (With a constant
+    J and linear bets this is Vovk's simple jumper.) Capital is thus always available when drift begins, and moves
+    become rare enough that waiting is cheap: the capital in no bet alone is worth
 
         W_t >= 1/2 (1 - J_1 / 2) .. (1 - J_t / 2) >= 1 / (2 sqrt(t + 1)),
 
-    so that after a million images without drift the alarm is less than 8 nats further away than at first. There is
-    nothing to tune.
+    so after a million images without drift the alarm is less than 8 nats further away than at first. No parameter is
+    tuned.
     """
     growth = np.empty(len(bets))
     for i, bet in enumerate(bets):
@@ -331,7 +330,7 @@ def grow(capital: np.ndarray, bets: np.ndarray, n_before: int) -> tuple[np.ndarr
 
 
 def _tie_breakers(seed: int, start: int, n: int) -> np.ndarray:
-    """The next n of an endless sequence of numbers in (0, 1], which the seed fixes."""
+    """The next n of a sequence of random numbers in (0, 1], given by the seed."""
     return 1 - np.random.Generator(np.random.PCG64(seed).advance(start)).random(n)
 
 
@@ -343,7 +342,7 @@ def _checked(scores: ArrayLike, which: str, may_be_empty: bool = False) -> np.nd
     if array.ndim != 1:
         raise UsageError(f"the {which} scores have the shape {array.shape}: give one score per image")
     if len(array) == 0 and not may_be_empty:
-        raise DataError(f"there are no {which} scores, and drift is a difference between two sets: give some images")
+        raise DataError(f"there are no {which} scores: a drift test compares two sets, give some images")
     if missing := int(np.isnan(array).sum()):
         raise DataError(f"{missing} of {len(array)} {which} scores are NaN: find the images they come from")
     return array
@@ -351,4 +350,4 @@ def _checked(scores: ArrayLike, which: str, may_be_empty: bool = False) -> np.nd
 
 def _check_level(level: float) -> None:
     if not 0 < level < 1:
-        raise UsageError(f"level {level}: give the chance of a false alarm, between 0 and 1, such as 0.01")
+        raise UsageError(f"level {level}: give the probability of a false alarm, between 0 and 1, such as 0.01")

@@ -24,10 +24,10 @@ from maple.stats.arrays import as_array
 from maple.stats.gaussians import log_posterior
 
 ClassRule = Literal["sum", "max"]
-TEMPERATURE_RANGE = (1e-3, 1e6)
+_TEMPERATURE_RANGE = (1e-3, 1e6)
 # Standard deviation of the prior on log T: T lies within a factor of ten of 1. The prior weighs as much as one image,
 # so it decides only where the images carry no information.
-LOG_TEMPERATURE_DEVIATION = log(10)
+_LOG_TEMPERATURE_DEVIATION = log(10)
 LOWEST = -1e300  # stands for log 0 where log probabilities are subtracted from each other
 _LOG_EXPONENT_DEVIATION = log(2)  # of the prior on the logarithm of the exponent of the odds
 _SMALLEST_EXPONENT = 0.05
@@ -165,10 +165,10 @@ def fit_temperature(
 
     def loss(log_temperature: float) -> float:
         posterior = log_posterior(squared_distances, log_weights, cluster_to_class, np.exp(log_temperature))
-        return float(-posterior[rows, labels].sum() + (log_temperature / LOG_TEMPERATURE_DEVIATION) ** 2 / 2)
+        return float(-posterior[rows, labels].sum() + (log_temperature / _LOG_TEMPERATURE_DEVIATION) ** 2 / 2)
 
     # A grid brackets the minimum, whatever the scale of the distances; Brent's method refines it.
-    grid = np.log(np.geomspace(*TEMPERATURE_RANGE, num=28))
+    grid = np.log(np.geomspace(*_TEMPERATURE_RANGE, num=28))
     best = int(np.argmin([loss(point) for point in grid]))
     bounds = (grid[max(best - 1, 0)], grid[min(best + 1, len(grid) - 1)])
     return float(np.exp(minimize_scalar(loss, bounds=bounds, method="bounded", options={"xatol": 1e-6}).x))
@@ -207,12 +207,12 @@ def fit_pool(
 
     def loss(parameters: np.ndarray) -> float:
         # A prior of the weight of one image keeps both finite where all images are classified correctly.
-        prior = (parameters[0] / LOG_TEMPERATURE_DEVIATION) ** 2 / 2 + parameters[1] ** 2 / 2
+        prior = (parameters[0] / _LOG_TEMPERATURE_DEVIATION) ** 2 / 2 + parameters[1] ** 2 / 2
         return float(-logs(*parameters)[rows, labels].sum() + prior)
 
     start = np.array([[np.log(alone), 0.0], [np.log(alone) + 0.7, 0.5], [np.log(alone) + 1.5, 1.0]])
     found = minimize(loss, start[0], method="Nelder-Mead", options={"initial_simplex": start, "xatol": 1e-4}).x
-    temperature, weight = float(np.clip(np.exp(found[0]), *TEMPERATURE_RANGE)), max(float(found[1]), 0.0)
+    temperature, weight = float(np.clip(np.exp(found[0]), *_TEMPERATURE_RANGE)), max(float(found[1]), 0.0)
     return temperature, weight, fit_odds(logs(log(temperature), weight), labels)
 
 

@@ -13,7 +13,7 @@ from maple.stats.arrays import as_array
 
 
 def true_class_scores(log_probabilities: ArrayLike, labels: ArrayLike) -> np.ndarray:
-    """-log p of the true class of each labelled image (n_labelled,): what :func:`prediction_sets` learns from.
+    """-log p of the true class of each labelled image (n_labelled,): the ``set_scores`` of :func:`prediction_sets`.
 
     ``log_probabilities`` (N, C), ``labels`` (N,) class ids; images of unknown classes (-1, or none of the C) are left
     out.
@@ -27,12 +27,12 @@ def true_class_scores(log_probabilities: ArrayLike, labels: ArrayLike) -> np.nda
 
 
 def prediction_sets(log_probabilities: ArrayLike, set_scores: ArrayLike, coverage: float) -> np.ndarray:
-    """Which classes an image may belong to (N, C), bool: the true one is among them with probability ``coverage``.
+    """The classes that an image may belong to (N, C), bool: the true one is among them with probability ``coverage``.
 
     Class c is in the set where -log p_c is at most the r-th smallest of the n ``set_scores`` of calibration images
     (:func:`true_class_scores`), r = ceil((n + 1) coverage). An image exchangeable with them has its true class in the
-    set with a probability of at least ``coverage``, and of at most 1 / (n + 1) more for continuous scores. All classes
-    are in where n is too small (r > n). The most probable class is always in: that can only raise coverage, and no
+    set with a probability of at least ``coverage``, and of at most 1 / (n + 1) more for continuous scores. If n is too
+    small (r > n), all classes are in the set. The most probable class always is: that can only raise coverage, and no
     set is empty.
 
     >>> prediction_sets(np.log([[0.9, 0.06, 0.04], [0.5, 0.3, 0.2]]), -np.log([0.9, 0.8, 0.4, 0.3]), coverage=0.75)
@@ -42,7 +42,7 @@ def prediction_sets(log_probabilities: ArrayLike, set_scores: ArrayLike, coverag
     check_rate(coverage, "coverage", 0.9)
     ordered = sort_scores(set_scores)
     if len(ordered) == 0:
-        raise DataError("prediction sets need labelled calibration images, and there are none: calibrate with labels")
+        raise DataError("prediction sets need labelled calibration images: calibrate with labels")
     log_probabilities = as_array(log_probabilities)  # (N, C)
     rank = _covering_rank(len(ordered), coverage)
     sets = -log_probabilities <= (ordered[rank - 1] if rank <= len(ordered) else np.inf)
@@ -57,15 +57,15 @@ def min_labelled_images(coverage: float) -> int:
     (19, 9, 999)
     """
     check_rate(coverage, "coverage", 0.9)
-    n = max(floor(coverage / (1 - coverage)) - 1, 1)  # one too few, as below
+    n = max(floor(coverage / (1 - coverage)) - 1, 1)  # possibly one too few
     while _covering_rank(n, coverage) > n:
         n += 1
     return n
 
 
 def _covering_rank(n: int, coverage: float) -> int:
-    """The least r with r / (n + 1) >= coverage, to the last bit; at most n + 1."""
-    rank = max(ceil(coverage * (n + 1)) - 1, 1)  # one too few, which the loop makes up for unless rounding already did
+    """The least r with r / (n + 1) >= coverage, exactly; at most n + 1."""
+    rank = max(ceil(coverage * (n + 1)) - 1, 1)  # possibly one too few: the loop corrects it, and rounding
     while rank / (n + 1) < coverage:
         rank += 1
     return rank

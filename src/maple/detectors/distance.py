@@ -36,12 +36,12 @@ from maple.stats.gaussians import squared_distances
 from maple.stats.moments import Moments
 from maple.types import About, Outputs
 
-PositiveShare = Annotated[float, Field(gt=0, le=1)]
+_PositiveShare = Annotated[float, Field(gt=0, le=1)]
 
 # ---------------------------------------------------------------------------------------- distances to the classes
 
 
-class ClassDistanceDetector(Detector):
+class _ClassDistanceDetector(Detector):
     """A :class:`~maple.detectors.maple.MapleDetector` with ``settings`` of its own, behind a name of its own.
 
     It holds one and asks it, so that the ablations and relatives of MAPLE are the same code.
@@ -78,11 +78,11 @@ class ClassDistanceDetector(Detector):
 class PcaOptions:
     """How many principal components are kept."""
 
-    explained_variance: PositiveShare = option(0.95, "share of variance that PCA keeps")
+    explained_variance: _PositiveShare = option(0.95, "share of variance that PCA keeps")
 
 
 @register_detector("md")
-class MahalanobisDetector(ClassDistanceDetector):
+class MahalanobisDetector(_ClassDistanceDetector):
     """Squared Mahalanobis distance to the nearest class: min_c (e - m_c)' S^-1 (e - m_c) (Lee et al. 2018).
 
     S is the covariance around the class means, shared by all classes; all directions count. This is the paper's
@@ -107,7 +107,7 @@ class MahalanobisDetector(ClassDistanceDetector):
 
 
 @register_detector("pca-md")
-class PcaMahalanobisDetector(PcaOptions, ClassDistanceDetector):
+class PcaMahalanobisDetector(PcaOptions, _ClassDistanceDetector):
     """``md`` in the principal components that explain ``explained_variance``: the paper's DNN+PCA+MD.
 
     >>> PcaMahalanobisDetector(explained_variance=0.9).settings
@@ -124,7 +124,7 @@ class PcaMahalanobisDetector(PcaOptions, ClassDistanceDetector):
 
 
 @register_detector("pca-ed")
-class PcaEuclideanDetector(PcaOptions, ClassDistanceDetector):
+class PcaEuclideanDetector(PcaOptions, _ClassDistanceDetector):
     """Squared Euclidean distance to the nearest class in those components: the paper's DNN+PCA+ED.
 
     >>> x = np.array([[0.0, 1.0], [0.0, -1.0], [3.0, 0.0], [-3.0, 0.0]])
@@ -142,7 +142,7 @@ class PcaEuclideanDetector(PcaOptions, ClassDistanceDetector):
 
 
 @register_detector("rmd")
-class RelativeMahalanobisDetector(ClassDistanceDetector):
+class RelativeMahalanobisDetector(_ClassDistanceDetector):
     """``md`` less the squared Mahalanobis distance to all images as one Gaussian (Ren et al. 2021).
 
     The score ``relative`` of MAPLE, in all directions. Both covariances are divided by the number of images.
@@ -162,7 +162,7 @@ class RelativeMahalanobisDetector(ClassDistanceDetector):
 
 
 @register_detector("md++")
-class MahalanobisPlusPlusDetector(ClassDistanceDetector):
+class MahalanobisPlusPlusDetector(_ClassDistanceDetector):
     """``md`` of embeddings divided by their norm: Mahalanobis++ (Müller & Hein 2025).
 
     >>> x = np.random.default_rng(0).normal(size=(200, 3)) + 3
@@ -196,7 +196,7 @@ def moments_of_all(batches: Batches, detector: Detector) -> Moments:
     return moments.merge(batches.sum_over_ranks)
 
 
-class ClassFreeDetector(Detector):
+class _ClassFreeDetector(Detector):
     """Squared distance to all images as one Gaussian; which of its directions count is left open."""
 
     moments_: Moments
@@ -225,7 +225,7 @@ class ClassFreeDetector(Detector):
 
 
 @register_detector("marginal-md")
-class MarginalMahalanobisDetector(ClassFreeDetector):
+class MarginalMahalanobisDetector(_ClassFreeDetector):
     """Squared Mahalanobis distance to all images as one Gaussian: Marginal MD (Kamoi & Kobayashi 2020).
 
     Classes and labels play no part.
@@ -257,7 +257,7 @@ class PartialOptions(PcaOptions):
 
 
 @register_detector("partial-md")
-class PartialMahalanobisDetector(PartialOptions, ClassFreeDetector):
+class PartialMahalanobisDetector(PartialOptions, _ClassFreeDetector):
     """``marginal-md`` in some principal components: Partial MD (Kamoi & Kobayashi 2020).
 
     With p_k the components of the standardised embedding and v_k their variances, sum of p_k² / v_k over
@@ -295,7 +295,7 @@ class PartialMahalanobisDetector(PartialOptions, ClassFreeDetector):
 
 # -------------------------------------------------------------------------------------------- distance to the images
 
-QUERIES = 256  # images at a time that are compared with the training images
+_QUERIES = 256  # images at a time that are compared with the training images
 
 
 def kth_neighbour_distances(queries: np.ndarray, neighbours: np.ndarray, k: int) -> np.ndarray:
@@ -308,9 +308,9 @@ def kth_neighbour_distances(queries: np.ndarray, neighbours: np.ndarray, k: int)
     array([2., 3.])
     """
     distances = np.empty(len(queries))
-    for rows in row_blocks(len(queries), 1, elements=QUERIES, min_rows=1):
+    for rows in row_blocks(len(queries), 1, elements=_QUERIES, min_rows=1):
         nearest = np.empty((rows.stop - rows.start, 0))
-        for columns in row_blocks(len(neighbours), QUERIES, elements=BLOCK_ELEMENTS):
+        for columns in row_blocks(len(neighbours), _QUERIES, elements=BLOCK_ELEMENTS):
             found = _smallest(squared_distances(queries[rows], neighbours[columns]), k)
             nearest = _smallest(np.concatenate([nearest, found], axis=1), k)
         distances[rows] = np.sqrt(nearest.max(axis=1))
@@ -327,7 +327,7 @@ class KnnOptions:
     """How many neighbours, among how many."""
 
     k: Positive = option(50, "the distance to which of the nearest training images counts")
-    share: PositiveShare = option(1.0, "share of the training images that are kept, drawn at random")
+    share: _PositiveShare = option(1.0, "share of the training images that are kept, drawn at random")
     seed: Seed = option(0, "seed of that draw")
 
 

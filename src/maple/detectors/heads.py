@@ -32,7 +32,7 @@ from maple.stats.moments import Moments
 from maple.types import About, LinearHead, Outputs
 
 
-class HeadDetector(Detector):
+class _HeadDetector(Detector):
     """A score of embeddings and the head; it keeps the head, so that a restored detector needs no network."""
 
     needs_head: ClassVar[bool] = True
@@ -83,7 +83,7 @@ class HeadDetector(Detector):
 
 # ------------------------------------------------------------------------------------------------------------ ReAct
 
-DROPPED_BITS = 12  # of a float32: 11 bits of its fraction remain, steps of 1 in 2,000
+_DROPPED_BITS = 12  # of a float32: 11 bits of its fraction remain, steps of 1 in 2,000
 
 
 def count_values(values: np.ndarray) -> np.ndarray:
@@ -96,7 +96,7 @@ def count_values(values: np.ndarray) -> np.ndarray:
     """
     bits = np.ascontiguousarray(values, dtype=np.float32).ravel().view(np.uint32)
     ascending = np.where(bits >> 31, ~bits, bits | 0x80000000)  # as floats are ordered
-    return np.bincount(ascending >> DROPPED_BITS, minlength=1 << (32 - DROPPED_BITS))
+    return np.bincount(ascending >> _DROPPED_BITS, minlength=1 << (32 - _DROPPED_BITS))
 
 
 def quantile_of_counts(counts: np.ndarray, quantile: float) -> float:
@@ -116,7 +116,7 @@ def quantile_of_counts(counts: np.ndarray, quantile: float) -> float:
 
 def _step_edge(step: int) -> float:
     """The smallest value of a step of :func:`count_values`."""
-    ascending = np.uint32(step << DROPPED_BITS)
+    ascending = np.uint32(step << _DROPPED_BITS)
     bits = ascending & np.uint32(0x7FFFFFFF) if ascending >> 31 else ~ascending
     return float(bits.view(np.float32))
 
@@ -129,7 +129,7 @@ class ReactOptions:
 
 
 @register_detector("react")
-class ReactDetector(ReactOptions, LearnedNumbers, HeadDetector):
+class ReactDetector(ReactOptions, LearnedNumbers, _HeadDetector):
     """Energy of rectified activations, min(e, c) (Sun et al. 2021); c is a quantile of all training activations.
 
     Unknown images have few, unusually large activations; clipped, these no longer make the logits large. The quantile
@@ -196,7 +196,7 @@ class AshOptions:
 
 
 @register_detector("ash")
-class AshDetector(AshOptions, HeadDetector):
+class AshDetector(AshOptions, _HeadDetector):
     """Energy of shaped activations: ASH-S (Djurisic et al. 2023); see :func:`shape_activations`.
 
     As in the authors' code (https://github.com/andrijazz/ash), the map is shaped after it is pooled. Nothing is learned
@@ -269,7 +269,7 @@ class VimOptions:
 
 
 @register_detector("vim")
-class VimDetector(VimOptions, LearnedNumbers, HeadDetector):
+class VimDetector(VimOptions, LearnedNumbers, _HeadDetector):
     """Virtual-logit matching (Wang et al. 2022): alpha r(e) - log sum_c exp(logit_c).
 
     The origin is u = -W^+ b, where the head W, b gives logits nearest to 0. r(e) is the length of e - u outside the

@@ -44,7 +44,7 @@ class ClusterMoments:
 
     def add(self, outputs: Outputs) -> Self:
         """Add a batch of training images to the moments, in place; the record of all images."""
-        cluster_ids = training_clusters(outputs)
+        cluster_ids = _training_clusters(outputs)
         cluster_to_class = _agreed(self.cluster_to_class, _classes_of_clusters(outputs))
         embeddings = as_embeddings(outputs.embeddings)
         for moments in self.by_exponent.values():
@@ -92,7 +92,7 @@ class ClusterMoments:
         )
 
 
-def training_clusters(outputs: Outputs) -> np.ndarray:
+def _training_clusters(outputs: Outputs) -> np.ndarray:
     """The cluster of each training image (N,): its pseudo-label, or its label where no class is split."""
     ids = outputs.cluster_ids if outputs.cluster_ids is not None else outputs.labels
     if ids is None:
@@ -112,7 +112,7 @@ def _classes_of_clusters(outputs: Outputs) -> np.ndarray:
         raise FitError(
             "cluster ids differ from labels, but the class of each cluster is missing: give Outputs cluster_to_class"
         )
-    ids = training_clusters(outputs)
+    ids = _training_clusters(outputs)
     return np.arange(int(ids.max()) + 1 if len(ids) else 0)
 
 
@@ -195,7 +195,7 @@ class Densities:
         for outputs in batches.start():
             for exponent, gaussians in tied.items():
                 projection = gaussians.project(outputs.embeddings)
-                add_scatter(scatters[exponent], projection, training_clusters(outputs), gaussians.centroids)
+                add_scatter(scatters[exponent], projection, _training_clusters(outputs), gaussians.centroids)
         counts = self.moments.of(self.exponent).counts
         full = {}
         for exponent, gaussians in tied.items():
@@ -255,7 +255,7 @@ class Learned:
     def extend(self, batch: Outputs) -> Self:
         """With a batch of labelled images of known or new classes: see :meth:`MapleDetector.extend`."""
         first = self.first or self.densities.gaussians
-        labels, known = training_clusters(replace(batch, cluster_ids=None)), self.cluster_to_class
+        labels, known = _training_clusters(replace(batch, cluster_ids=None)), self.cluster_to_class
         classes = np.append(known, np.arange(known.max() + 1, labels.max() + 1))  # of each cluster, old and new
         own = nearest_of_class(first, batch.embeddings, labels, classes)
         densities = self.densities.add(replace(batch, cluster_ids=own, cluster_to_class=classes))

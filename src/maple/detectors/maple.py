@@ -19,10 +19,10 @@ from maple.stats.gaussians import Gaussians
 from maple.stats.metrics import auroc
 from maple.types import About, Outputs
 
-EXPONENTS = (0.0, 0.5, 1.0)  # of the norm, to choose from
-DEFAULT_EXPONENT = 1.0  # where validation images do not decide
-MIN_VALIDATION = 50  # validation images, at least, to estimate tails and fuse scores
-MIN_ERRORS = 20  # validation images on each side, wrong and right, for a choice
+_EXPONENTS = (0.0, 0.5, 1.0)  # of the norm, to choose from
+_DEFAULT_EXPONENT = 1.0  # where validation images do not decide
+_MIN_VALIDATION = 50  # validation images, at least, to estimate tails and fuse scores
+_MIN_ERRORS = 20  # validation images on each side, wrong and right, for a choice
 
 
 @register_detector("maple")
@@ -119,7 +119,7 @@ class MapleDetector(DetectorOptions, Detector):
     def learn_score(self, validation: Outputs) -> Self:
         """Learn the score again from validation images that taught nothing else; few of them leave it as it is."""
         learned = self.learned_
-        if validation.logits is not None and len(validation) >= MIN_VALIDATION:
+        if validation.logits is not None and len(validation) >= _MIN_VALIDATION:
             self._learned = self._learn_score(learned, validation)
         return self
 
@@ -145,7 +145,7 @@ class MapleDetector(DetectorOptions, Detector):
     def _exponents(self) -> tuple[float, ...]:
         """The exponents of the norm to accumulate: those to choose from, and 0 where a score needs it."""
         if self.norm_exponent == "auto":
-            return EXPONENTS
+            return _EXPONENTS
         plain = self.score_by in ("auto", "fused", *NEEDS_PLAIN)
         return tuple(sorted({float(self.norm_exponent), 0.0} if plain else {float(self.norm_exponent)}))
 
@@ -157,7 +157,7 @@ class MapleDetector(DetectorOptions, Detector):
 
     @property
     def _default_exponent(self) -> float:
-        return DEFAULT_EXPONENT if self.norm_exponent == "auto" else float(self.norm_exponent)
+        return _DEFAULT_EXPONENT if self.norm_exponent == "auto" else float(self.norm_exponent)
 
     def _choose_exponent(self, moments: ClusterMoments, validation: Outputs | None) -> float:
         """The exponent whose distance ranks wrong above right validation images best.
@@ -167,14 +167,14 @@ class MapleDetector(DetectorOptions, Detector):
         """
         if self.norm_exponent != "auto" or validation is None or validation.labels is None:
             return self._default_exponent
-        densities, classes = Densities(self._options(), moments, DEFAULT_EXPONENT), moments.cluster_to_class
+        densities, classes = Densities(self._options(), moments, _DEFAULT_EXPONENT), moments.cluster_to_class
         known = validation[np.isin(validation.labels, classes)]
         separation = {}
         for exponent in moments.by_exponent:
             distances = densities.fit_gaussians(exponent).squared_distances(known.embeddings)
             wrong = classes[distances.argmin(axis=1)] != known.labels
-            if min(wrong.sum(), (~wrong).sum()) < MIN_ERRORS:
-                return DEFAULT_EXPONENT
+            if min(wrong.sum(), (~wrong).sum()) < _MIN_ERRORS:
+                return _DEFAULT_EXPONENT
             nearest = distances.min(axis=1)
             separation[exponent] = auroc(nearest[~wrong], nearest[wrong])
         return max(separation, key=lambda exponent: separation[exponent])
@@ -182,7 +182,7 @@ class MapleDetector(DetectorOptions, Detector):
     def _learn_score(self, learned: Learned, validation: Outputs | None) -> Learned:
         """With the score to rank by, and the surprises that ``fused`` adds up."""
         surprises: dict[Score, Surprise] = {}
-        if validation is not None and len(validation) >= (MIN_VALIDATION if self.score_by == "auto" else 1):
+        if validation is not None and len(validation) >= (_MIN_VALIDATION if self.score_by == "auto" else 1):
             surprises = _fit_surprises(Description.of(learned, validation))
         if self.score_by == "fused" and not surprises:
             raise UsageError(

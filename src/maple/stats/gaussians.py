@@ -136,7 +136,7 @@ class Gaussians:
     def _block_distances(self, projection: np.ndarray) -> np.ndarray:
         if self.whitenings is None:
             return squared_distances(projection, self.centroids)
-        return full_squared_distances(projection, self.centroids, self.whitenings)
+        return _full_squared_distances(projection, self.centroids, self.whitenings)
 
     def _repair(self, embeddings: np.ndarray, distances: np.ndarray) -> None:
         """Rows that overflowed in float32 are done again in float64; NaN and infinite embeddings are an error."""
@@ -321,7 +321,7 @@ def squared_distances(projection: np.ndarray, centroids: np.ndarray) -> np.ndarr
     return np.maximum(distances, 0.0, out=distances)
 
 
-def full_squared_distances(projection: np.ndarray, centroids: np.ndarray, whitenings: np.ndarray) -> np.ndarray:
+def _full_squared_distances(projection: np.ndarray, centroids: np.ndarray, whitenings: np.ndarray) -> np.ndarray:
     """||(z - c_m) W_m||² for every image and cluster (N, M), as one product per row block."""
     n_clusters, n_components = centroids.shape
     stacked = np.concatenate(list(whitenings), axis=1)  # (K, M K)

@@ -16,9 +16,9 @@ from gradient_images import in_float64, make_body, make_images, normalised, tens
 from maple.data.image_set import ImageSet
 from maple.detectors.gradients._layers import average_layers
 from maple.detectors.gradients.lee import (
-    ATTACK,
-    MAGNITUDES,
-    TUNING_IMAGES,
+    _ATTACK,
+    _MAGNITUDES,
+    _TUNING_IMAGES,
     LeeDetector,
     LeeOodDetector,
     choose_magnitude,
@@ -115,11 +115,11 @@ def test_magnitude_auto_is_what_the_validation_images_say(backbone, train, valid
     detector = LeeOodDetector().fit_images(backbone, train, validation, ood=ood)
     order = [np.random.default_rng(0).permutation(len(images)) for images in (validation, ood)]
     known, unknown = (
-        detector.layer_distances(backbone, tensor_of(images)[rows], MAGNITUDES)
+        detector.layer_distances(backbone, tensor_of(images)[rows], _MAGNITUDES)
         for images, rows in zip((validation, ood), order)
     )
     best = choose_magnitude(known, unknown)
-    assert detector.magnitude_ == MAGNITUDES[best]
+    assert detector.magnitude_ == _MAGNITUDES[best]
     weights, intercept = weigh_layers(known[best], unknown[best])
     np.testing.assert_allclose(detector.weights_, weights, rtol=1e-4)
     np.testing.assert_allclose(detector.intercept_, intercept, rtol=1e-4)
@@ -145,8 +145,8 @@ def test_the_attack_is_fgsm(backbone, train, validation, fitted):
     adversarial, fooled = fitted._attack(backbone, x, validation.labels)
     assert adversarial.min() >= 0 and adversarial.max() <= 1
     steps = (adversarial - x).abs()
-    inside = (x > ATTACK) & (x < 1 - ATTACK)
-    assert ((steps[inside] - ATTACK).abs() < 1e-6).double().mean() > 0.99
+    inside = (x > _ATTACK) & (x < 1 - _ATTACK)
+    assert ((steps[inside] - _ATTACK).abs() < 1e-6).double().mean() > 0.99
     z = normalised(x).requires_grad_()
     logits = in_float64(backbone, z)
     (gradient,) = torch.autograd.grad(F.cross_entropy(logits, logits.argmax(1), reduction="sum"), z)
@@ -179,11 +179,11 @@ def test_all_images_count_where_the_attack_fools_few(backbone, train, validation
 
 
 def test_tuning_takes_so_many_images_and_no_more(backbone, train, monkeypatch):
-    monkeypatch.setattr("maple.detectors.gradients.lee.TUNING_IMAGES", 40)
+    monkeypatch.setattr("maple.detectors.gradients.lee._TUNING_IMAGES", 40)
     seen: list[tuple[int, int]] = []
     detector = LeeDetector(magnitude=0.0, layers=("1",))
     detector.fit_images(backbone, train, make_images(120, 5), progress=lambda *done: seen.append(done))
-    assert TUNING_IMAGES == 1000 and seen[-1] == (190, 190)
+    assert _TUNING_IMAGES == 1000 and seen[-1] == (190, 190)
 
 
 def test_layers_can_be_named_and_classes_may_be_missing(backbone, train, validation, test):

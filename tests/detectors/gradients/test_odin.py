@@ -13,7 +13,7 @@ from scipy.special import logsumexp, softmax
 from torch import nn
 
 from gradient_images import STD, normalised, tensor_of
-from maple.detectors.gradients.odin import EPSILONS, OdinDetector, log_odds_gradient
+from maple.detectors.gradients.odin import _EPSILONS, OdinDetector, log_odds_gradient
 from maple.detectors.registry import create_detector
 from maple.errors import UsageError
 from maple.networks import embed
@@ -74,7 +74,7 @@ def test_splitting_a_class_leaves_odin_as_it_is(backbone, train, test):
 def test_auto_takes_the_step_that_makes_validation_images_most_confident(backbone, train, validation):
     detector = OdinDetector(epsilon="auto", temperature=5.0).fit_images(backbone, train, validation)
     confidence = {}
-    for epsilon in EPSILONS:
+    for epsilon in _EPSILONS:
         fixed = OdinDetector(epsilon=epsilon, temperature=5.0).fit_images(backbone, train)
         confidence[epsilon] = (1 - fixed.score_images(backbone, validation)).mean()
     assert detector.epsilon_ == max(confidence, key=lambda epsilon: confidence[epsilon])

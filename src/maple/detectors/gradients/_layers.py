@@ -14,7 +14,7 @@ from maple.detectors.gradients.base import image_gradients
 from maple.errors import UsageError, suggest
 from maple.networks import Backbone, EnsembleBody, listening, same_values
 
-EMBEDDING = "embedding"  # the name of the embedding among the layers
+_EMBEDDING = "embedding"  # the name of the embedding among the layers
 
 
 class _Finished(NamedTuple):
@@ -45,7 +45,7 @@ def find_layers(backbone: Backbone, images: Tensor) -> tuple[str, ...]:
         last = {call.size: call for call in calls if not call.is_block}  # later calls replace earlier ones
         last |= {call.size: call for call in calls if call.is_block}
         names = [call.name for call in calls if last[call.size] is call]
-        names.append(EMBEDDING)
+        names.append(_EMBEDDING)
         features = average_layers(backbone, images, names)
     repeated = {a for a, b in combinations(names, 2) if same_values(features[a], features[b])}
     return tuple(name for name in names if name not in repeated)
@@ -80,8 +80,8 @@ def average_layers(backbone: Backbone, images: Tensor, layers: Sequence[str]) ->
     torch.Size([2, 16])
     """
     bodies = [_named_layers(body) for body in _bodies(backbone)]
-    if unknown := [name for name in layers if name not in bodies[0] and name != EMBEDDING]:
-        raise UsageError(f"the backbone has no layer '{unknown[0]}': {suggest(unknown[0], [*bodies[0], EMBEDDING])}")
+    if unknown := [name for name in layers if name not in bodies[0] and name != _EMBEDDING]:
+        raise UsageError(f"the backbone has no layer '{unknown[0]}': {suggest(unknown[0], [*bodies[0], _EMBEDDING])}")
     found: dict[tuple[str, int], Tensor] = {}  # by layer and member
 
     def average(key: tuple[str, int], layer: nn.Module, inputs: Any, output: Any) -> None:
@@ -91,14 +91,15 @@ def average_layers(backbone: Backbone, images: Tensor, layers: Sequence[str]) ->
             )
         found[key] = (output.mean(dim=(2, 3)) if output.ndim == 4 else output).float()
 
-    watched = {(name, i): body[name] for i, body in enumerate(bodies) for name in layers if name != EMBEDDING}
+    watched = {(name, i): body[name] for i, body in enumerate(bodies) for name in layers if name != _EMBEDDING}
     with listening(watched, average):
         embedding = backbone.embed(images)
     if silent := [name for name, i in watched if (name, i) not in found]:
         raise UsageError(f"layer '{silent[0]}' takes no part in the embedding: name another one")
     members = range(len(bodies))
     return {
-        name: embedding if name == EMBEDDING else torch.cat([found[name, i] for i in members], dim=1) for name in layers
+        name: embedding if name == _EMBEDDING else torch.cat([found[name, i] for i in members], dim=1)
+        for name in layers
     }
 
 

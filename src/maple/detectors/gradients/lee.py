@@ -33,11 +33,11 @@ from maple.stats.metrics import auroc
 from maple.stats.moments import Moments
 from maple.types import About
 
-MAGNITUDES = (0.0, 0.0005, 0.001, 0.0014, 0.002, 0.005, 0.01)  # sizes of the step to choose among: the authors'
-ATTACK = 0.05  # size of the adversarial step, on images in [0, 1]
-TUNING_IMAGES = 1000  # of each kind, from which the step is chosen and layers are weighed
-FAR = 1000.0
-MIN_EXAMPLES = 20  # images on each side, in- and out-of-distribution, from which layers are weighed
+_MAGNITUDES = (0.0, 0.0005, 0.001, 0.0014, 0.002, 0.005, 0.01)  # sizes of the step to choose among: the authors'
+_ATTACK = 0.05  # size of the adversarial step, on images in [0, 1]
+_TUNING_IMAGES = 1000  # of each kind, from which the step is chosen and layers are weighed
+_FAR = 1000.0
+_MIN_EXAMPLES = 20  # images on each side, in- and out-of-distribution, from which layers are weighed
 
 
 def distance_gradient(gaussians: Gaussians, features: np.ndarray) -> np.ndarray:
@@ -57,8 +57,8 @@ def distance_gradient(gaussians: Gaussians, features: np.ndarray) -> np.ndarray:
 def weigh_layers(ind: np.ndarray, ood: np.ndarray) -> tuple[np.ndarray, float]:
     """Weights (L,) and intercept of the log odds of being out-of-distribution, from distances (N, L) of both kinds.
 
-    Logistic regression on distances in units of their in-distribution deviation, both kinds counting the same. Images
-    further out than ``FAR`` deviations count as that far: it is known that they are out, and there is no more to learn.
+    Logistic regression on distances in units of their in-distribution deviation, both kinds weighted equally. Distances
+    are clipped at ``_FAR`` deviations: beyond, they carry no further information.
 
     >>> ind = np.array([[1.0, 5.0], [1.0, 7.0], [2.0, 5.0], [2.0, 7.0]])
     >>> weights, intercept = weigh_layers(ind, ind + [3.0, 0.0])  # the second layer tells nothing
@@ -67,7 +67,7 @@ def weigh_layers(ind: np.ndarray, ood: np.ndarray) -> tuple[np.ndarray, float]:
     """
     centre, scale = ind.mean(axis=0), ind.std(axis=0)
     scale = np.where(scale > 0, scale, 1.0)
-    distances = np.clip((np.concatenate([ind, ood]) - centre) / scale, -FAR, FAR)  # (N + N', L)
+    distances = np.clip((np.concatenate([ind, ood]) - centre) / scale, -_FAR, _FAR)  # (N + N', L)
     is_ood = np.repeat([0, 1], [len(ind), len(ood)])
     fitted = LogisticRegression(class_weight="balanced", solver="newton-cholesky", max_iter=1000).fit(distances, is_ood)
     weights = fitted.coef_[0] / scale
@@ -75,8 +75,8 @@ def weigh_layers(ind: np.ndarray, ood: np.ndarray) -> tuple[np.ndarray, float]:
 
 
 def _sample(images: ImageSet) -> ImageSet:
-    """``TUNING_IMAGES`` of the images, or all where there are fewer, in random order: the same in every call."""
-    return images.subset(np.random.default_rng(0).permutation(len(images))[:TUNING_IMAGES])
+    """``_TUNING_IMAGES`` of the images, or all where there are fewer, in random order: the same in every call."""
+    return images.subset(np.random.default_rng(0).permutation(len(images))[:_TUNING_IMAGES])
 
 
 def choose_magnitude(ind: np.ndarray, ood: np.ndarray) -> int:
@@ -151,12 +151,12 @@ class LayerDistances(LeeOptions, LearnedNumbers, ImageDetector):
             find_layers(reader.backbone, reader.examples(train)) if self.layers == "auto" else tuple(self.layers)
         )
         self.gaussians_ = self._fit_gaussians(reader, train)
-        magnitudes = MAGNITUDES if self.magnitude == "auto" else (float(self.magnitude),)
+        magnitudes = _MAGNITUDES if self.magnitude == "auto" else (float(self.magnitude),)
         ind, other = self._compare(reader, validation, ood, magnitudes)
-        if (fewer := min(ind.shape[1], other.shape[1])) < MIN_EXAMPLES:
+        if (fewer := min(ind.shape[1], other.shape[1])) < _MIN_EXAMPLES:
             raise FitError(
                 f"the '{self.name}' detector weighs layers by {fewer} images, which are too few: give at least "
-                f"{MIN_EXAMPLES} of each kind"
+                f"{_MIN_EXAMPLES} of each kind"
             )
         best = choose_magnitude(ind, other) if len(magnitudes) > 1 else 0
         self.magnitude_ = magnitudes[best]
@@ -265,7 +265,7 @@ class LeeDetector(LayerDistances):
             attacked.append(self.layer_distances(reader.backbone, adversarial, magnitudes))
             useful.append(fooled)
         chosen = np.concatenate(useful)
-        if chosen.sum() < MIN_EXAMPLES:
+        if chosen.sum() < _MIN_EXAMPLES:
             chosen[:] = True
         return np.concatenate(clean, axis=1)[:, chosen], np.concatenate(attacked, axis=1)[:, chosen]
 
@@ -275,7 +275,7 @@ class LeeDetector(LayerDistances):
             images = as_leaf(images)
             logits = backbone(images)[1]
             derivative = log_odds_gradient(self._read_logits(logits), self.cluster_to_class_)
-            adversarial = next(move_images(images, logits, derivative, [ATTACK])).clamp(0, 1)
+            adversarial = next(move_images(images, logits, derivative, [_ATTACK])).clamp(0, 1)
             before, after = self._classify(logits), self._classify(backbone(adversarial)[1])
         return adversarial, (after != before) & ((labels < 0) | (labels == before))
 

@@ -21,7 +21,7 @@ from maple.options import AboveZero, NonNegative, option
 from maple.stats.gaussians import class_logsumexp
 from maple.types import About
 
-EPSILONS = (0.0, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.08)  # ODIN chooses among them: those of Hsu et al. 2020, and none
+_EPSILONS = (0.0, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.08)  # ODIN chooses among them: those of Hsu et al. 2020, and none
 
 
 def log_odds_gradient(logits: np.ndarray, cluster_to_class: np.ndarray, temperature: float = 1.0) -> np.ndarray:
@@ -113,8 +113,8 @@ class OdinDetector(OdinOptions, LearnedNumbers, ImageDetector):
         parts = []
         for x, _ in reader.batches(validation):
             with image_gradients(reader.backbone):
-                parts.append(self._score_steps(reader.backbone, x, EPSILONS))
-        self.epsilon_ = EPSILONS[int(np.concatenate(parts, axis=1).mean(axis=1).argmin())]
+                parts.append(self._score_steps(reader.backbone, x, _EPSILONS))
+        self.epsilon_ = _EPSILONS[int(np.concatenate(parts, axis=1).mean(axis=1).argmin())]
 
     def _score_batch(self, backbone: Backbone, images: Tensor) -> np.ndarray:
         return self._score_steps(backbone, images, (self.epsilon_,))[0]
