@@ -38,12 +38,12 @@ from maple.networks import embed, use_fast_allocator
 from maple.options import as_dict
 from maple.prediction.predictor import Predictor
 from maple.prediction.store import load_predictor
+from maple.prediction.update import update_from_outputs
 from maple.runs.benchmark.jobs import Job
 from maple.runs.benchmark.trainings import ensure_trained
 from maple.runs.config import resolve_config
 from maple.runs.folder import RunFolder
 from maple.runs.splits import reopen_splits
-from maple.runs.update import update_from_outputs
 from maple.stats.metrics import auroc, expected_calibration_error, negative_log_likelihood
 from maple.types import Outputs
 from resnet20 import OOD

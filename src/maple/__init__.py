@@ -51,7 +51,7 @@ _EXPORTS = {
     "Outputs": "maple.types",
     "Prediction": "maple.types",
     "Relabelling": "maple.types",
-    "update_predictor": "maple.runs.update",
+    "update_predictor": "maple.prediction.update",
 }
 
 __all__ = sorted(_EXPORTS)

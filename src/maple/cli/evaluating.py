@@ -111,6 +111,7 @@ def update(
         data_root=data_root,
         workers=workers,
         trust=trust,
+        command=command_line(),
     )
     print_described(update_run(request), as_json)
 
