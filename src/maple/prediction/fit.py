@@ -83,7 +83,8 @@ def fit_predictor(
 
 
 def _open(images: ImageSet | str | Path, size: int | Literal["auto"], fit: Fit) -> ImageSet:
-    return images if isinstance(images, ImageSet) else open_images(images, size=size, fit=fit)
+    """A path opened as images; own loops give other data sets with the attributes of an ``ImageSet``, kept as given."""
+    return open_images(images, size=size, fit=fit) if isinstance(images, str | Path) else images
 
 
 def _open_like(images: Any, train: ImageSet, fit: Fit) -> Any:
