@@ -48,6 +48,7 @@ from maple.cli.app import app
 from maple.decisions.options import DecisionOptions
 from maple.options import build_options
 from maple.runs.config import resolve_config
+from plugins import forgetting_plugins
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -153,6 +154,11 @@ def run_doctest(block: Block, page: str, names: dict[str, Any]) -> None:
 
 def run_page(page: str, folder: Path) -> None:
     """Run the blocks of a page in a folder."""
+    with forgetting_plugins():
+        run_blocks(page, folder)
+
+
+def run_blocks(page: str, folder: Path) -> None:
     names: dict[str, Any] = {"__name__": "__main__"}
     before, path, modules = Path.cwd(), list(sys.path), set(sys.modules)
     os.chdir(folder)

@@ -1,0 +1,132 @@
+"""Methods from outside the package: ``--plugin``, a configuration file, entry points; and runs made with them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from commands import flat, run
+from maple.options import read_toml
+from plugins import forgetting_plugins, write_plugins
+
+TRAIN = ("train", "digits", "--recipe", "cosine", "--epochs", 1, "--splits", "0.1,0.1,0.1,0.7")
+PLUGIN = ("--plugin", "my_recipe")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """A folder with the plug-ins and a run made with one of them."""
+    found = tmp_path_factory.mktemp("plugins")
+    write_plugins(found)
+    before = Path.cwd()
+    os.chdir(found)
+    try:
+        with forgetting_plugins():
+            assert run(*TRAIN, *PLUGIN, "--set", "cosine.scale=15", "--out", "made") == 0
+    finally:
+        os.chdir(before)
+    return found
+
+
+@pytest.fixture(autouse=True)
+def inside(folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    with forgetting_plugins():
+        yield
+
+
+def test_a_run_records_its_plugin_and_options():
+    sections = read_toml(Path("made/config.toml"))
+    assert sections["origin"]["plugin"] == "my_recipe" and sections["cosine"]["scale"] == 15.0
+
+
+def test_commands_know_methods_of_a_plugin(capsys):
+    assert run("predict", "made", "digits", *PLUGIN, "--out", "p.csv") == 0
+    assert run("report", "made", *PLUGIN) == 0
+    assert run("export", "made", "graph.onnx", *PLUGIN) == 0
+    detector = ("--plugin", "my_detector", "--detector", "l1", "--set", "l1.floor=0.01")
+    capsys.readouterr()
+    assert run("evaluate", "made", *PLUGIN, *detector, "--ood", "far=simulated-diatoms/far?n=40", "--json") == 0
+    assert {"l1", "cosine"} <= set(json.loads(capsys.readouterr().out)["methods"])
+    assert run("tune", "digits", *PLUGIN, "--recipe", "cosine", "--dry-run", "--json") == 0
+    assert "scale" in json.loads(capsys.readouterr().out)["parameters"]
+    assert run("methods", "cosine", *PLUGIN, "--json") == 0
+    (found,) = json.loads(capsys.readouterr().out)
+    assert found["plugin"] == "my_recipe" and [each["name"] for each in found["options"]] == ["scale", "smoothing"]
+
+
+@pytest.mark.parametrize(
+    "command",
+    [("predict", "made", "digits"), ("evaluate", "made"), ("export", "made", "g.onnx"), (*TRAIN, "--init", "made")],
+)
+def test_a_run_without_its_plugin_names_it_and_imports_nothing(command, capsys):
+    assert run(*command) == 2
+    errors = flat(capsys.readouterr().err)
+    assert "'cosine'" in errors and (command[0] == "train" or "--plugin my_recipe" in errors)
+    assert "my_recipe" not in sys.modules
+
+
+def test_the_users_own_file_may_name_plugins(capsys):
+    Path("mine.toml").write_text('plugin = ["my_recipe"]\n[cosine]\nscale = 5\n')
+    assert run(*TRAIN, "--config", "mine.toml", "--out", "other") == 0
+    assert read_toml(Path("other/config.toml"))["cosine"]["scale"] == 5.0
+    Path("wrong.toml").write_text("plugin = 3\n")
+    assert run(*TRAIN, "--config", "wrong.toml", "--out", "third") == 2
+    assert "wrong.toml" in flat(capsys.readouterr().err)
+
+
+BASE = """
+from dataclasses import dataclass
+from maple.options import option
+from maple.training.recipe import Recipe, register_recipe
+
+@register_recipe("{name}")
+@dataclass(frozen=True, kw_only=True)
+class Mine(Recipe):
+    {option}: int = option(3, "a number")
+    def loss(self, step): ...
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        (BASE.format(name="sngp", option="size_of_it"), "'sngp'"),
+        (BASE.format(name="train", option="size_of_it"), "'train'"),
+        (BASE.format(name="mine", option="epochs"), "'epochs'"),
+        (BASE.format(name="mine", option="loss"), "'loss'"),
+        (BASE.format(name="knn", option="k"), "'k'"),
+        ("def (", "SyntaxError"),
+        ("import nosuchmodule", "nosuchmodule"),
+    ],
+)
+def test_wrong_plugins_are_one_error(text, named, capsys):
+    Path("wrong_plugin.py").write_text(text)
+    assert run("train", "digits", "--plugin", "wrong_plugin", "--recipe", "mine", "--out", "none") == 2
+    errors = capsys.readouterr().err
+    assert named in errors and "Traceback" not in errors and not Path("none").exists()
+
+
+def test_entry_points_need_no_flag(tmp_path):
+    write_plugins(tmp_path)
+    (tmp_path / "broken_plugin.py").write_text("1 / 0")
+    info = tmp_path / "my_package-1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: my-package\nVersion: 1\n")
+    (info / "entry_points.txt").write_text(
+        "[maple.detectors]\nl1 = my_detector\nbad = broken_plugin\n[maple.recipes]\ncosine = my_recipe:CosineRecipe\n"
+    )
+    code = """
+from maple.detectors.registry import create_detector, list_detectors
+from maple.training.recipe import find_recipe
+print(create_detector("l1").floor, find_recipe("cosine").plugin, "bad" in list_detectors(), "knn" in list_detectors())
+"""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+    assert done.stdout.split() == ["1e-06", "my_recipe", "False", "True"], done.stderr
+    assert "broken_plugin" in done.stderr and "Traceback" not in done.stderr
