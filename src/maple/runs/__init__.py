@@ -1,1 +1,5 @@
-"""Runs: one module per command, from a request to a finished run folder."""
+"""Runs: one file per verb, from a request to a written run folder.
+
+``folder.RunFolder`` owns every file of a run and its lock; ``config`` resolves options; ``request``, ``splits``,
+``loading`` and ``provenance`` hold what several verbs share.
+"""
