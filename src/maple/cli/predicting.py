@@ -128,11 +128,11 @@ def monitor(
     With --state they continue a stream, in order of arrival; its alarm is valid however often it is checked, and
     persists.
     """
-    from maple.runs.monitor import monitor_images
+    from maple.runs.monitor import MonitorRequest, monitor_images
 
-    found = monitor_images(
-        run,
-        images,
+    request = MonitorRequest(
+        model=run,
+        sources=images,
         level=level,
         false_alarm=false_alarm,
         state=state,
@@ -142,6 +142,7 @@ def monitor(
         workers=workers,
         trust=trust,
     )
+    found = monitor_images(request)
     print_described(found, as_json)
     if found.drift:
         raise typer.Exit(DRIFT)

@@ -1,4 +1,4 @@
-"""``maple monitor``: have the images drifted? One batch against the calibration images, or a stream over many calls."""
+"""``maple monitor``: test for drift of one batch against the calibration images, or of a stream over many calls."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from maple.reporting.plots import plot_drift, standalone_svg
 from maple.runs.loading import MORE_CALIBRATION, describe_skipped, open_like, ready_model
 from maple.text import percent, plural
 
-LEVEL = 0.01
-FEW_IMAGES = 20  # of which a quarter must be flagged, at the usual levels, before that is drift
-STATE_KIND = "monitor"
-SUFFIX = ".svg"
+_LEVEL = 0.01
+_FEW_IMAGES = 20  # of which a quarter must be flagged, at the usual levels, before that is drift
+_STATE_KIND = "monitor"
+_SUFFIX = ".svg"
 
 
 @dataclass(frozen=True, eq=False)
 class Monitoring:
-    """What was found, and the verdict.
+    """The outcome of both tests, and the verdict.
 
-    Of a single batch the two tests of ``batch`` decide, to which the order of the images means nothing: folders are
-    often sorted by class, which a martingale would take for drift. Of a stream, of which a state is kept, the
-    martingale decides, which is valid over all calls; tests that are repeated with every call are not.
+    For a single batch the two tests of ``batch`` decide. They ignore the order of the images: folders are often sorted
+    by class, which the martingale would take for drift. For a stream with a state the martingale decides, because it
+    is valid over all calls, and a test repeated with every call is not.
     """
 
     batch: Comparison
@@ -45,7 +45,7 @@ class Monitoring:
         return self.stream.alarm_at_ is not None if self.keeps_state else self.batch.drift
 
     def to_dict(self) -> dict[str, Any]:
-        """What a program reads; ``alarm_image`` counts from 1."""
+        """Plain values, for JSON; ``alarm_image`` counts from 1."""
         batch, stream = self.batch, self.stream
         return {
             "drift": self.drift,
@@ -76,7 +76,7 @@ class Monitoring:
         }
 
     def describe(self) -> str:
-        """The verdict and what led to it, for people."""
+        """The verdict and the figures behind it, as text."""
         rows = [
             self._verdict(),
             f"  images    {self.batch.n_images:,} new, {self.batch.n_calibration:,} for calibration",
@@ -111,7 +111,7 @@ class Monitoring:
 
     def _notes(self) -> list[str]:
         notes = []
-        if (n := len(self.stream) if self.keeps_state else self.batch.n_images) < FEW_IMAGES:
+        if (n := len(self.stream) if self.keeps_state else self.batch.n_images) < _FEW_IMAGES:
             notes.append(f"little can be said from {plural(n, 'image')}: only a gross drift would show")
         if self.keeps_state:
             notes.append("flagged and scores are of this call alone; the stream decides, over all calls")
@@ -130,29 +130,32 @@ class Monitoring:
         return notes
 
 
-def monitor_images(
-    folder: Path,
-    sources: list[str],
-    *,
-    level: float | None = None,
-    false_alarm: float | None = None,
-    state: Path | None = None,
-    out: Path | None = None,
-    data_root: Path | None = None,
-    batch_size: int = 256,
-    workers: int = 0,
-    trust: bool = False,
-) -> Monitoring:
-    """Compare images with the calibration images of a run; with ``state``, go on with the stream that it holds."""
-    if out is not None and out.suffix != SUFFIX:
-        raise UsageError(f"--out '{out}': end the name in {SUFFIX}")
-    # One threshold for all classes: how many images exceed it without drift is known exactly.
-    marginal = {"confidence": None, "per_class": False}
-    decision = marginal | ({} if false_alarm is None else {"false_alarm": false_alarm})
-    predictor = ready_model(folder, decision, check=partial(_check_calibrated, folder=folder), trust=trust)
-    stream = _open_stream(predictor, level, state)
-    images = open_like(predictor, sources if len(sources) > 1 else sources[0], data_root)
-    scores = _score(predictor, images, batch_size, workers)
+@dataclass(frozen=True)
+class MonitorRequest:
+    """The arguments of ``maple monitor``."""
+
+    model: Path  # run folder or exported graph
+    sources: list[str]
+    level: float | None = None  # largest probability of an alarm without drift
+    false_alarm: float | None = None  # share of images flagged without drift
+    state: Path | None = None  # file of a stream
+    out: Path | None = None  # plot to write
+    data_root: Path | None = None
+    batch_size: int = 256
+    workers: int = 0
+    trust: bool = False
+
+
+def monitor_images(request: MonitorRequest) -> Monitoring:
+    """Compare images with the calibration images of a run; with ``state``, continue the stream that it holds."""
+    out, state = request.out, request.state
+    if out is not None and out.suffix != _SUFFIX:
+        raise UsageError(f"--out '{out}': end the name in {_SUFFIX}")
+    predictor = _open_predictor(request)
+    stream = _open_stream(predictor, request.level, state)
+    sources = request.sources if len(request.sources) > 1 else request.sources[0]
+    images = open_like(predictor, sources, request.data_root)
+    scores = _score(predictor, images, request.batch_size, request.workers)
     batch = compare_scores(scores, predictor.calibration_scores, predictor.false_alarm, stream.level)
     stream.update(scores)
     if out is not None:
@@ -160,11 +163,19 @@ def monitor_images(
             stream.calibration_scores, scores, batch.threshold, batch.expected_share, stream.log_wealth_, stream.level
         )
         write_atomic(out, standalone_svg(plot))
-    if state is not None:  # last, so that whoever repeats a call that failed does not count its images twice
-        save_arrays(state, stream.to_arrays(), {"kind": STATE_KIND})
+    if state is not None:  # last: a failed call that is repeated must not count its images twice
+        save_arrays(state, stream.to_arrays(), {"kind": _STATE_KIND})
     if images.skipped:
         warn(describe_skipped(images.skipped))
     return Monitoring(batch, stream, state is not None, _alarm_file(stream, images))
+
+
+def _open_predictor(request: MonitorRequest) -> BasePredictor:
+    """The predictor with one threshold for all classes: the share of images above it without drift is known exactly."""
+    marginal = {"confidence": None, "per_class": False}
+    decision = marginal | ({} if request.false_alarm is None else {"false_alarm": request.false_alarm})
+    check = partial(_check_calibrated, folder=request.model)
+    return ready_model(request.model, decision, check=check, trust=request.trust)
 
 
 def _check_calibrated(predictor: BasePredictor, folder: Path) -> None:
@@ -178,17 +189,17 @@ def _open_stream(predictor: BasePredictor, level: float | None, state: Path | No
     if state is not None and state.is_dir():
         raise UsageError(f"--state '{state}' is a folder: give the name of a file in it")
     if state is None or not state.exists():
-        return StreamMonitor(calibration, LEVEL if level is None else level)
+        return StreamMonitor(calibration, _LEVEL if level is None else level)
     try:
-        arrays, metadata = load_arrays(state, otherwise="start anew")
-        if metadata.get("kind") != STATE_KIND:
+        arrays, metadata = load_arrays(state, otherwise="start a new stream")
+        if metadata.get("kind") != _STATE_KIND:
             raise RunError(f"'{state}' was not written by maple monitor")
         stream = StreamMonitor.from_arrays(arrays)
     except RunError as error:
         raise RunError(f"--state: {error}; to start a new stream, give the name of a new file") from None
     if not np.array_equal(stream.calibration_scores, calibration):
         raise UsageError(
-            f"--state '{state}' belongs to a stream of another run, or of this one before it was calibrated anew: "
+            f"--state '{state}' belongs to a stream of another run, or of this one before it was calibrated again: "
             "give the name of a new file"
         )
     if level is not None and level != stream.level:
@@ -207,12 +218,12 @@ def _score(predictor: BasePredictor, images: ImageSet, batch_size: int, workers:
 
 
 def _alarm_file(stream: StreamMonitor, images: ImageSet) -> str | None:
-    """The image at which the alarm went off, where it is one of ``images``, the last of the stream."""
+    """The image that raised the alarm, if it is one of ``images``, the last of the stream."""
     row = -1 if stream.alarm_at_ is None else stream.alarm_at_ - (len(stream) - len(images))
     return images.files[row] if row >= 0 else None
 
 
-# --- words for people ------------------------------------------------------------------------------------------------
+# --- text ------------------------------------------------------------------------------------------------------------
 
 
 def _describe_share(batch: Comparison) -> str:
