@@ -21,7 +21,9 @@ from maple.data.image_set import ImageSet
 from maple.decisions.calibration import Calibration
 from maple.decisions.conformal import conformal_p_values
 from maple.decisions.probability import Probability
-from maple.deploy.graph import OUTPUTS, DescriptionGraph, PredictorGraph, PValues, Surprises
+from maple.deploy.graph import OUTPUTS, DescriptionGraph, PredictorGraph
+from maple.deploy.graph.decision import PValues
+from maple.deploy.graph.scores import Surprises
 from maple.detectors.maple import MapleDetector
 from maple.detectors.scores import FUSED, SCORES, Surprise, fit_surprise
 from maple.errors import RunError, UsageError
@@ -176,7 +178,7 @@ def test_decisions(per_class, confidence, rng):
 )
 def test_p_values_are_looked_up(groups, data):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("maple.deploy.graph.ONE_STEP", data.draw(st.sampled_from([0, 1024])))
+        patch.setattr("maple.deploy.graph.decision.ONE_STEP", data.draw(st.sampled_from([0, 1024])))
         check_p_values([np.array(group) for group in groups], data)
 
 
