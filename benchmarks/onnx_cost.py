@@ -36,8 +36,8 @@ from torch import Tensor, nn
 
 import maple
 from maple.decisions.probability import Probability
-from maple.deploy.export import drop_idle_abs
 from maple.deploy.graph import OUTPUTS, PredictorGraph
+from maple.deploy.trace import drop_idle_abs
 from maple.detectors.maple import MapleDetector
 from maple.networks import Backbone, create_backbone, embed, evaluating
 from maple.prediction.onnx import start_session

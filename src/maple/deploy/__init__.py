@@ -1,1 +1,4 @@
-"""Deployment: export of one graph, its parity check, and the HTTP service."""
+"""Deployment: export to ONNX and ``torch.export`` with a parity check, and the HTTP server (``serve/``).
+
+`maple.deploy.export` is the way in for exports, `maple.deploy.serve.app` for the server.
+"""

@@ -94,7 +94,7 @@ def _linear(gaussians: Gaussians) -> np.ndarray:
 
 
 def _whitened(gaussians: Gaussians) -> np.ndarray:
-    """The matrix (K + 1, M K) from z to its deviations from the centroids, whitened by the covariance of each cluster."""
+    """The matrix (K + 1, M K) from z to its deviations from the centroids, whitened by each covariance."""
     whitenings = gaussians.whitenings
     assert whitenings is not None
     offsets = np.einsum("mk,mkj->mj", gaussians.centroids, whitenings)  # (M, K)
