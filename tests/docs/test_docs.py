@@ -28,7 +28,6 @@ import doctest
 import inspect
 import io
 import os
-import pkgutil
 import re
 import runpy
 import shlex
@@ -238,9 +237,9 @@ class Work(NamedTuple):
 
 def find_work() -> Iterator[Work]:
     """The functions that do the work of the commands, read from the imports inside the commands."""
-    for each in pkgutil.iter_modules(maple.cli.__path__, "maple.cli."):
-        source = Path(each.module_finder.find_spec(each.name).origin).read_text(encoding="utf-8")
-        commands = (node for node in ast.parse(source).body if isinstance(node, ast.FunctionDef))
+    for source in Path(maple.cli.__file__).parent.glob("*.py"):
+        body = ast.parse(source.read_text(encoding="utf-8")).body
+        commands = (node for node in body if isinstance(node, ast.FunctionDef))
         for command in (each for each in commands if each.name in COMMANDS):
             imports = (node for node in ast.walk(command) if isinstance(node, ast.ImportFrom))
             for module, name in ((node.module, alias.name) for node in imports for alias in node.names):
