@@ -54,7 +54,7 @@ def test_tail_shapes_and_errors():
     assert float(log_chi_square_tail(0.0, 5)) == 0
     assert np.isfinite(log_chi_square_tail(np.inf, 7))
     for wrong in (0, 2.5, -1):
-        with pytest.raises(UsageError, match="degrees of freedom"):
+        with pytest.raises(UsageError, match="degrees_of_freedom"):
             log_chi_square_tail(1.0, wrong)
 
 

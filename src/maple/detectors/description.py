@@ -1,4 +1,4 @@
-"""All that Gaussians of classes say about images."""
+"""Description of images by a fitted MAPLE detector: distances, typicality, posterior and scores."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from maple.types import Outputs
 
 @dataclass(frozen=True, eq=False)
 class Description:
-    """All that a fitted detector says about N images; distances are computed once, the rest when first used."""
+    """Results of a fitted detector for N images; distances are computed once, all else on first use."""
 
     learned: Learned
     embeddings: np.ndarray  # (N, D)
@@ -31,7 +31,7 @@ class Description:
 
     @classmethod
     def of(cls, learned: Learned, outputs: Outputs | np.ndarray) -> Self:
-        """The description of outputs, or of plain embeddings (N, D)."""
+        """Describe outputs or embeddings (N, D)."""
         if not isinstance(outputs, Outputs):
             outputs = Outputs(as_embeddings(outputs))
         outputs = learned.complete(outputs)
@@ -45,12 +45,12 @@ class Description:
 
     @property
     def log_weights(self) -> np.ndarray:
-        """Log prior of each cluster (M,), less half its log determinant where covariances differ."""
+        """Log prior of each cluster (M,), minus half its log determinant if covariances differ."""
         return self.learned.densities.gaussians.log_weights
 
     @property
     def degrees_of_freedom(self) -> int:
-        """K, of the chi-square tail."""
+        """Degrees of freedom K of the chi-square tail."""
         return self.learned.densities.gaussians.n_components
 
     def __len__(self) -> int:
@@ -73,7 +73,7 @@ class Description:
 
     @cached_property
     def log_typicality(self) -> np.ndarray:
-        """Log chi-square tail of the nearest cluster (N,): the paper's P_MD in logs, finite however far out."""
+        """Log chi-square tail of the nearest cluster (N,): log of the paper's P_MD, finite at any distance."""
         return log_chi_square_tail(self.squared_distance, self.degrees_of_freedom)
 
     @cached_property
@@ -83,19 +83,18 @@ class Description:
 
     @cached_property
     def uncertainty(self) -> np.ndarray:
-        """1 - typicality (N,): the paper's u, to the last digit where it is small."""
+        """1 - typicality (N,): the paper's u, accurate for small values."""
         return -np.expm1(self.log_typicality)
 
     @cached_property
     def log_typicality_per_class(self) -> np.ndarray:
-        """Log chi-square tail of the nearest cluster of each class (N, C): the paper's P_MD^c in logs."""
+        """Log chi-square tail of the nearest cluster of each class (N, C): log of the paper's P_MD^c."""
         nearest = -class_maximum(-self.squared_distances, self.cluster_to_class)  # (N, C)
         return log_chi_square_tail(nearest, self.degrees_of_freedom)
 
     @cached_property
     def position(self) -> np.ndarray:
-        """Where each image lies on the map of the clusters (N, 2): see
-        :attr:`maple.stats.gaussians.Gaussians.map_axes`."""
+        """Coordinates on the map of the clusters (N, 2): see :attr:`maple.stats.gaussians.Gaussians.map_axes`."""
         gaussians = self.learned.densities.gaussians
         return gaussians.on_map(gaussians.project(self.embeddings))
 
@@ -109,12 +108,12 @@ class Description:
 
     @cached_property
     def log_softmax(self) -> np.ndarray:
-        """Log class probabilities of the network itself (N, C), summed over the clusters of a class.
+        """Log softmax of the network (N, C), summed over the clusters of a class.
 
-        -inf for a class that the head has no column for: see :meth:`MapleDetector.extend`.
+        -inf for classes without a column in the head: see :meth:`MapleDetector.extend`.
         """
         if self.logits is None:
-            raise UsageError("the network's own probabilities need logits: embed with a backbone that has a head")
+            raise UsageError("network probabilities need logits: embed with a backbone that has a head")
         logits = as_array(self.logits).astype(np.float64)
         return class_logsumexp(logits - logsumexp(logits, axis=1, keepdims=True), self.cluster_to_class)
 
@@ -127,12 +126,12 @@ class Description:
 
     @property
     def score_is_distance(self) -> bool:
-        """Whether images are ranked by the squared distance that the chi-square tail is of."""
+        """Whether the score is the squared distance of the chi-square tail."""
         return self.learned.score in ("distance", "normalised")
 
     @property
     def available_scores(self) -> list[Score]:
-        """The scores that these outputs and the fit of the detector allow."""
+        """The scores that can be computed from these outputs and this fit."""
         missing: set[str] = set()
         if self.logits is None:
             missing.add("energy")
@@ -150,14 +149,14 @@ class Description:
 
     @cached_property
     def distance(self) -> np.ndarray:
-        """Squared distance to the nearest cluster of embeddings as they are (N,): the paper's."""
+        """Squared distance to the nearest cluster, embeddings not normalised (N,): the paper's."""
         if self.learned.densities.exponent == 0:
             return self.squared_distance
         return self.learned.densities.plain_gaussians.squared_distances(self.embeddings).min(axis=1)
 
     @cached_property
     def relative(self) -> np.ndarray:
-        """``distance`` less the squared distance to the background (N,)."""
+        """``distance`` minus the squared distance to the background (N,)."""
         return self.distance - self.learned.densities.plain_background.squared_distances(self.embeddings)
 
     @property
@@ -172,21 +171,21 @@ class Description:
 
     @cached_property
     def spread(self) -> np.ndarray:
-        """Nearest over mean squared distance (N,)."""
+        """Smallest over mean squared distance (N,)."""
         return spread_score(self.squared_distances)
 
     @cached_property
     def energy(self) -> np.ndarray:
         """Negative log-sum-exp of the logits (N,).
 
-        Where the head knows only some of the classes, O, it is given the logits that it lacks: those with which its
-        softmax would agree with the Gaussians on O against the others. Their exponentials sum to
-        exp(-energy) (1 - p(O)) / p(O), p by the Gaussians, and the energy of all logits is that of the head's own plus
-        log p(O): the same beside a class of the head, low beside another one, of which the head can say nothing.
+        If the head has columns only for a subset O of the classes, the missing logits are set such that its softmax
+        agrees with the Gaussians on p(O). Their exponentials sum to exp(-energy) (1 - p(O)) / p(O), with p from the
+        Gaussians, and the total energy is that of the head plus log p(O): unchanged close to a class of the head, low
+        close to a class that the head lacks.
         """
         if self.logits is None:
             raise UsageError(
-                "the energy needs logits: embed with a backbone that has a head, or use score_by 'normalised'"
+                "score 'energy' needs logits: embed with a backbone that has a head, or use score_by 'normalised'"
             )
         energy = energy_score(self.logits)
         if self.learned.appended:
@@ -195,24 +194,24 @@ class Description:
 
     @cached_property
     def shallow(self) -> np.ndarray:
-        """Squared distance of the responses of the shallow layer to those of all images (N,)."""
+        """Squared distance of the responses of the shallow layer to their background (N,)."""
         if self.shallow_responses is None:
-            raise UsageError("the shallow score needs a backbone with a shallow layer: name one in wrap_backbone")
+            raise UsageError("score 'shallow' needs a backbone with a shallow layer: name one in wrap_backbone")
         return self.learned.densities.shallow_background.squared_distances(self.shallow_responses)
 
     @cached_property
     def fused(self) -> np.ndarray:
-        """Weighted sum of the surprises of ``energy``, ``spread``, ``shallow``, and ``distance`` far out (N,).
+        """Weighted sum of the surprises of ``energy``, ``spread``, ``shallow``, and the far tail of ``distance`` (N,).
 
-        With equal weights this would be Fisher's combination of independent p-values; they are not independent, so that
-        it is a score like any other.
+        With equal weights and independent scores this would be Fisher's combination of p-values. The scores are
+        dependent, so it is a score without a p-value.
         """
         return np.sum(list(self.fused_parts().values()), axis=0)
 
     def fused_parts(self) -> dict[Score, np.ndarray]:
-        """What each score adds to the fused one (N,)."""
+        """Contribution of each score to the fused one (N,)."""
         if not self.learned.surprises:
-            raise NotFittedError("the fused score is learned from validation images: call fit(outputs, validation)")
+            raise NotFittedError("score 'fused' is fitted on validation images: call fit(outputs, validation)")
         surprises = self.learned.surprises.items()
         return {name: FUSED[name].add(surprise(self.score_named(name))) for name, surprise in surprises}
 

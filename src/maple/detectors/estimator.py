@@ -1,4 +1,4 @@
-"""Gaussian classes for anyone with features and labels, as a scikit-learn estimator; needs no torch."""
+"""scikit-learn estimator: Gaussian classes over features or embeddings. Does not import torch."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from maple.types import Relabelling
 
 
 class MahalanobisClassifier(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClassifierMixin, BaseEstimator):
-    r"""A Gaussian per class, or per cluster of a class, with one covariance: class, probability, and how typical.
+    r"""Classifier with one Gaussian per class, or per cluster of a class: probabilities and typicality.
 
     With squared Mahalanobis distances d_m² to clusters m of share w_m, in the K principal components of the
     standardised features,
@@ -32,21 +32,21 @@ class MahalanobisClassifier(ClassNamePrefixFeaturesOutMixin, TransformerMixin, C
     .. math:: p(c \mid x) \propto \sum_{m \in c} w_m \exp(-d_m^2 / 2T), \qquad
               \mathrm{typicality}(x) = P(\chi_K^2 > \min_m d_m^2).
 
-    Features may be embeddings of any network, or any table. All that is learned are counts, sums and products, which
-    add up: ``partial_fit`` over any parts of the data, in any order, learns what ``fit`` learns from the whole, and
-    new classes may come at any time.
+    Features may be embeddings of any network or tabular data. The sufficient statistics (counts, sums and products)
+    are additive: ``partial_fit`` over parts of the data, in any order, equals ``fit`` on the whole. New classes may be
+    added at any time.
 
     Args:
         explained_variance: share of the variance that PCA keeps.
         pca: reduce the features by PCA first.
         covariance: ``tied`` (around cluster means), ``global`` (around the common mean) or ``full`` (one per cluster).
-        norm_exponent: features are divided by their norm to this power; 1, the unit sphere, suits embeddings.
-        cluster_method: how each class is split: ``xmeans``, ``gmeans``, ``tmeans`` or ``kmeans``; ``None`` for one
-            Gaussian per class. Only ``fit`` finds clusters.
-        cluster_space: in which space they are sought; see :func:`maple.stats.splitting.map_class`.
-        max_clusters: clusters per class at most.
-        min_cluster_size: points per cluster at least.
-        temperature: T; above 1 for probabilities nearer to each other.
+        norm_exponent: power of the norm by which features are divided; 1 (unit sphere) suits embeddings.
+        cluster_method: algorithm that splits each class: ``xmeans``, ``gmeans``, ``tmeans`` or ``kmeans``; ``None`` for
+            one Gaussian per class. Used by ``fit`` only.
+        cluster_space: space for clustering; see :func:`maple.stats.splitting.map_class`.
+        max_clusters: largest number of clusters per class.
+        min_cluster_size: smallest number of points per cluster.
+        temperature: T; values above 1 make probabilities more uniform.
         random_state: seed of the clustering.
 
     Attributes:
@@ -97,7 +97,7 @@ class MahalanobisClassifier(ClassNamePrefixFeaturesOutMixin, TransformerMixin, C
     # -- learning
 
     def fit(self, X: Any, y: Any, cluster_ids: Any = None) -> Self:
-        """Learn from ``X`` (n, D) and ``y`` (n,); ``cluster_ids`` (n,) tells clusters within classes apart, if known.
+        """Fit to ``X`` (n, D) and ``y`` (n,); ``cluster_ids`` (n,) are known clusters within classes.
 
         Equal ids in different classes are different clusters.
         """
@@ -111,13 +111,13 @@ class MahalanobisClassifier(ClassNamePrefixFeaturesOutMixin, TransformerMixin, C
         if self.covariance == "full":
             self.__dict__["gaussians_"] = self._fit_full(X, clusters)
         else:
-            _ = self.gaussians_  # what cannot be fitted is better known now
+            _ = self.gaussians_  # raise errors of the fit now
         return self
 
     def partial_fit(self, X: Any, y: Any, classes: Any = None, cluster_ids: Any = None) -> Self:
-        """Add data to what was learned, also of new classes; ``classes`` names those to come, as elsewhere.
+        """Add data, also of new classes; ``classes`` lists further classes, as in scikit-learn.
 
-        Clusters are not sought: give ``cluster_ids``, or have one Gaussian per class.
+        Does not search for clusters: without ``cluster_ids`` there is one Gaussian per class.
         """
         self._check_parameters()
         if self.covariance == "full":
@@ -128,7 +128,7 @@ class MahalanobisClassifier(ClassNamePrefixFeaturesOutMixin, TransformerMixin, C
             self._forget()
         present, labels = self._read_labels(y)
         known = np.unique(np.concatenate([*([] if first else [self.classes_]), present, *_as_lists(classes)]))
-        if not first:  # the classes of before may have moved
+        if not first:  # positions of known classes may have changed
             self.cluster_keys_[:, 0] = np.searchsorted(known, self.classes_)[self.cluster_keys_[:, 0]]
         self.classes_ = known
         self._add(X, np.searchsorted(known, present)[labels], self._read_clusters(X, cluster_ids))
@@ -156,7 +156,7 @@ class MahalanobisClassifier(ClassNamePrefixFeaturesOutMixin, TransformerMixin, C
         cluster_ids = column_or_1d(cluster_ids)
         check_consistent_length(X, cluster_ids)
         if not np.issubdtype(cluster_ids.dtype, np.integer):
-            raise FitError(f"cluster ids must be integers, not {cluster_ids.dtype}")
+            raise FitError(f"cluster_ids has type {cluster_ids.dtype}: give integers")
         return cluster_ids.astype(np.int64)
 
     def _find_clusters(self, X: np.ndarray, labels: np.ndarray, method: ClusterMethod) -> np.ndarray:
@@ -172,7 +172,7 @@ class MahalanobisClassifier(ClassNamePrefixFeaturesOutMixin, TransformerMixin, C
         return split_clusters(X, np.arange(len(X)), start, np.arange(n_classes), how).cluster_ids
 
     def _add(self, X: np.ndarray, labels: np.ndarray, cluster_ids: np.ndarray) -> np.ndarray:
-        """Add to the moments, which have a row per class and cluster id, sorted; the cluster (n,) of each point."""
+        """Add points to the moments, one row per sorted (class, cluster id); returns the row of each point (n,)."""
         keys = np.column_stack([labels, cluster_ids])
         before = self.cluster_keys_ if hasattr(self, "moments_") else keys[:0]
         self.cluster_keys_, places = np.unique(np.concatenate([before, keys]), axis=0, return_inverse=True)
@@ -199,11 +199,11 @@ class MahalanobisClassifier(ClassNamePrefixFeaturesOutMixin, TransformerMixin, C
             self.moments_, explained_variance=self.explained_variance, pca=self.pca, covariance=self.covariance
         )
 
-    # -- what was learned
+    # -- fitted attributes
 
     @cached_property
     def gaussians_(self) -> Gaussians:
-        """The Gaussians in use, from the moments."""
+        """The Gaussians derived from the moments."""
         return self._fit_tied()
 
     @property
@@ -225,7 +225,7 @@ class MahalanobisClassifier(ClassNamePrefixFeaturesOutMixin, TransformerMixin, C
     def __sklearn_is_fitted__(self) -> bool:
         return hasattr(self, "moments_")
 
-    # -- what it says
+    # -- predictions
 
     def _check_new(self, X: Any) -> np.ndarray:
         check_is_fitted(self)
@@ -237,7 +237,7 @@ class MahalanobisClassifier(ClassNamePrefixFeaturesOutMixin, TransformerMixin, C
         return self.gaussians_.squared_distances(X)
 
     def predict_log_proba(self, X: Any) -> np.ndarray:
-        """Log probability of each class (n, C); -inf for classes of which nothing was learned yet."""
+        """Log probability of each class (n, C); -inf for classes without data."""
         squared = self.squared_distances(X)
         present, compact = np.unique(self.cluster_to_class_, return_inverse=True)
         logs = np.full((len(squared), len(self.classes_)), -np.inf)
@@ -254,7 +254,7 @@ class MahalanobisClassifier(ClassNamePrefixFeaturesOutMixin, TransformerMixin, C
         return self.classes_[logs.argmax(axis=1)]
 
     def decision_function(self, X: Any) -> np.ndarray:
-        """Log probabilities (n, C); of two classes the log odds (n,) of the second."""
+        """Log probabilities (n, C); with two classes, the log odds (n,) of the second."""
         logs = self.predict_log_proba(X)
         return logs[:, 1] - logs[:, 0] if logs.shape[1] == 2 else logs
 
@@ -265,31 +265,31 @@ class MahalanobisClassifier(ClassNamePrefixFeaturesOutMixin, TransformerMixin, C
         return logs - self.n_components_ / 2 * np.log(2 * np.pi)
 
     def typicality(self, X: Any) -> np.ndarray:
-        """Chi-square tail (n,) of the squared distance to the nearest cluster: near 0 for what no class explains."""
+        """Chi-square tail (n,) of the squared distance to the nearest cluster: near 0 far from all classes."""
         return np.exp(log_chi_square_tail(self.squared_distances(X).min(axis=1), self.n_components_))
 
     def transform(self, X: Any) -> np.ndarray:
-        """The features (n, K) in which squared distances are plain Euclidean ones, unless each cluster has its own."""
+        """The projection (n, K) in which squared distances are Euclidean, unless ``covariance`` is ``full``."""
         X = self._check_new(X)
-        leading = np.abs(self.gaussians_.matrix).argmax(axis=0)  # directions have no sign of their own
+        leading = np.abs(self.gaussians_.matrix).argmax(axis=0)  # fix the sign of each direction
         signs = np.sign(self.gaussians_.matrix[leading, np.arange(self.n_components_)])
         return self.gaussians_.project(X) * signs
 
     # -- decisions
 
     def calibrate(self, X: Any) -> Self:
-        """Remember how far data (n, D) of the known classes, not learned from, lie out: what p-values are made of."""
+        """Store scores of calibration data (n, D): known classes, not used in ``fit``. Required by :meth:`p_values`."""
         self.calibration_scores_ = self.squared_distances(X).min(axis=1)
         return self
 
     def p_values(self, X: Any) -> np.ndarray:
-        """Conformal p-values (n,): of data like that of :meth:`calibrate`, at most a share a has one of at most a."""
+        """Conformal p-values (n,): P(p <= a) <= a for data exchangeable with that of :meth:`calibrate`."""
         check_is_fitted(self)
         if not hasattr(self, "calibration_scores_"):
-            raise UsageError("p-values need data that nothing was learned from: call calibrate(X) first")
+            raise UsageError("p_values needs calibration data: call calibrate(X) with data not used in fit")
         return conformal_p_values(self.squared_distances(X).min(axis=1), self.calibration_scores_)
 
 
 def _as_lists(classes: Any) -> list[np.ndarray]:
-    """As a list of arrays, empty where there are none."""
+    """A list with the classes as an array; empty for None."""
     return [] if classes is None else [np.asarray(classes)]

@@ -1,17 +1,17 @@
-"""One-pass scores of the same outputs: what distances and logits say about an image being out-of-distribution.
+"""OOD scores of one forward pass, from squared distances, logits and responses of a shallow layer.
 
 ==============  ====================================================================================
-``distance``    squared distance to the nearest cluster, embeddings as they are: the paper's
-``relative``    ``distance`` less the squared distance to all images as one Gaussian (Ren et al. 2021)
+``distance``    squared distance to the nearest cluster, embeddings not normalised: the paper's
+``relative``    ``distance`` minus the squared distance to the background Gaussian (Ren et al. 2021)
 ``normalised``  squared distance to the nearest cluster, embeddings divided by a power of their norm
 ``residual``    squared length of the normalised embedding outside the principal components
-``spread``      nearest over mean squared distance, normalised: is any cluster nearer than the rest?
+``spread``      smallest over mean squared distance to the clusters, normalised embeddings
 ``energy``      negative log-sum-exp of the logits (Liu et al. 2020)
-``shallow``     squared distance of the responses of a shallow layer to those of all images as one Gaussian
-``fused``       surprise of ``energy`` plus that of ``spread`` plus half that of ``shallow``; far out, of ``distance``
+``shallow``     squared distance of the responses of a shallow layer to their background Gaussian
+``fused``       surprise of ``energy`` + ``spread`` + 0.5 ``shallow``, plus ``distance`` in its far tail
 ==============  ====================================================================================
 
-All are higher for images more out-of-distribution. None needs an out-of-distribution image to be fitted.
+All are higher for images more out-of-distribution. None is fitted on out-of-distribution images.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from maple.stats.arrays import as_array
 
 Score = Literal["distance", "relative", "normalised", "residual", "spread", "energy", "shallow", "fused"]
 SCORES: tuple[Score, ...] = get_args(Score)
-NEEDS_PLAIN: tuple[Score, ...] = ("distance", "relative")  # distances of embeddings as they are
-TAIL = 0.1  # share of the images in the exponential tail of a surprise
-QUANTILES = 512  # points that hold the rest
+NEEDS_PLAIN: tuple[Score, ...] = ("distance", "relative")  # distances of embeddings that are not normalised
+TAIL = 0.1  # share of the images modelled by the exponential tail of a surprise
+QUANTILES = 512  # points of the empirical distribution below the tail
 
 
 def spread_score(squared_distances: np.ndarray) -> np.ndarray:
-    """Nearest over mean squared distance (N,), from (N, M): near 0 beside a cluster, 1 amid all of them.
+    """Smallest over mean squared distance (N,), from (N, M): near 0 close to a cluster, 1 if all are equally far.
 
     >>> spread_score(np.array([[1.0, 99.0], [50.0, 50.0]]))
     array([0.02, 1.  ])
@@ -53,7 +53,7 @@ def energy_score(logits: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Part:
-    """What a score adds to ``fused``: its surprise beyond a level, times a weight.
+    """Contribution of a score to ``fused``: its surprise above a level, times a weight.
 
     >>> Part(0.5, beyond=7.0).add(np.array([1.0, 6.0, 9.0]))
     array([0., 0., 1.])
@@ -63,17 +63,17 @@ class Part:
     beyond: float = 0.0
 
     def add(self, surprises: np.ndarray) -> np.ndarray:
-        """What surprises (N,) add."""
+        """The contribution of surprises (N,)."""
         return self.weight * np.maximum(surprises - self.beyond, 0.0)
 
     def surprise_of(self, added: float) -> float:
-        """The inverse of :meth:`add`; 0 where nothing was added."""
+        """The inverse of :meth:`add`; 0 for a contribution of 0."""
         return added / self.weight + self.beyond if added > 0 else 0.0
 
 
-# What an image shows, read in two ways, counts twice as much as how it looks: many images look unusual and are not.
-# Logits and directions alone can be at ease with images far from all that was seen; the paper's distance is not. It
-# speaks only where fewer than one known image in a thousand lies, since among the others it ranks worse.
+# Two semantic scores (energy, spread) weigh twice as much as the shallow one: unusual low-level statistics alone are
+# weak evidence. Logits and directions may miss images far from all training images; the paper's distance does not. It
+# contributes only beyond the range of 999 of 1,000 in-distribution images, since within it ranks worse.
 FUSED: dict[Score, Part] = {
     "energy": Part(1.0),
     "spread": Part(1.0),
@@ -84,12 +84,12 @@ FUSED: dict[Score, Part] = {
 
 @dataclass(frozen=True, eq=False)
 class Surprise:
-    """-log of the share of in-distribution images that score as high: an empirical tail that never ends.
+    """-log of the share of in-distribution images with at least this score: an empirical tail, extrapolated.
 
-    Up to the quantile u that leaves a share of ``TAIL`` above it, the empirical distribution, interpolated; beyond u,
-    where images are few and an empirical tail would saturate, an exponential one of the same mean excess:
-    -log TAIL + (s - u) / mean(s' - u | s' > u). Strictly increasing beyond the lowest score, so that far images do not
-    tie.
+    Up to u, the quantile with a share of ``TAIL`` above it, it interpolates the empirical distribution. Beyond u, where
+    an empirical tail would saturate, it is an exponential tail of the same mean excess:
+    -log TAIL + (s - u) / mean(s' - u | s' > u). It is strictly increasing above the lowest score, so that far images do
+    not tie.
     """
 
     scores: np.ndarray  # (Q,) ascending; the last is u
@@ -102,7 +102,7 @@ class Surprise:
         return np.interp(scores, self.scores, self.values) + beyond
 
     def to_arrays(self) -> dict[str, np.ndarray]:
-        """All there is, by name."""
+        """The record as arrays, by name."""
         return {"scores": self.scores, "values": self.values, "excess": np.array([self.excess])}
 
     @classmethod
@@ -112,7 +112,7 @@ class Surprise:
 
 
 def fit_surprise(scores: np.ndarray) -> Surprise:
-    """The surprise of a score, from the scores of in-distribution images that the network has not learned from.
+    """Fit the surprise of a score to scores of in-distribution images that the network was not trained on.
 
     >>> surprise = fit_surprise(np.random.default_rng(0).exponential(size=100_000))  # -log P(X > s) = s
     >>> surprise(np.array([0.5, 2.0, 20.0])).round(1)
@@ -120,9 +120,9 @@ def fit_surprise(scores: np.ndarray) -> Surprise:
     """
     scores = as_array(scores).astype(np.float64)
     if len(scores) == 0 or not np.isfinite(scores).all():
-        raise DataError("a surprise needs finite scores of validation images: add validation images")
+        raise DataError("the fused score needs finite scores of validation images: add validation images")
     levels = np.linspace(0, 1 - TAIL, QUANTILES)
-    ordered, first = np.unique(np.quantile(scores, levels)[::-1], return_index=True)  # of ties, the highest level
+    ordered, first = np.unique(np.quantile(scores, levels)[::-1], return_index=True)  # ties keep the highest level
     values = -np.log1p(-levels[::-1][first])
     above = scores[scores > ordered[-1]] - ordered[-1]
     spread = above.mean() if len(above) else 0.0

@@ -1,7 +1,7 @@
-"""The search that X-Means, G-Means and T-Means share: a tree of clusters that grows by bisection.
+"""Search shared by X-Means, G-Means and T-Means: a tree of clusters that grows by bisection.
 
-Each round bisects the leaves and keeps the bisections that a test approves ("improve structure"), then runs K-Means
-over all points from the centres so found ("improve parameters"). Shapes: n points, D dimensions, k clusters.
+Each round bisects the leaves and keeps the bisections that pass a test ("improve structure"), then runs K-Means over
+all points from the resulting centres ("improve parameters"). Shapes: n points, D dimensions, k clusters.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from threadpoolctl import threadpool_limits
 
 from maple.errors import UsageError
 
-_BLOCK = 1024  # rows that are held in float64 at a time
-_N_COMPONENTS = 16  # principal components in which clusters are cut in two
-_SERIAL_SIZE = 2**24  # values below which a second thread costs more than it saves
+_BLOCK = 1024  # rows converted to float64 at a time
+_N_COMPONENTS = 16  # principal components used for bisection
+_SERIAL_SIZE = 2**24  # values below which multithreading does not pay
 
 
 def within_sum_of_squares(points: np.ndarray, labels: np.ndarray, centers: np.ndarray) -> float:
@@ -51,7 +51,7 @@ def within_sum_of_squares(points: np.ndarray, labels: np.ndarray, centers: np.nd
 
 
 def cluster_means(points: np.ndarray, labels: np.ndarray) -> np.ndarray:
-    """Means (k, D) of the clusters 0..k-1, summed in float64, in the type of the points; each cluster has a point.
+    """Means (k, D) of the clusters 0..k-1, summed in float64, in the dtype of the points; none may be empty.
 
     >>> cluster_means(np.array([[0.0], [2.0], [5.0]]), np.array([0, 0, 1]))
     array([[1.],
@@ -69,13 +69,13 @@ def cluster_means(points: np.ndarray, labels: np.ndarray) -> np.ndarray:
 def bisect_points(
     points: np.ndarray, *, n_init: int = 4, max_iter: int = 100, random_state: Any = None
 ) -> np.ndarray | None:
-    """Cut points in two by 2-Means: labels (n,) of 0 and 1, or ``None`` where all points are the same.
+    """Bisect points by 2-Means: labels (n,) in {0, 1}, or ``None`` if all points are equal.
 
-    2-Means sees the 16 leading principal components only, which is a mere rotation up to 16 dimensions and many times
+    2-Means runs in the 16 leading principal components: an exact rotation in up to 16 dimensions, and many times
     faster in 640. The best cut lies along them: the first component is the relaxed solution of 2-Means (Ding & He, ICML
-    2004). The first of ``n_init`` starts has the means of the two halves of a Gaussian, +- sqrt(2 lambda / pi) along
-    that component, lambda being its variance (Hamerly & Elkan); the others are drawn by k-means++. The cut with the
-    least inertia is kept.
+    2004). The first of ``n_init`` initialisations is +- sqrt(2 lambda / pi) along that component, the means of the two
+    halves of a Gaussian of variance lambda (Hamerly & Elkan); the others are drawn by k-means++. The bisection with the
+    smallest inertia is kept.
 
     >>> bisect_points(np.array([[0.0, 1.0], [0.0, 1.1], [5.0, 1.0]]), random_state=0)
     array([0, 0, 1])
@@ -93,39 +93,39 @@ def bisect_points(
     if n_init > 1:
         drawn = run_k_means(projection, 2, n_init=n_init - 1, max_iter=max_iter, random_state=random)
         model = min(model, drawn, key=lambda candidate: candidate.inertia_)
-    # the first point is on side 0 whichever centre came first, so that equal cuts have equal labels
+    # the first point always gets label 0, so that labels do not depend on the order of the centres
     return (model.labels_ != model.labels_[0]).astype(np.int64)
 
 
 def run_k_means(points: np.ndarray, n_clusters: int, **options: Any) -> KMeans:
-    """Fitted K-Means, without the warning that repeated points leave a cluster empty: callers expect that."""
+    """Fitted K-Means, without the warning about empty clusters from repeated points: callers handle them."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)
         return KMeans(n_clusters, **options).fit(points)
 
 
 def serial_if_small(points: np.ndarray) -> threadpool_limits:
-    """One thread while the work is small: threads that wait for each other on a busy machine are slower than one."""
+    """Limit small problems to one thread: thread barriers on a busy machine cost more than they save."""
     return threadpool_limits(1 if points.size < _SERIAL_SIZE else None)
 
 
 def random_halves(points: np.ndarray, random: np.random.RandomState) -> tuple[np.ndarray, np.ndarray]:
-    """The points in two halves, drawn at random."""
+    """Two random halves of the points."""
     order = random.permutation(len(points))
     return points[order[::2]], points[order[1::2]]
 
 
 class _Model(NamedTuple):
-    """Clusters of all points."""
+    """A clustering of all points."""
 
     labels: np.ndarray  # (n,) int64
     centers: np.ndarray  # (k, D)
-    n_iter: int  # iterations of the K-Means run that placed the centres
+    n_iter: int  # iterations of the last K-Means run
 
 
 @dataclass(frozen=True, eq=False)
 class _Split:
-    """Two children proposed for one cluster, and the evidence for them (above 0: approved)."""
+    """A proposed bisection of one cluster; accepted if its gain is positive."""
 
     labels: np.ndarray  # (n,) 0 or 1, for the points of that cluster
     centers: np.ndarray  # (2, D)
@@ -133,11 +133,11 @@ class _Split:
 
 
 class _ClusterTree:
-    """A cluster and, once it is split, its two children. The leaves are the clusters there are."""
+    """A node of the binary tree whose leaves are the current clusters."""
 
     def __init__(self, center: np.ndarray, indices: np.ndarray) -> None:
         self.center = center  # (D,)
-        self.indices = indices  # rows of the points that belong to it
+        self.indices = indices  # rows of its points
         self.children: tuple[_ClusterTree, ...] = ()
         self.is_tested = False
         self.proposal: _Split | None = None
@@ -146,11 +146,11 @@ class _ClusterTree:
         return len(self.leaves())
 
     def leaves(self) -> list[_ClusterTree]:
-        """The clusters, siblings side by side."""
+        """The current clusters; siblings are adjacent."""
         return [leaf for child in self.children for leaf in child.leaves()] if self.children else [self]
 
     def split(self) -> None:
-        """Make the proposed children."""
+        """Apply the proposed bisection."""
         assert self.proposal is not None
         self.children = tuple(
             _ClusterTree(center, self.indices[self.proposal.labels == side])
@@ -158,19 +158,19 @@ class _ClusterTree:
         )
 
     def move(self, center: np.ndarray, indices: np.ndarray) -> None:
-        """Take the points that K-Means gives this leaf; a leaf whose points stay need not be tested again."""
+        """Assign the result of K-Means to this leaf; a leaf whose points are unchanged is not tested again."""
         self.is_tested = self.is_tested and np.array_equal(indices, self.indices)
         self.center, self.indices = center, indices
 
     def without(self, leaf: _ClusterTree) -> _ClusterTree:
-        """The tree without ``leaf``, whose sibling takes their parent's place."""
+        """Remove ``leaf``; its sibling replaces the parent."""
         if leaf in self.children:
             return self.children[1 - self.children.index(leaf)]
         self.children = tuple(child.without(leaf) for child in self.children)
         return self
 
     def model(self, n_iter: int) -> _Model:
-        """The leaves, as they are after ``n_iter`` iterations of K-Means."""
+        """The clustering given by the leaves, after ``n_iter`` iterations of K-Means."""
         leaves = self.leaves()
         labels = np.empty(sum(len(leaf.indices) for leaf in leaves), np.int64)
         for j, leaf in enumerate(leaves):
@@ -179,7 +179,7 @@ class _ClusterTree:
 
 
 class GrowingMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, BaseEstimator, metaclass=ABCMeta):
-    """The search that all three share; each fills in the test of a cut, and X-Means the score of a model."""
+    """Base class: subclasses implement the test of a bisection (``_gain``); X-Means also scores models (``_score``)."""
 
     def __init__(
         self,
@@ -202,17 +202,17 @@ class GrowingMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMix
 
     @abstractmethod
     def _gain(self, points: np.ndarray, labels: np.ndarray, room: int, random: np.random.RandomState) -> float:
-        """Evidence that the points (n, D) of one cluster are several, say two as in ``labels``; above 0 approves.
+        """Evidence for splitting the points (n, D) of one cluster, bisected by ``labels``; positive accepts.
 
-        ``room`` is how many clusters they may become before ``max_clusters`` is reached.
+        ``room`` is the number of clusters they may become before ``max_clusters`` is reached.
         """
 
     def _score(self, points: np.ndarray, labels: np.ndarray, centers: np.ndarray) -> float:
-        """Score of a model of all points; the search returns the model with the highest: here, the largest."""
+        """Score of a model; the search returns the model with the highest score. Default: the number of clusters."""
         return len(centers)
 
     def _grow(self, X: Any) -> np.ndarray:
-        """Find the clusters and set the attributes; ``X`` as an array (n, D)."""
+        """Find the clusters, set the fitted attributes, and return ``X`` as a validated array (n, D)."""
         for name in ("max_clusters", "min_cluster_size", "n_init", "max_iter"):
             value = getattr(self, name)
             if not isinstance(value, Integral) or value < 1:
@@ -243,7 +243,7 @@ class GrowingMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMix
         return tags
 
     def _search(self, points: np.ndarray, random: np.random.RandomState) -> _Model:
-        """Alternate between better structure and better parameters; the best model passed."""
+        """Alternate between improving structure and parameters; return the best model visited."""
         everything = np.arange(len(points))
         tree = _ClusterTree(cluster_means(points, np.zeros_like(everything))[0], everything)
         models = [tree.model(n_iter=1)]  # one cluster: its mean
@@ -253,13 +253,13 @@ class GrowingMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMix
             if len(tree) == n_before:
                 break
             tree, n_iter = self._improve_parameters(points, tree)
-            if len(tree) <= n_before:  # K-Means made the new clusters too small again
+            if len(tree) <= n_before:  # the new clusters were removed as too small
                 break
             models.append(tree.model(n_iter))
         return max(models, key=lambda model: self._score(points, model.labels, model.centers))
 
     def _improve_structure(self, points: np.ndarray, tree: _ClusterTree, random: np.random.RandomState) -> None:
-        """Split the leaves whose cut is approved; the best first, where there is not room for all."""
+        """Split the leaves with a positive gain, largest gain first, up to ``max_clusters``."""
         leaves = tree.leaves()
         room = self.max_clusters - len(leaves)
         for leaf in leaves:
@@ -270,8 +270,10 @@ class GrowingMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMix
             leaf.split()
 
     def _improve_parameters(self, points: np.ndarray, tree: _ClusterTree) -> tuple[_ClusterTree, int]:
-        """K-Means over all points from the centres of the leaves, again without the smallest while that is too small;
-        the tree and the iterations of the last run."""
+        """Run K-Means from the centres of the leaves; remove the smallest cluster and repeat while it is too small.
+
+        Returns the tree and the number of iterations of the last run.
+        """
         while True:
             leaves = tree.leaves()
             centers = np.stack([leaf.center for leaf in leaves])
@@ -284,16 +286,16 @@ class GrowingMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMix
             tree = tree.without(smallest)
 
     def _propose(self, points: np.ndarray, room: int, random: np.random.RandomState) -> _Split | None:
-        """A cut of the points (n, D) of one cluster, tested; ``None`` where they cannot be cut."""
+        """A tested bisection of the points (n, D) of one cluster; ``None`` if there is none."""
         labels = self._bisect(points, random)
         if labels is None:
             return None
         return _Split(labels, cluster_means(points, labels), self._gain(points, labels, room, random))
 
     def _bisect(self, points: np.ndarray, random: np.random.RandomState) -> np.ndarray | None:
-        """Labels (n,) of the best cut; ``None`` where the points are too few, all the same, or a side is too small.
+        """Labels (n,) of the best bisection; ``None`` if points are too few or equal, or one side is too small.
 
-        Two clusters need three points, or there is no variance to speak of.
+        At least three points are required: with two, both clusters have zero variance.
         """
         if len(points) < max(2 * self.min_cluster_size, 3):
             return None

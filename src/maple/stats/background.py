@@ -1,4 +1,4 @@
-"""All images as one Gaussian: what relative distances subtract, and the residual outside its components."""
+"""Background: one Gaussian over all images, for relative distances, and the residual outside its components."""
 
 from __future__ import annotations
 
@@ -16,13 +16,14 @@ from maple.stats.moments import Moments
 
 @dataclass(frozen=True, eq=False)
 class Background:
-    """All images as one Gaussian, whatever their cluster, and what of an embedding lies outside its components.
+    """One Gaussian over all images, ignoring clusters, and the residual outside its principal components.
 
     With z the standardised embedding and p = z A its K principal components, of variances v:
 
-    - squared distance to the background, sum_k p_k² / v_k: what relative distances subtract (Ren et al. 2021,
+    - squared distance to the background, sum_k p_k² / v_k, subtracted in relative distances (Ren et al. 2021,
       https://arxiv.org/abs/2106.09022);
-    - residual ||z||² - ||p||²: what PCA left out (as in ViM, Wang et al. 2022, https://arxiv.org/abs/2203.10807).
+    - residual ||z||² - ||p||², the part outside the components (as in ViM, Wang et al. 2022,
+      https://arxiv.org/abs/2203.10807).
     """
 
     mean: np.ndarray  # (D,)
@@ -36,7 +37,7 @@ class Background:
         return self._over_blocks(embeddings, lambda centred: (centred @ self.matrix) ** 2 @ (1 / self.variances))
 
     def residuals(self, embeddings: Any) -> np.ndarray:
-        """Squared length of what lies outside the components (N,), never negative."""
+        """Squared length of the part outside the components (N,), never negative."""
 
         def residual(centred: np.ndarray) -> np.ndarray:
             whole = (centred**2) @ self.scale**2
@@ -56,9 +57,9 @@ class Background:
 
 
 def fit_background(moments: Moments, *, explained_variance: float = 0.95, pca: bool = True) -> Background:
-    """The background in the components that :func:`fit_gaussians` keeps of the same moments.
+    """The background in the principal components that :func:`fit_gaussians` keeps for the same moments.
 
-    Of few images the variances are shrunk towards their mean, as the covariance within clusters is.
+    With few images the variances are shrunk towards their mean, like the covariance within clusters.
 
     >>> x = np.array([[0.0, 1.0], [0.0, -1.0], [3.0, 0.0], [-3.0, 0.0]])
     >>> background = fit_background(Moments(1, 2).update(x, [0, 0, 0, 0]))

@@ -1,4 +1,4 @@
-"""The chi-square distribution of squared distances: its tail in logs, its quantiles, and a test of the fit."""
+"""Chi-square distribution of squared distances: log tail, quantiles, and goodness of fit."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from maple.stats.arrays import check_finite
 
 
 def log_chi_square_tail(squared_distances: ArrayLike, degrees_of_freedom: int) -> np.ndarray:
-    """log P(X >= d²) of a chi-square variable, finite and strictly decreasing however far out d² is.
+    """log P(X >= d²) of a chi-square variable, finite and strictly decreasing for any d².
 
     With a = k/2 and z = d²/2 the tail is Q(a, z). Up to its mean, Q = 1 - P with P from SciPy. Beyond, the finite sum
     exp(-z) sum_i z^i / Gamma(i + 1) over i = a-1, a-2, ... down to 0 (even k) or 1/2 (odd k, plus erfc(sqrt z)): its
-    first term is the largest and is taken out, so that only its logarithm is ever needed.
+    first term is the largest and is factored out, so that only its logarithm is needed.
 
     >>> log_chi_square_tail([0.0, 11.0, 1e5], 11).round(3)
     array([ 0.0000000e+00, -8.1400000e-01, -4.9955269e+04])
     """
-    half = np.minimum(np.asarray(squared_distances, dtype=np.float64) / 2, 1e300)  # infinity stays finite
+    half = np.minimum(np.asarray(squared_distances, dtype=np.float64) / 2, 1e300)  # keeps infinity finite
     if degrees_of_freedom < 1 or int(degrees_of_freedom) != degrees_of_freedom:
-        raise UsageError(f"degrees of freedom must be a whole number of at least 1, not {degrees_of_freedom}")
+        raise UsageError(f"degrees_of_freedom is {degrees_of_freedom}: give a whole number of at least 1")
     shape = degrees_of_freedom / 2
     far = half > shape
     log_tail = np.log1p(-gammainc(shape, np.where(far, 0.0, half))) + 0.0  # never -0
@@ -35,7 +35,7 @@ def log_chi_square_tail(squared_distances: ArrayLike, degrees_of_freedom: int) -
 
 
 def _log_far_tail(half: np.ndarray, degrees_of_freedom: int) -> np.ndarray:
-    """The finite sum for z > k/2, where each term is smaller than the one before (Horner from the last one)."""
+    """The finite sum for z > k/2, whose terms decrease (Horner scheme from the last term)."""
     odd = degrees_of_freedom % 2
     log_erfc = np.log(2) + log_ndtr(-np.sqrt(2 * half)) if odd else -np.inf
     if degrees_of_freedom == 1:
@@ -50,7 +50,7 @@ def _log_far_tail(half: np.ndarray, degrees_of_freedom: int) -> np.ndarray:
 
 
 def chi_square_quantiles(n: int, degrees_of_freedom: float) -> np.ndarray:
-    """The n chi-square quantiles at (i - 1/2) / n, i = 1..n: what n sorted squared distances should be.
+    """The n chi-square quantiles at (i - 1/2) / n, i = 1..n: the expected values of n sorted squared distances.
 
     >>> chi_square_quantiles(3, 2).round(4)
     array([0.3646, 1.3863, 3.5835])
@@ -61,7 +61,7 @@ def chi_square_quantiles(n: int, degrees_of_freedom: float) -> np.ndarray:
 
 
 def gaussian_test(squared_distances: Any, degrees_of_freedom: float) -> float:
-    """How far from Gaussian? Mean absolute difference between observed and theoretical chi-square quantiles.
+    """Deviation from Gaussian: mean absolute difference between observed and theoretical chi-square quantiles.
 
     ``1/N sum_i |d2_(i) - q((i - 1/2) / N)|`` with d2_(i) the sorted squared Mahalanobis distances to the nearest
     (or the own) cluster and q the quantile function of the chi-square distribution. Zero is perfectly Gaussian.
@@ -78,8 +78,8 @@ def gaussian_test(squared_distances: Any, degrees_of_freedom: float) -> float:
 def qq_points(squared_distances: Any, degrees_of_freedom: float, points: int = 200) -> tuple[np.ndarray, np.ndarray]:
     """Theoretical and observed quantiles for a Q-Q plot, at most ``points``, evenly spread along the axis.
 
-    Thinning evenly by rank would leave the tail, which is what such a plot is read for, almost empty; the smallest
-    and the largest distance are always kept.
+    Thinning evenly by rank would leave the tail, the part of interest, almost empty. The smallest and the largest
+    distance are always kept.
 
     >>> theoretical, observed = qq_points([5.0, 1.0, 2.0], degrees_of_freedom=2)
     >>> observed

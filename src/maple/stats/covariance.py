@@ -5,14 +5,14 @@ from __future__ import annotations
 import numpy as np
 from scipy.linalg import LinAlgError, cholesky, solve_triangular
 
-# Directions whose variance is below this share of the largest one are rounding noise: nothing is divided by less.
+# Variances below this share of the largest one are rounding noise; they are never divided by.
 RELATIVE_FLOOR = 1e-10
-# Fewer images per component than this, and the covariance is shrunk (OAS).
+# With fewer images per component the covariance is shrunk (OAS).
 IMAGES_PER_COMPONENT = 10
 
 
 def count_components(eigenvalues: np.ndarray, explained_variance: float) -> int:
-    """The least number of leading eigenvalues whose sum reaches the share ``explained_variance``; at least 1.
+    """The smallest number of leading eigenvalues whose sum reaches the share ``explained_variance``; at least 1.
 
     >>> count_components(np.array([6.0, 3.0, 1.0]), 0.9)
     2
@@ -25,9 +25,9 @@ def count_components(eigenvalues: np.ndarray, explained_variance: float) -> int:
 
 
 def principal_axes(covariance: np.ndarray, explained_variance: float = 1.0) -> tuple[np.ndarray, np.ndarray]:
-    """Leading eigenvalues (K,) and eigenvectors (D, K), largest first; null directions are never among them.
+    """Leading eigenvalues (K,) and eigenvectors (D, K), largest first, without null directions.
 
-    With ``explained_variance=1`` this is the whole space less the null directions, so that K is its rank.
+    With ``explained_variance=1``, K is the rank of the covariance.
     """
     eigenvalues, axes = np.linalg.eigh(covariance)  # ascending
     eigenvalues, axes = eigenvalues[::-1], axes[:, ::-1]
@@ -40,7 +40,7 @@ def oas_covariance(covariance: np.ndarray, n_images: int) -> np.ndarray:
     """Oracle-approximating shrinkage (Chen et al. 2010): (1 - r) S + r (tr S / K) I.
 
     r = (a + m²) / ((n + 1)(a - m²/K)), at most 1, with a the mean of the squared entries of S and m = tr S / K.
-    Unlike Ledoit-Wolf it needs second moments only.
+    Unlike Ledoit-Wolf it requires second moments only.
     """
     n_components = len(covariance)
     scale = np.trace(covariance) / n_components
@@ -53,15 +53,15 @@ def oas_covariance(covariance: np.ndarray, n_images: int) -> np.ndarray:
 
 
 def shrink_if_few(covariance: np.ndarray, n_images: int) -> np.ndarray:
-    """The covariance (K, K), shrunk where there are few images per component."""
+    """The covariance (K, K), shrunk if there are few images per component."""
     return oas_covariance(covariance, n_images) if n_images < IMAGES_PER_COMPONENT * len(covariance) else covariance
 
 
 def whitening(covariance: np.ndarray, floor: float) -> tuple[np.ndarray, float]:
-    """W (K, K) with W' S W = I, and log det S; eigenvalues below ``floor`` count as ``floor``.
+    """W (K, K) with W' S W = I, and log det S; eigenvalues are bounded below by ``floor``.
 
-    S - floor I has a Cholesky factor just when no eigenvalue lies below ``floor``; then the factor of S whitens, at a
-    tenth of the cost of eigenvectors.
+    S - floor I has a Cholesky factor if and only if no eigenvalue lies below ``floor``; then W follows from the factor
+    of S, at a tenth of the cost of eigenvectors.
     """
     identity = np.eye(len(covariance))
     try:

@@ -1,9 +1,9 @@
-"""Gaussians over embeddings: squared distances to clusters, and the class posterior that follows from them.
+"""Gaussians over embeddings: squared distances to clusters, and the class posterior.
 
 From embeddings to a distance (N images, D embedding, K projection, C classes, M clusters):
 
 1. :class:`~maple.stats.moments.Moments` accumulates counts, sums and second moments, batch by batch, in float64.
-   Nothing else of the training images is needed: memory is O(D² + MD), whatever N is.
+   They are sufficient statistics: memory is O(D² + MD), independent of N.
 2. :func:`fit_gaussians` turns moments into :class:`Gaussians`: standardise, PCA, covariance and whitening folded into
    one (D, K) matrix and one (K,) offset, and M centroids in the whitened space.
 3. :meth:`Gaussians.squared_distances` is then two matrix products: embeddings to projection, projection to centroids.
@@ -24,18 +24,18 @@ from maple.stats.arrays import BLOCK_ELEMENTS, as_embeddings, count_broken, norm
 from maple.stats.covariance import RELATIVE_FLOOR, oas_covariance, principal_axes, shrink_if_few, whitening
 from maple.stats.moments import Moments
 
-# A cluster with fewer images has no covariance of its own, however much it is shrunk.
+# The smallest number of images for which a cluster gets its own (shrunk) covariance.
 _MIN_IMAGES_FULL = 4
-# Whitened coordinates have deviation 1: float32 products serve while their rounding stays below this.
+# Largest rounding error of whitened coordinates (standard deviation 1) for which float32 products are used.
 _FLOAT32_ROUNDING = 1e-3
 
 
 @dataclass(frozen=True, eq=False)
 class Gaussians:
-    """M Gaussians over embeddings, ready to score: all that a graph or another language needs to do the same.
+    """M Gaussians over embeddings, as the arrays that a score needs; exported graphs contain the same arrays.
 
-    The projection of an embedding e is ``(e / ||e||^norm_exponent) @ matrix + offset``; there, a squared distance is
-    plain Euclidean. With one covariance per cluster, ``whitenings[c]`` is applied to the projection first.
+    The projection of an embedding e is ``(e / ||e||^norm_exponent) @ matrix + offset``; in it, squared distances are
+    Euclidean. With one covariance per cluster, ``whitenings[c]`` is applied to the projection first.
     """
 
     matrix: np.ndarray  # (D, K) standardise, rotate, whiten
@@ -43,7 +43,7 @@ class Gaussians:
     centroids: np.ndarray  # (M, K) cluster means in the projection
     log_priors: np.ndarray  # (M,) log share of the images
     norm_exponent: float = 0.0
-    float32: bool = True  # whether float32 products are exact enough
+    float32: bool = True  # whether float32 products are accurate enough
     whitenings: np.ndarray | None = None  # (M, K, K), one covariance per cluster only
     log_determinants: np.ndarray | None = None  # (M,), one covariance per cluster only
 
@@ -62,16 +62,16 @@ class Gaussians:
 
     @property
     def log_weights(self) -> np.ndarray:
-        """What the log density of each cluster adds to -d²/2, up to a common constant (M,)."""
+        """Log density of each cluster (M,) without -d²/2, up to a common constant."""
         return self.log_priors if self.log_determinants is None else self.log_priors - self.log_determinants / 2
 
     @cached_property
     def map_axes(self) -> np.ndarray:
-        """The plane of the projection in which the clusters lie furthest apart (K, 2): for people to look at.
+        """The plane of the projection that separates the clusters best (K, 2), for plots.
 
-        The principal axes of the centroids, each as heavy as its share of the images. Within a cluster the projection
-        has unit covariance, so that these are Fisher's first two linear discriminants, and every cluster is a unit
-        Gaussian in the plane too (not so where each has its own covariance).
+        The principal axes of the centroids, weighted by their share of the images. Within a cluster the projection
+        has unit covariance, so these are Fisher's first two linear discriminants, and every cluster is a unit Gaussian
+        in the plane (unless each cluster has its own covariance).
 
         >>> x = np.repeat(6 * np.eye(3), 4, axis=0) + np.random.default_rng(0).normal(size=(12, 3))
         >>> gaussians = fit_gaussians(Moments(3, 3).update(x, np.repeat([0, 1, 2], 4)))
@@ -81,7 +81,7 @@ class Gaussians:
         shares = np.exp(self.log_priors)  # (M,)
         centred = (self.centroids - self._map_centre) * np.sqrt(shares)[:, None]
         axes = np.linalg.svd(centred)[2][:2].T  # (K, 2), or (1, 1)
-        axes = axes * np.where(axes[np.abs(axes).argmax(axis=0), range(axes.shape[1])] < 0, -1.0, 1.0)  # one sign only
+        axes = axes * np.where(axes[np.abs(axes).argmax(axis=0), range(axes.shape[1])] < 0, -1.0, 1.0)  # fix the sign
         return np.pad(axes, ((0, 0), (0, 2 - axes.shape[1])))
 
     @property
@@ -90,11 +90,11 @@ class Gaussians:
         return shares @ self.centroids / shares.sum()
 
     def on_map(self, projection: np.ndarray) -> np.ndarray:
-        """Where projections (N, K) lie in the plane of :attr:`map_axes` (N, 2)."""
+        """Coordinates (N, 2) of projections (N, K) in the plane of :attr:`map_axes`."""
         return (projection - self._map_centre) @ self.map_axes
 
     def to_arrays(self) -> dict[str, np.ndarray]:
-        """All there is, by name."""
+        """The record as arrays, by name."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         return {name: np.atleast_1d(value) for name, value in values.items() if value is not None}
 
@@ -125,10 +125,10 @@ class Gaussians:
     def _projected_blocks(self, embeddings: np.ndarray) -> Iterator[tuple[slice, np.ndarray]]:
         single = self.float32 and embeddings.dtype == np.float32
         matrix = self.matrix.astype(np.float32) if single else self.matrix
-        for rows in row_blocks(*embeddings.shape, elements=2 * BLOCK_ELEMENTS):  # float32 takes half the space
+        for rows in row_blocks(*embeddings.shape, elements=2 * BLOCK_ELEMENTS):  # float32 takes half the memory
             block = embeddings[rows]
             with np.errstate(over="ignore", invalid="ignore"):
-                # Norms first: they bring the block into the cache. Scaling K columns is cheaper than scaling D.
+                # Norms first: they load the block into the cache. Scaling K columns is cheaper than scaling D.
                 factors = norm_factors(block, self.norm_exponent)[:, None] if self.norm_exponent else 1.0
                 projection = np.multiply(block @ matrix, factors, dtype=np.float64)  # (B, K)
             yield rows, np.add(projection, self.offset, out=projection)
@@ -139,7 +139,7 @@ class Gaussians:
         return _full_squared_distances(projection, self.centroids, self.whitenings)
 
     def _repair(self, embeddings: np.ndarray, distances: np.ndarray) -> None:
-        """Rows that overflowed in float32 are done again in float64; NaN and infinite embeddings are an error."""
+        """Recompute rows that overflowed in float32 in float64; NaN and infinite embeddings are an error."""
         if n_broken := count_broken(embeddings):
             raise DataError(f"{n_broken} of {len(embeddings)} embeddings hold NaN or infinity: leave those images out")
         overflowed = ~np.isfinite(distances).all(axis=1)
@@ -220,15 +220,15 @@ def principal_components(moments: Moments, explained_variance: float) -> tuple[n
 
 
 def _within_components(eigenvalues: np.ndarray, centroids: np.ndarray, moments: Moments) -> np.ndarray:
-    """The covariance around the cluster means in the components (K, K), shrunk where images are few.
+    """Covariance within clusters in the principal components (K, K), shrunk if there are few images.
 
-    Within is total less between: total is diagonal here, between follows from the ``centroids`` (M, K).
+    It is the total covariance, diagonal here, minus the covariance between the ``centroids`` (M, K).
     """
     weighted = centroids * np.sqrt(moments.counts / moments.n_images)[:, None]
     within = np.diag(eigenvalues) - weighted.T @ weighted
     if np.trace(within) <= RELATIVE_FLOOR * eigenvalues[0] * len(within):
         raise FitError(
-            "all embeddings of each cluster are equal, so that there is no covariance around the cluster means: "
+            "the embeddings of each cluster are all equal, so the covariance within clusters is zero: "
             "add different images, or use covariance='global'"
         )
     n_free = moments.n_images - moments.n_clusters
@@ -246,13 +246,13 @@ def check_enough(moments: Moments, needs_within: bool) -> None:
         )
     if needs_within and moments.n_images <= moments.n_clusters:
         raise FitError(
-            f"{moments.n_images} images in {moments.n_clusters} clusters leave nothing to estimate a covariance from: "
+            f"{moments.n_images} images in {moments.n_clusters} clusters are too few to estimate a covariance: "
             "add images, or use covariance='global'"
         )
 
 
 def inverse_deviation(moments: Moments) -> np.ndarray:
-    """1 / deviation of each feature (D,); 0 for constant ones, which drop out."""
+    """1 / standard deviation of each feature (D,); 0 drops constant features."""
     deviation = moments.deviation
     if not deviation.any():
         raise FitError(
@@ -265,8 +265,8 @@ def inverse_deviation(moments: Moments) -> np.ndarray:
 def float32_suffices(moments: Moments, matrix: np.ndarray) -> bool:
     """Whether rounding e @ matrix to float32 moves whitened coordinates by less than ``_FLOAT32_ROUNDING``.
 
-    The bound is eps sum_d |e_d| |matrix_dk| for a typical e: large when embeddings lie far from 0 next to their
-    deviation, or when clusters are very tight.
+    The bound is eps sum_d |e_d| |matrix_dk| for a typical e: large if embeddings lie far from 0 relative to their
+    standard deviation, or if clusters are very tight.
     """
     typical = np.sqrt(moments.mean**2 + moments.deviation**2)  # (D,)
     rounding = np.finfo(np.float32).eps * (typical @ np.abs(matrix))  # (K,)
@@ -274,10 +274,9 @@ def float32_suffices(moments: Moments, matrix: np.ndarray) -> bool:
 
 
 def with_full_covariances(gaussians: Gaussians, covariances: np.ndarray, counts: np.ndarray) -> Gaussians:
-    """Gaussians with one covariance each, from ``covariances`` (M, K, K) of the projections around the centroids.
+    """Gaussians with one covariance per cluster, from ``covariances`` (M, K, K) of projections around the centroids.
 
-    Since the projection is whitened by the tied covariance, shrinking towards a multiple of the identity (OAS) means
-    shrinking towards a multiple of the tied covariance.
+    The projection is whitened by the tied covariance, so OAS shrinks towards a multiple of the tied covariance.
     """
     for cluster, (covariance, count) in enumerate(zip(covariances, counts)):
         if count < _MIN_IMAGES_FULL or np.trace(covariance) <= RELATIVE_FLOOR * len(covariance):
@@ -297,7 +296,7 @@ def with_full_covariances(gaussians: Gaussians, covariances: np.ndarray, counts:
 def add_scatter(
     scatter: np.ndarray, projection: np.ndarray, cluster_ids: np.ndarray, centroids: np.ndarray
 ) -> np.ndarray:
-    """Add sum (z - centroid)(z - centroid)' of each cluster, in place, to ``scatter`` (M, K, K); returned as well."""
+    """Add sum (z - centroid)(z - centroid)' of each cluster to ``scatter`` (M, K, K), in place; also returned."""
     for cluster in np.unique(cluster_ids):
         centred = projection[cluster_ids == cluster] - centroids[cluster]
         scatter[cluster] += centred.T @ centred

@@ -1,4 +1,4 @@
-"""G-Means: K-Means that cuts clusters until each looks Gaussian along its cut."""
+"""G-Means: K-Means that splits clusters until each is Gaussian along its bisection."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from scipy.special import log_ndtr
 from maple.errors import UsageError
 from maple.stats._bisect import GrowingMeans, bisect_points, cluster_means, random_halves
 
-_SMALLEST_NORMAL_SAMPLE = 8  # points below which the tail of the Anderson-Darling statistic is not known
+_SMALLEST_NORMAL_SAMPLE = 8  # below this sample size the tail of the Anderson-Darling statistic is not tabulated
 
 
 def anderson_darling(sample: np.ndarray) -> float:
@@ -23,7 +23,7 @@ def anderson_darling(sample: np.ndarray) -> float:
         A^2 = -n - 1/n sum_i (2 i - 1) (log Phi(y_i) + log Phi(-y_{n+1-i}))
 
     and the correction is A^2 (1 + 0.75 / n + 2.25 / n^2) (Stephens 1986, the form whose tail is tabulated; Hamerly &
-    Elkan print the older 1 + 4 / n - 25 / n^2). The logarithms stay finite however far an outlier lies.
+    Elkan print the older 1 + 4 / n - 25 / n^2). The logarithms are finite for any outlier.
 
     Args:
         sample: (n,), not constant.
@@ -43,7 +43,7 @@ def anderson_darling(sample: np.ndarray) -> float:
 def anderson_darling_critical_value(significance: float) -> float:
     """The value that the corrected statistic of a normal sample exceeds with probability ``significance`` (<= 0.1).
 
-    It inverts the tail p = exp(1.2937 - 5.709 A + 0.0186 A^2) of D'Agostino & Stephens (1986, table 4.9).
+    Inverts the tail p = exp(1.2937 - 5.709 A + 0.0186 A^2) of D'Agostino & Stephens (1986, table 4.9).
 
     >>> round(anderson_darling_critical_value(0.05), 3), round(anderson_darling_critical_value(1e-4), 3)
     (0.753, 1.851)
@@ -53,25 +53,26 @@ def anderson_darling_critical_value(significance: float) -> float:
 
 
 class GMeans(GrowingMeans):
-    """K-Means that cuts clusters until each looks Gaussian (Hamerly & Elkan 2003).
+    """K-Means that splits clusters until each is Gaussian (Hamerly & Elkan 2003).
 
-    A cluster is cut in two by 2-Means, its points are projected onto the vector between the two centres, and the cut is
-    kept if an Anderson-Darling test rejects that the projection is normal. K-Means over all points follows each round.
+    A cluster is bisected by 2-Means, its points are projected onto the vector between the two centres, and the
+    bisection is kept if an Anderson-Darling test rejects normality of the projection. K-Means over all points follows
+    each round.
 
-    In many dimensions that vector fits the very points it is then tested on: along it, 5,000 points of one Gaussian in
-    640 dimensions look like two clusters. So, other than in the paper, the vector comes from one half of the points,
-    drawn at random, and the other half is tested, both ways round, each at half the significance. This keeps the level
-    in any dimension; a cluster of fewer than 16 points is left alone.
+    In many dimensions that vector overfits the points it is tested on: along it, 5,000 points of one Gaussian in 640
+    dimensions look like two clusters. Unlike in the paper, the vector is fitted to a random half of the points and
+    tested on the other half, and vice versa, each at half the significance. This keeps the level in any dimension; a
+    cluster of fewer than 16 points is not split.
 
-    Clusters may have any covariance, but only deviations along the cut are seen.
+    Clusters may have any covariance, but only deviations along the bisection are detected.
 
     Args:
-        max_clusters: clusters at most.
-        min_cluster_size: points per cluster at least; smaller clusters are not made.
-        significance: probability at most with which a Gaussian cluster is cut; up to 0.1.
-        n_init: starts of each cut in two.
-        max_iter: iterations of each K-Means run at most.
-        random_state: seed; the same seed gives the same clusters.
+        max_clusters: largest number of clusters.
+        min_cluster_size: smallest number of points per cluster.
+        significance: largest probability of splitting a Gaussian cluster; up to 0.1.
+        n_init: initialisations of each bisection.
+        max_iter: largest number of iterations of each K-Means run.
+        random_state: seed.
 
     Attributes: those of :class:`XMeans` but for ``bic_``.
 
@@ -108,8 +109,10 @@ class GMeans(GrowingMeans):
         return max(statistics) - critical_value
 
     def _statistic(self, fitted: np.ndarray, tested: np.ndarray, random: np.random.RandomState) -> float:
-        """Anderson-Darling statistic of ``tested`` along the vector between the two clusters of ``fitted``; 0 where
-        there are too few points or no spread."""
+        """Anderson-Darling statistic of ``tested`` along the vector between the two clusters of ``fitted``.
+
+        0 if there are too few points or no spread.
+        """
         if min(len(fitted), len(tested)) < _SMALLEST_NORMAL_SAMPLE:
             return 0.0
         sides = bisect_points(fitted, n_init=self.n_init, max_iter=self.max_iter, random_state=random)

@@ -1,8 +1,8 @@
 """Metrics of classes, probabilities and scores: pure functions on arrays; torch tensors are accepted.
 
-Two families. *Classification*: predictions for N labelled images. *Detection*: how well a score, higher for
-out-of-distribution (OOD) images, separates them from in-distribution (IND) ones; these functions take the scores of
-both sets and are invariant under increasing transforms of them. Empty and NaN input is an error.
+Two families. *Classification*: predictions for N labelled images. *Detection*: separation of out-of-distribution (OOD)
+from in-distribution (IND) images by a score that is higher for OOD images; these functions take the scores of both sets
+and are invariant under increasing transforms. Empty and NaN input is an error.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def _check_correct(values: Any) -> np.ndarray:
     """Whether each image was classified correctly, as booleans."""
     array = check_values(values, "correct")
     if not np.isin(array, (0.0, 1.0)).all():
-        raise DataError("correct holds values other than 0 and 1: give whether each image was classified correctly")
+        raise DataError("correct holds values other than 0 and 1: give whether each image is classified correctly")
     return array.astype(bool)
 
 
@@ -103,7 +103,7 @@ def reliability_curve(confidence: Any, correct: Any, bins: int = 15) -> Reliabil
 
 
 def expected_calibration_error(confidence: Any, correct: Any, bins: int = 15) -> float:
-    """How far confidence is from accuracy: ``sum_b n_b / N |acc(b) - conf(b)|`` over bins of equal width.
+    """Expected calibration error: ``sum_b n_b / N |acc(b) - conf(b)|`` over bins of equal width.
 
     >>> round(expected_calibration_error([0.2, 0.5, 0.9, 1.0], [0, 1, 1, 1], bins=2), 12)
     0.1
@@ -114,15 +114,15 @@ def expected_calibration_error(confidence: Any, correct: Any, bins: int = 15) ->
 
 
 def calibration_floor(confidence: Any, bins: int = 15, draws: int = 100, seed: int = 0) -> float:
-    """The ECE that these confidences would score on average if they were perfectly calibrated.
+    """The expected ECE of these confidences under perfect calibration.
 
-    With finitely many images the accuracy of a bin differs from its confidence by chance, and absolute differences do
-    not average out: perfectly calibrated confidences have an ECE above 0.
+    In a finite sample the accuracy of a bin differs from its confidence by chance, and absolute differences do not
+    average out: perfectly calibrated confidences have an ECE above 0.
 
     >>> round(calibration_floor(np.full(10_000, 0.8)), 3)  # sqrt(2 p (1 - p) / (pi n)) = 0.0032
     0.003
     """
-    confidence = np.sort(check_unit(confidence, "confidence"))  # so that the order of the images does not matter
+    confidence = np.sort(check_unit(confidence, "confidence"))  # independent of the order of the images
     right = np.random.default_rng(seed).random((draws, len(confidence))) < confidence  # (draws, N)
     return float(np.mean([expected_calibration_error(confidence, row, bins) for row in right]))
 
@@ -130,8 +130,8 @@ def calibration_floor(confidence: Any, bins: int = 15, draws: int = 100, seed: i
 def negative_log_likelihood(probabilities: Any, labels: Any, *, log: bool = False) -> float:
     """Minus the mean log-probability of the true class: ``-1/N sum_n log p[n, y_n]``.
 
-    ``log=True`` says that logarithms are given, which keeps tiny probabilities finite. Rows need not sum to one: with
-    the log chi-square tail per class this is the paper's NLL of P_MD. A true class of probability 0 costs infinity.
+    With ``log=True`` the input holds logarithms, which keeps tiny probabilities finite. Rows need not sum to one: with
+    the log chi-square tail per class this is the paper's NLL of P_MD. It is infinite if a true class has probability 0.
 
     >>> round(negative_log_likelihood([[0.5, 0.5], [0.1, 0.9]], [0, 1]), 4)
     0.3993
@@ -146,7 +146,7 @@ def negative_log_likelihood(probabilities: Any, labels: Any, *, log: bool = Fals
     if log and (above := int((chosen > PROBABILITY_SLACK).sum())):
         raise DataError(f"{name} holds {above} values above 0: give logarithms of probabilities, not logits")
     with np.errstate(divide="ignore"):
-        return 0.0 - float(np.mean(chosen if log else np.log(chosen)))  # 0 - 0 is 0, where -0 would print a sign
+        return 0.0 - float(np.mean(chosen if log else np.log(chosen)))  # 0 - 0 avoids -0.0
 
 
 def brier_score(probabilities: Any, labels: Any) -> float:
@@ -158,14 +158,14 @@ def brier_score(probabilities: Any, labels: Any) -> float:
     table = check_unit(probabilities, "probabilities", ndim=2)  # (N, C)
     labels = check_ids(labels, "labels", table.shape[1])
     check_lengths(probabilities=table, labels=labels)
-    # Expanded so that no one-hot matrix is made: sum_c p_c^2 - 2 p_y + 1.
+    # Expanded to avoid a one-hot matrix: sum_c p_c^2 - 2 p_y + 1.
     return float(np.mean((table**2).sum(axis=1) - 2 * table[np.arange(len(labels)), labels] + 1))
 
 
 def accuracy_above(confidence: Any, correct: Any, level: float) -> tuple[float, float]:
-    """Accuracy of the images whose confidence is above ``level``, and the share of images that is.
+    """Accuracy of the images whose confidence is above ``level``, and their share of all images.
 
-    Where nothing is kept the accuracy is NaN.
+    The accuracy is NaN if no image is above ``level``.
 
     >>> accuracy_above([0.95, 0.85, 0.6, 0.3], [1, 1, 0, 0], level=0.5)
     (0.6666666666666666, 0.75)
@@ -179,8 +179,8 @@ def accuracy_above(confidence: Any, correct: Any, level: float) -> tuple[float, 
 def coverage_curve(confidence: Any, correct: Any) -> tuple[np.ndarray, np.ndarray]:
     """Shares k / N of the most confident images, and the accuracy among them, (N,) each.
 
-    Images of equal confidence count as if in random order, so that the order in the arrays never matters. Confidence
-    may be anything that ranks images.
+    Ties are averaged over all orders, so that the order in the arrays does not matter. Any score that ranks images
+    can serve as confidence.
 
     >>> share, accuracy = coverage_curve([0.9, 0.8, 0.7, 0.6], [1, 1, 0, 1])
     >>> share, accuracy.round(2)
@@ -192,12 +192,12 @@ def coverage_curve(confidence: Any, correct: Any) -> tuple[np.ndarray, np.ndarra
     ends = np.cumsum(np.bincount(group))
     errors = np.cumsum(np.bincount(group, weights=~correct))
     kept = np.arange(1, len(confidence) + 1)
-    expected = np.interp(kept, np.r_[0, ends], np.r_[0.0, errors])  # inside a tie errors arrive evenly
+    expected = np.interp(kept, np.r_[0, ends], np.r_[0.0, errors])  # errors are spread evenly over a tie
     return kept / len(confidence), 1 - expected / kept
 
 
 def spaced_rows(n: int, points: int) -> np.ndarray:
-    """All of n rows, or ``points`` of them, evenly spaced, the first and the last among them.
+    """Indices of at most ``points`` of n rows, evenly spaced, including the first and the last.
 
     >>> spaced_rows(3, 9), spaced_rows(9, 3)
     (array([0, 1, 2]), array([0, 4, 8]))
@@ -206,7 +206,7 @@ def spaced_rows(n: int, points: int) -> np.ndarray:
 
 
 def coverage_at(share: Any, accuracy: Any, error: float) -> float:
-    """The largest share of images that can be kept with at most this error among them; 0 where there is none.
+    """The largest share of images that can be kept with at most this error rate; 0 if there is none.
 
     >>> coverage_at(*coverage_curve([0.9, 0.8, 0.7, 0.6], [1, 1, 0, 1]), error=0.25)
     1.0
@@ -236,8 +236,8 @@ def _check_scores(ind_scores: Any, ood_scores: Any) -> tuple[np.ndarray, np.ndar
 def auroc(ind_scores: Any, ood_scores: Any) -> float:
     """Probability that an OOD image scores higher than an IND image, ties counting half.
 
-    ``1/(n m) sum_ij 1[o_j > i_i] + 1/2 1[o_j = i_i]``: the area under the ROC curve, in O(n log n). Pairs are counted,
-    not areas summed: detectors that rank images alike have equal values, to the last bit.
+    ``1/(n m) sum_ij 1[o_j > i_i] + 1/2 1[o_j = i_i]``: the area under the ROC curve, in O(n log n). Counting pairs
+    instead of summing areas gives bit-identical values to detectors that rank images alike.
 
     >>> auroc([0.0, 1.0, 2.0], [1.0, 3.0])
     0.75
@@ -251,7 +251,7 @@ def auroc(ind_scores: Any, ood_scores: Any) -> float:
 def _pooled(ind: np.ndarray, ood: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Which images are OOD, the rank of each score, and the distinct scores, ascending.
 
-    Ranks stand in for scores, of which scikit-learn refuses infinite ones.
+    Ranks replace scores because scikit-learn rejects infinite ones.
     """
     distinct, ranks = np.unique(np.concatenate([ind, ood]), return_inverse=True)
     return np.repeat([False, True], [len(ind), len(ood)]), ranks, distinct
@@ -287,7 +287,7 @@ def aupr_out(ind_scores: Any, ood_scores: Any) -> float:
 
 
 def aupr_in(ind_scores: Any, ood_scores: Any) -> float:
-    """The same with IND as the positive class: the two sets swap their places and the scores their sign.
+    """Area under the precision-recall curve with IND as the positive class: :func:`aupr_out` of negated, swapped sets.
 
     >>> round(aupr_in([0.0, 1.0, 2.0], [1.0, 3.0]), 4)
     0.8056
@@ -300,7 +300,7 @@ def fpr95_ood_positive(ind_scores: Any, ood_scores: Any, *, level: float = 0.95)
     """Share of IND images flagged when (at least) 95 % of the OOD images are caught: OOD is the positive class.
 
     ``P(ind >= t)`` with t the largest threshold such that ``P(ood >= t) >= level``: the convention of OpenOOD,
-    pytorch-ood and torch-uncertainty. Never compare with `fpr95_ind_positive`.
+    pytorch-ood and torch-uncertainty. Not comparable with `fpr95_ind_positive`.
 
     >>> fpr95_ood_positive([0.0, 1.0, 2.0, 3.0], [2.5, 3.5, 4.5])
     0.25
@@ -316,7 +316,7 @@ def fpr95_ind_positive(ind_scores: Any, ood_scores: Any, *, level: float = 0.95)
     """Share of OOD images accepted when (at least) 95 % of the IND images are accepted: IND is the positive class.
 
     ``P(ood <= t)`` with t the smallest threshold such that ``P(ind <= t) >= level``: the convention of NINCO and
-    Mahalanobis++. Never compare with `fpr95_ood_positive`.
+    Mahalanobis++. Not comparable with `fpr95_ood_positive`.
 
     >>> round(fpr95_ind_positive([0.0, 1.0, 2.0, 3.0], [2.5, 3.5, 4.5]), 4)
     0.3333
@@ -336,7 +336,7 @@ def mean_and_deviation(values: Any) -> tuple[float, float]:
 
 
 def format_spread(values: Any, digits: int = 3) -> str:
-    """Mean and deviation, for tables.
+    """Mean and standard deviation as text, for tables.
 
     >>> format_spread([0.90, 0.92, 0.94]), format_spread([0.9])
     ('0.920 ± 0.020', '0.900')

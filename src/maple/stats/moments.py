@@ -1,4 +1,4 @@
-"""Counts, sums and second moments of the embeddings of clusters: all that Gaussians need of the training images.
+"""Counts, sums and second moments of embeddings by cluster: the sufficient statistics of the Gaussians.
 
 Shapes: N images, D embedding, M clusters.
 """
@@ -15,19 +15,18 @@ from scipy.sparse import csr_array
 from maple.errors import FitError
 from maple.stats.arrays import as_array, as_embeddings, count_broken, normalise, row_blocks
 
-# A feature whose deviation is below this share of its mean is a constant that was rounded.
+# A feature whose standard deviation is below this share of its mean is constant up to rounding.
 _CONSTANT_FEATURE = 1e-12
-# Elements per panel of matrix products: BLAS minds the cache itself, and threads that wait for each other, on a busy
-# machine above all, should do so rarely.
+# Elements per panel of matrix products: BLAS blocks for the cache itself; large panels mean few thread barriers.
 _PANEL_ELEMENTS = 1 << 22
 
 
 class Moments:
     """Counts, sums and second moment of the embeddings of M clusters, accumulated batch by batch in float64.
 
-    All sums are taken around ``shift`` (by default the mean of the first batch), since E[x²] - E[x]² loses every digit
-    when the mean is large next to the deviation. Two ``Moments`` add up, whatever their shifts. Embeddings are divided
-    by their norm to the power ``norm_exponent`` on the way in (see :func:`normalise`).
+    All sums are taken around ``shift`` (default: the mean of the first batch), because E[x²] - E[x]² cancels when the
+    mean is large relative to the standard deviation. ``Moments`` with different shifts can be added. Embeddings are
+    divided by their norm to the power ``norm_exponent`` before they are added (:func:`normalise`).
 
     >>> x = np.array([[0.0, 0.0], [2.0, 0.0], [10.0, 4.0], [12.0, 4.0]])
     >>> moments = Moments(2, 2).update(x, [0, 0, 1, 1])
@@ -73,13 +72,13 @@ class Moments:
     def _add_panel(
         self, embeddings: np.ndarray, cluster_ids: np.ndarray, shift: np.ndarray, centred: np.ndarray
     ) -> None:
-        for rows in row_blocks(*embeddings.shape):  # blocks are still in the cache when they are summed
+        for rows in row_blocks(*embeddings.shape):  # sum each block while it is in the cache
             np.subtract(normalise(embeddings[rows], self.norm_exponent), shift, out=centred[rows])
             self._add_sums(centred[rows], cluster_ids[rows])
-        self.second += centred.T @ centred  # NumPy sees that this is symmetric: half the work
+        self.second += centred.T @ centred  # NumPy calls SYRK for A' A: half the work
 
     def _add_sums(self, centred: np.ndarray, cluster_ids: np.ndarray) -> None:
-        """Sums by cluster, as a sparse product: N x D additions, whatever M is."""
+        """Add the sums by cluster as a sparse product: N x D additions, independent of M."""
         present, index = np.unique(cluster_ids, return_inverse=True)
         n = len(cluster_ids)
         members = csr_array((np.ones(n), (index, np.arange(n))), shape=(len(present), n))
@@ -87,11 +86,11 @@ class Moments:
 
     def _check(self, embeddings: np.ndarray, cluster_ids: np.ndarray) -> None:
         if embeddings.shape[1] != self.dim:
-            raise FitError(f"embeddings have {embeddings.shape[1]} columns where {self.dim} are expected")
+            raise FitError(f"embeddings have {embeddings.shape[1]} columns, expected {self.dim}: use the same backbone")
         if cluster_ids.shape != embeddings.shape[:1]:
-            raise FitError(f"{len(embeddings)} embeddings need as many cluster ids, not shape {cluster_ids.shape}")
+            raise FitError(f"cluster_ids has shape {cluster_ids.shape}: give one per embedding ({len(embeddings)})")
         if not np.issubdtype(cluster_ids.dtype, np.integer) and len(cluster_ids):
-            raise FitError(f"cluster ids must be integers, not {cluster_ids.dtype}")
+            raise FitError(f"cluster_ids has type {cluster_ids.dtype}: give integers")
         if len(cluster_ids) and (cluster_ids.min() < 0 or cluster_ids.max() >= self.n_clusters):
             n_wrong = int(((cluster_ids < 0) | (cluster_ids >= self.n_clusters)).sum())
             raise FitError(
@@ -103,7 +102,7 @@ class Moments:
     # -- combining
 
     def grow(self, n_clusters: int) -> Moments:
-        """Make room for more clusters, empty so far. Returns itself."""
+        """Append empty clusters up to ``n_clusters``. Returns itself."""
         more = n_clusters - self.n_clusters
         if more > 0:
             self.counts = np.append(self.counts, np.zeros(more, dtype=np.int64))
@@ -129,13 +128,13 @@ class Moments:
         return moved
 
     def __add__(self, other: Moments) -> Moments:
-        """The moments of both sets of images, around the shift of the first that has one."""
+        """The moments of the union, around the shift of the first operand that has one."""
         if not isinstance(other, Moments):
             return NotImplemented
         if self.dim != other.dim:
-            raise FitError(f"moments of {self.dim} and {other.dim} dimensions do not add up")
+            raise FitError(f"cannot add moments of {self.dim} and {other.dim} dimensions: use one backbone")
         if self.norm_exponent != other.norm_exponent:
-            raise FitError(f"moments with norm_exponent {self.norm_exponent} and {other.norm_exponent} do not add up")
+            raise FitError(f"cannot add moments of norm_exponent {self.norm_exponent} and {other.norm_exponent}")
         n_clusters = max(self.n_clusters, other.n_clusters)
         total = self.copy().grow(n_clusters)
         if other.shift is None:
@@ -151,15 +150,15 @@ class Moments:
     def merge(self, sum_over_ranks: Callable[[np.ndarray], np.ndarray]) -> Moments:
         """The moments of all processes, given a function that sums an array over them (an all-reduce).
 
-        Every process calls it and gets the same result; the shifts may differ, the number of clusters may not.
+        Every process must call it, and all get the same result. Shifts may differ; the number of clusters must agree.
 
         >>> ranks = [Moments(1, 1).update([[1.0]], [0]), Moments(1, 1).update([[3.0]], [0])]
-        >>> alone = ranks[0].merge(lambda array: array)  # one process: nothing to add
+        >>> alone = ranks[0].merge(lambda array: array)  # a single process
         >>> alone.means
         array([[1.]])
         """
         votes = np.zeros(self.dim + 1) if self.shift is None else np.append(self.shift, 1.0)
-        votes = sum_over_ranks(votes)  # the common shift is the mean of those there are
+        votes = sum_over_ranks(votes)  # common shift: mean over processes that have one
         if votes[-1] == 0:
             return self.copy()
         moved = self.moved_to(votes[:-1] / votes[-1])
@@ -169,7 +168,7 @@ class Moments:
         return moved
 
     def to_arrays(self) -> dict[str, np.ndarray]:
-        """All there is, by name; counts, sums and second add up over processes that have a common shift."""
+        """The moments as arrays, by name."""
         exponent = np.array([self.norm_exponent])
         arrays = {"counts": self.counts, "sums": self.sums, "second": self.second, "norm_exponent": exponent}
         return arrays if self.shift is None else arrays | {"shift": self.shift}
@@ -184,7 +183,7 @@ class Moments:
         moments.second = np.asarray(arrays["second"], dtype=np.float64)
         return moments
 
-    # -- what follows from them; covariances are divided by N, as in the paper
+    # -- derived statistics; covariances are divided by N, as in the paper
 
     @property
     def n_clusters(self) -> int:
@@ -211,7 +210,7 @@ class Moments:
 
     @property
     def deviation(self) -> np.ndarray:
-        """Standard deviation of each feature (D,); exactly 0 for a constant one."""
+        """Standard deviation of each feature (D,); exactly 0 for constant features."""
         centre = self.sums.sum(axis=0) / self.n_images
         variance = np.maximum(np.diag(self.second) / self.n_images - centre**2, 0.0)
         deviation = np.sqrt(variance)
@@ -236,18 +235,18 @@ class Moments:
 
 
 def _check_finite(embeddings: np.ndarray) -> None:
-    """NaN, infinity and what overflows when squared are errors, found before anything is added."""
+    """Raise FitError for NaN, infinity, and values whose square overflows, before anything is added."""
     for rows in row_blocks(*embeddings.shape):
         block = embeddings[rows]
         with np.errstate(over="ignore", invalid="ignore"):
-            if np.isfinite(np.vdot(block, block)):  # one quick pass, nearly always enough
+            if np.isfinite(np.vdot(block, block)):  # fast path
                 continue
             wide = block.astype(np.float64)
             fine = np.isfinite(np.vdot(wide, wide))
         if n_broken := count_broken(embeddings):
             raise FitError(
                 f"{n_broken} of {len(embeddings)} embeddings hold NaN or infinity: "
-                "the network has diverged or those images are broken; train again or leave them out"
+                "training diverged, or the images are corrupt; train again or leave them out"
             )
         if not fine:
-            raise FitError("embeddings are too large to be squared: scale them down")
+            raise FitError("squared embeddings overflow: scale the embeddings down")

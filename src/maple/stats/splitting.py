@@ -1,6 +1,6 @@
 """Split classes into clusters: from embeddings of hard classes to pseudo-labels.
 
-Where a class has clusters depends on how distances are measured: :func:`map_class` offers four geometries.
+The clusters of a class depend on the metric: :func:`map_class` offers four spaces.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ ClusterScope = Literal["cluster", "class"]
 
 @dataclass(frozen=True)
 class Clustering:
-    """How a class is split into clusters."""
+    """Options for splitting a class into clusters."""
 
     method: ClusterMethod = "xmeans"
     scope: ClusterScope = "cluster"  # split the clusters of a class further, or the class as a whole
-    space: ClusterSpace = "raw"  # in which the class is clustered: see :func:`map_class`
+    space: ClusterSpace = "raw"  # for clustering: see :func:`map_class`
     n_components: int = 5  # of the space ``projected``
     max_clusters: int = 5  # of a class
     min_cluster_size: int = 1
@@ -47,11 +47,11 @@ def split_clusters(
     hard: np.ndarray,
     how: Clustering = Clustering(),
 ) -> Relabelling:
-    """Split the ``hard`` classes; ``embeddings`` are those of ``rows``, all training images of these classes.
+    """Split the ``hard`` classes; ``embeddings`` belong to ``rows``, all training images of these classes.
 
     With scope ``cluster`` every cluster of a hard class may split further, the largest first, until the class has
     ``max_clusters``; other classes keep their clusters. With scope ``class`` all classes start again from one cluster
-    and the hard ones are clustered as a whole (the paper's algorithm). Either way a class is clustered in its own
+    and the hard ones are clustered as a whole (the paper's algorithm). Each class is clustered in its own
     ``space``, see :func:`map_class`.
 
     >>> rng = np.random.default_rng(0)
@@ -63,7 +63,7 @@ def split_clusters(
     (array([0, 0, 1]), array([0, 0, 1]), array([0.5, 0.5, 1. ]))
     """
     start = _merged(current) if how.scope == "class" else current
-    children = np.zeros(len(start.cluster_ids), dtype=np.int64)  # the part of its cluster that an image goes to
+    children = np.zeros(len(start.cluster_ids), dtype=np.int64)  # index of the new part within the old cluster
     for class_id in hard:
         in_class = start.cluster_to_class[start.cluster_ids[rows]] == class_id
         points = map_class(embeddings[in_class], how.space, how.n_components)
@@ -72,7 +72,7 @@ def split_clusters(
 
 
 def _split_class(points: np.ndarray, cluster_ids: np.ndarray, how: Clustering) -> np.ndarray:
-    """The part of its cluster that each image of a class goes to (n,); the largest clusters are split first."""
+    """Index of the new part within the old cluster of each image of a class (n,); largest clusters split first."""
     parts = np.zeros(len(points), dtype=np.int64)
     clusters, sizes = np.unique(cluster_ids, return_counts=True)
     room = how.max_clusters - len(clusters)
@@ -86,13 +86,13 @@ def _split_class(points: np.ndarray, cluster_ids: np.ndarray, how: Clustering) -
 
 
 def _merged(current: Relabelling) -> Relabelling:
-    """One cluster per class again."""
+    """Merge clusters: one per class."""
     n_classes = int(current.cluster_to_class.max()) + 1
     return Relabelling.initial(current.cluster_to_class[current.cluster_ids], n_classes)
 
 
 def _renumbered(start: Relabelling, children: np.ndarray) -> Relabelling:
-    """Number (cluster, child) pairs consecutively; clusters of a class stay neighbours."""
+    """Number (cluster, child) pairs consecutively; the clusters of a class stay adjacent."""
     width = int(children.max(initial=0)) + 1
     pairs, cluster_ids, counts = np.unique(
         start.cluster_ids * width + children, return_inverse=True, return_counts=True
@@ -106,18 +106,18 @@ def map_class(embeddings: Any, space: ClusterSpace = "raw", n_components: int = 
     """The embeddings (n, D) of one class in the space in which it is clustered, (n, D) or (n, K).
 
     - ``raw``: as they are (the paper).
-    - ``normalised``: on the unit sphere, where detectors measure.
-    - ``projected``: normalised, then the first ``n_components`` principal components of this class. Fewer dimensions
-      make a criterion for spherical clusters ask for more evidence.
-    - ``whitened``: normalised, then all principal components of this class that explain 95 % of its variance, each with
-      variance 1; shrunk (OAS) where images are few.
+    - ``normalised``: on the unit sphere, as in detectors.
+    - ``projected``: normalised, then the first ``n_components`` principal components of this class. With fewer
+      dimensions, a criterion for spherical clusters requires more evidence.
+    - ``whitened``: normalised, then the principal components that explain 95 % of the variance of this class, each
+      scaled to variance 1; shrunk (OAS) if there are few images.
 
     A class without variance becomes a single column of zeros.
 
-    Whitening takes length away, and with it what X-Means could find: the variance between clusters is part of the
-    variance of the class. Of K >= 2 components, each of variance 1, two clusters explain one at most, for a
-    gain of K / 2 log(K / (K - 1)) <= log 2 per image, which saying which of two equal halves an image is in costs
-    already. So :func:`bic` never prefers two clusters of about the same size to one, however far apart they are.
+    X-Means finds nothing in whitened space, because the variance between clusters is part of the variance of the
+    class. Of K >= 2 components of variance 1, two clusters explain at most one, a gain of
+    K / 2 log(K / (K - 1)) <= log 2 per image, which is the cost of encoding one of two equal halves. So :func:`bic`
+    never prefers two clusters of about equal size to one, at any separation.
 
     >>> embeddings = np.array([[5.0, 0.0], [0.6, 0.8], [3.0, -4.0]])
     >>> map_class(embeddings, "normalised")
@@ -150,7 +150,7 @@ def map_class(embeddings: Any, space: ClusterSpace = "raw", n_components: int = 
 
 
 def _component_map(moments: Moments, space: ClusterSpace, n_components: int) -> np.ndarray:
-    """The map (D, K) from centred embeddings to principal components, of variance 1 where ``space`` is whitened."""
+    """The map (D, K) from centred embeddings to principal components; scaled to variance 1 if ``space`` is whitened."""
     if space == "projected":
         return principal_axes(moments.total_covariance)[1][:, :n_components]
     variances, axes = principal_axes(moments.total_covariance, EXPLAINED_VARIANCE)
@@ -160,10 +160,10 @@ def _component_map(moments: Moments, space: ClusterSpace, n_components: int) -> 
 def cluster_points(
     points: np.ndarray, method: ClusterMethod = "xmeans", *, max_clusters: int, min_cluster_size: int, seed: int
 ) -> np.ndarray:
-    """Clusters of the points (n, D) of one class: labels (n,) int64 in 0..k-1, with k at most ``max_clusters`` and
-    each cluster at least ``min_cluster_size`` points, unless all are one cluster.
+    """Cluster the points (n, D) of one class: labels (n,) int64 in 0..k-1, k at most ``max_clusters``.
 
-    ``"kmeans"`` makes as many clusters as allowed and merges those that come out too small with the nearest big one.
+    Each cluster has at least ``min_cluster_size`` points, unless it is the only one. ``"kmeans"`` makes as many
+    clusters as allowed and merges small ones into the nearest large one.
 
     >>> points = np.array([[0.0], [0.1], [0.2], [7.0], [7.1], [7.2]])
     >>> cluster_points(points, max_clusters=2, min_cluster_size=3, seed=0)
@@ -175,7 +175,7 @@ def cluster_points(
         raise UsageError(f"unknown clustering method '{method}': {suggest(method, get_args(ClusterMethod))}")
     points = np.asarray(points)
     if not np.isfinite(points).all():
-        raise DataError("the embeddings to be clustered hold NaN or infinity: lower the learning rate and train again")
+        raise DataError("the embeddings to cluster hold NaN or infinity: lower learning_rate and train again")
     if max_clusters < 2 or len(points) < 2 * min_cluster_size:
         return np.zeros(len(points), np.int64)
     points = check_array(points, dtype=[np.float64, np.float32], order="C")
@@ -186,8 +186,9 @@ def cluster_points(
 
 
 def merge_small_clusters(points: np.ndarray, labels: np.ndarray, min_cluster_size: int) -> np.ndarray:
-    """Give each cluster of fewer than ``min_cluster_size`` points, the smallest first, to the big cluster with the
-    nearest centre (to any, where none is big); labels (n,) in 0..k-1.
+    """Merge each cluster of fewer than ``min_cluster_size`` points, smallest first; labels (n,) in 0..k-1.
+
+    It joins the large cluster with the nearest centre, or the nearest of all if none is large.
 
     >>> points = np.array([[0.0], [1.0], [2.0], [9.0], [10.0]])
     >>> merge_small_clusters(points, np.array([0, 0, 1, 2, 2]), 2)

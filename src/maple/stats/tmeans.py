@@ -1,4 +1,4 @@
-"""T-Means: K-Means that cuts a cluster where two Gaussians of a tied covariance describe held-out points better."""
+"""T-Means: K-Means that splits a cluster if two Gaussians of tied covariance raise the held-out likelihood."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ from maple.stats.covariance import IMAGES_PER_COMPONENT, RELATIVE_FLOOR, princip
 from maple.stats.gaussians import squared_distances
 from maple.stats.moments import Moments
 
-EXPLAINED_VARIANCE = 0.95  # share of a class's variance in the components that are whitened, as detectors keep
+EXPLAINED_VARIANCE = 0.95  # share of the variance of a class that PCA keeps before whitening; as in detectors
 
 
 def held_out_gain(points: np.ndarray, labels: np.ndarray, held_out: np.ndarray) -> float:
-    """Log-likelihood per held-out point that clusters gain over one, as a detector sees both; above 0, they pay.
+    """Gain in log-likelihood per held-out point of several clusters over one; positive if splitting pays.
 
-    As for a detector, each cluster c is a Gaussian with the share n_c / n of the points, all have one covariance Sigma,
-    an image belongs to the nearest of them, and only principal components that explain 95 % of the variance count (the
-    first n / 10 of them at most, where points are few):
+    The model is that of a detector: each cluster c is a Gaussian with prior n_c / n, all share one covariance Sigma, an
+    image belongs to its most likely cluster, and only the principal components that explain 95 % of the variance are
+    used (at most the first n / 10 of them). The gain is the difference of
 
         mean over held-out x of  max_c [log(n_c / n) - (x - mu_c)' Sigma^-1 (x - mu_c) / 2] - log det Sigma / 2,
 
-    for the clusters less for all points as one. Since they were held out, there is no penalty for parameters: a cut
-    that fits nothing but noise loses.
+    between the clusters and a single cluster. Held-out points need no penalty for parameters: a split that fits only
+    noise lowers the likelihood.
 
-    Within its components no linear map of the points changes this. So length, which a criterion for spherical clusters
-    takes for several clusters, is no evidence: the halves of one Gaussian, of any covariance, pay log 2 for saying
-    which half, and gain log(1 / (1 - 2 / pi)) / 2 for being narrower; in all they lose 0.19. Two equal Gaussians gain
-    from a distance of 3.04 deviations on.
+    Within the components the gain is invariant under linear maps of the points. So elongation, which a criterion for
+    spherical clusters mistakes for several clusters, is no evidence: the halves of one Gaussian, of any covariance,
+    cost log 2 for the assignment and gain log(1 / (1 - 2 / pi)) / 2 for the smaller variance, a loss of 0.19 in total.
+    Two equal Gaussians gain if their means are more than 3.04 standard deviations apart.
 
     Args:
-        points: (n, D); where they have no variance, nothing is gained.
-        labels: (n,) clusters 0..k-1 of the points, each with a point.
+        points: (n, D); without variance the gain is 0.
+        labels: (n,) clusters 0..k-1 of the points, none empty.
         held_out: (m, D).
 
     >>> rng = np.random.default_rng(0)
@@ -60,7 +60,7 @@ def tied_log_likelihood(points: np.ndarray, labels: np.ndarray, held_out: np.nda
     """Mean log-likelihood of ``held_out`` (m, D) under the Gaussians of ``points`` (n, D), up to a constant.
 
     One Gaussian per cluster of ``labels`` (n,), one covariance for all, each image in its most likely cluster; see
-    :func:`held_out_gain`. No variance counts as less than ``floor``.
+    :func:`held_out_gain`. Variances are bounded below by ``floor``.
     """
     moments = Moments(int(labels.max()) + 1, points.shape[1]).update(points, labels)
     matrix, log_determinant = whitening(moments.within_covariance, floor)
@@ -70,21 +70,21 @@ def tied_log_likelihood(points: np.ndarray, labels: np.ndarray, held_out: np.nda
 
 
 class TMeans(GrowingMeans):
-    """K-Means that cuts a cluster where two Gaussians of a tied covariance describe held-out points better than one.
+    """K-Means that splits a cluster if two Gaussians of tied covariance give held-out points a higher likelihood.
 
-    This is the question that a detector with one covariance for all clusters asks of a split, see
-    :func:`held_out_gain`. One half of the points, drawn at random, is cut in two by 2-Means and the other half judges,
-    both ways round; the cut is kept if they gain on average. K-Means over all points follows each round.
+    The criterion is the model of a detector with one covariance for all clusters, see :func:`held_out_gain`. A random
+    half of the points is bisected by 2-Means and evaluated on the other half, and vice versa; the bisection is kept if
+    the mean gain is positive. K-Means over all points follows each round.
 
-    Clusters may have any covariance, but only the cuts that 2-Means proposes are judged: clusters that lie apart in a
-    direction of little variance are not seen.
+    Clusters may have any covariance, but only bisections proposed by 2-Means are tested: clusters separated along a
+    direction of small variance are not found.
 
     Args:
-        max_clusters: clusters at most.
-        min_cluster_size: points per cluster at least; smaller clusters are not made.
-        n_init: starts of each cut in two.
-        max_iter: iterations of each K-Means run at most.
-        random_state: seed; the same seed gives the same clusters.
+        max_clusters: largest number of clusters.
+        min_cluster_size: smallest number of points per cluster.
+        n_init: initialisations of each bisection.
+        max_iter: largest number of iterations of each K-Means run.
+        random_state: seed.
 
     Attributes: those of :class:`XMeans` but for ``bic_``.
 
@@ -101,6 +101,6 @@ class TMeans(GrowingMeans):
         return sum(self._judged(*pair, random) for pair in (halves, halves[::-1]))
 
     def _judged(self, fitted: np.ndarray, held_out: np.ndarray, random: np.random.RandomState) -> float:
-        """What the cut of ``fitted`` gains on ``held_out``; minus infinity where ``fitted`` cannot be cut."""
+        """Gain on ``held_out`` of the bisection of ``fitted``; minus infinity if ``fitted`` cannot be bisected."""
         sides = bisect_points(fitted, n_init=self.n_init, max_iter=self.max_iter, random_state=random)
         return -math.inf if sides is None else held_out_gain(fitted, sides, held_out)

@@ -17,12 +17,12 @@ def spherical_log_likelihood(points: np.ndarray, labels: np.ndarray, centers: np
 
         sigma^2 = sum ||x - mu||^2 / (D (n - k)).
 
-    Pelleg & Moore print sigma^2 without the 1/D, which makes it D times too large: the density they write down has
-    one variance *per dimension*. Two slips in their log-likelihood go with it: the constant is n D / 2 log(2 pi), not
-    n / 2 log(2 pi), and the exponents add up to D (n - k) / 2 over all clusters, not to (n_c - k) / 2 for each. Here
-    the density is evaluated as it stands.
+    Pelleg & Moore print sigma^2 without the factor 1/D, which makes it D times too large: their density has one
+    variance *per dimension*. Two related errors are in their log-likelihood: the constant is n D / 2 log(2 pi), not
+    n / 2 log(2 pi), and the exponents sum to D (n - k) / 2 over all clusters, not to (n_c - k) / 2 for each. This
+    function evaluates the density itself.
 
-    The variance is kept above the rounding error of the points, so that repeated points give a finite number.
+    The variance is bounded below by the rounding error of the points, so that repeated points give a finite result.
 
     Args:
         points: (n, D).
@@ -45,8 +45,8 @@ def spherical_log_likelihood(points: np.ndarray, labels: np.ndarray, centers: np
 def bic(points: np.ndarray, labels: np.ndarray, centers: np.ndarray) -> float:
     """Bayesian information criterion in the sign of Pelleg & Moore: log-likelihood - p / 2 log n; higher is better.
 
-    p = k (D + 1) counts k - 1 shares, k D coordinates and one variance, as they do. What differs from their page is in
-    :func:`spherical_log_likelihood`. ``points`` (n, D), ``labels`` (n,), ``centers`` (k, D).
+    p = k (D + 1) counts k - 1 shares, k D coordinates and one variance, as in the paper. For differences from the
+    paper see :func:`spherical_log_likelihood`. ``points`` (n, D), ``labels`` (n,), ``centers`` (k, D).
 
     >>> points = np.array([[-1.0], [1.0], [9.0], [11.0]])
     >>> one = bic(points, np.array([0, 0, 0, 0]), np.array([[5.0]]))
@@ -60,7 +60,7 @@ def bic(points: np.ndarray, labels: np.ndarray, centers: np.ndarray) -> float:
 
 
 def _variance_floor(points: np.ndarray) -> float:
-    """The square of a few rounding errors of a typical coordinate: smaller variances are noise of the arithmetic."""
+    """The square of a few rounding errors of a typical coordinate: smaller variances are numerical noise."""
     mean_square = float(np.vdot(points, points)) / points.size
     return max((4 * np.finfo(points.dtype).eps) ** 2 * mean_square, np.finfo(np.float64).tiny)
 
@@ -68,24 +68,23 @@ def _variance_floor(points: np.ndarray) -> float:
 class XMeans(GrowingMeans):
     """K-Means with the number of clusters chosen by the Bayesian information criterion (Pelleg & Moore 2000).
 
-    From one cluster on, each round cuts every cluster in two and keeps the cuts that raise the criterion of that
-    cluster's points, then runs K-Means over all points from the new centres, until nothing is cut or there are
-    ``max_clusters``. Of the models so passed, the one with the highest criterion over all points is the result.
+    Starting from one cluster, each round bisects every cluster, keeps the bisections that raise the criterion on that
+    cluster's points, and runs K-Means over all points from the new centres, until nothing is split or
+    ``max_clusters`` is reached. The result is the visited model with the highest criterion over all points.
 
-    One look-ahead is added. Clusters at the corners of a square, say, are worth finding, but no single cut is: half the
-    variance is gained, and as much lost by saying which half. So where a cut is rejected, its halves are cut
-    too, as often as ``max_clusters`` leaves room for, before the cluster is declared to be one.
+    One look-ahead is added to the published algorithm. For four clusters at the corners of a square, no single
+    bisection pays: it explains half of the variance, and encoding the half costs as much. So the halves of a rejected
+    bisection are bisected too, as often as ``max_clusters`` allows, before the cluster is accepted as one.
 
-    The criterion assumes spherical clusters of equal variance (see :func:`bic`): an elongated cluster is cut into
-    several along its length. Use :class:`TMeans` where all may have one covariance, :class:`GMeans` where each may have
-    its own.
+    The criterion assumes spherical clusters of equal variance (see :func:`bic`): an elongated cluster is split along
+    its length. Use :class:`TMeans` for clusters that share one covariance, :class:`GMeans` for individual ones.
 
     Args:
-        max_clusters: clusters at most.
-        min_cluster_size: points per cluster at least; smaller clusters are not made.
-        n_init: starts of each cut in two.
-        max_iter: iterations of each K-Means run at most.
-        random_state: seed; the same seed gives the same clusters.
+        max_clusters: largest number of clusters.
+        min_cluster_size: smallest number of points per cluster.
+        n_init: initialisations of each bisection.
+        max_iter: largest number of iterations of each K-Means run.
+        random_state: seed.
 
     Attributes:
         labels_: (n,) int64, cluster of each point.
@@ -93,7 +92,7 @@ class XMeans(GrowingMeans):
         n_clusters_: k.
         inertia_: sum of squared distances to the centres.
         bic_: criterion of the result, higher is better.
-        n_iter_: iterations of the K-Means run that placed the centres; 1 for a single cluster.
+        n_iter_: iterations of the last K-Means run; 1 for a single cluster.
         n_features_in_: D.
 
     >>> rng = np.random.default_rng(0)
@@ -123,7 +122,7 @@ class XMeans(GrowingMeans):
         return gain
 
     def _bisect_each(self, points: np.ndarray, labels: np.ndarray, random: np.random.RandomState) -> np.ndarray:
-        """Labels (n,) after every cluster that can be cut is cut."""
+        """Labels (n,) after bisecting every cluster that can be bisected."""
         finer = labels.copy()
         for j in range(labels.max() + 1):
             rows = np.flatnonzero(labels == j)

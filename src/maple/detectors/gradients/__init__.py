@@ -1,1 +1,1 @@
-"""Detectors that need the gradient of the image: ODIN, and Mahalanobis distances of several layers (Lee et al.)."""
+"""Detectors that use input gradients: ODIN, and Mahalanobis distances of several layers (Lee et al.)."""

@@ -18,7 +18,7 @@ _EMBEDDING = "embedding"  # the name of the embedding among the layers
 
 
 class _Finished(NamedTuple):
-    """A layer that has finished: its name, the height and width of its output, whether it has layers inside."""
+    """A finished layer: name, height and width of the output, and whether it contains layers (a block)."""
 
     name: str
     size: tuple[int, int]
@@ -28,11 +28,11 @@ class _Finished(NamedTuple):
 def find_layers(backbone: Backbone, images: Tensor) -> tuple[str, ...]:
     """One layer per stage, from shallow to deep, and the embedding.
 
-    A stage is all that has the same height and width; it is represented by the layer that finishes last in it, of
-    those that consist of layers themselves (a block) if there are any: what follows the last block of a stage are the
-    first single layers of the block that shrinks the image. Names are those of the modules of ``backbone.body``, or of
-    one member of an ensemble, whose members are alike. Left out are single pixels, and a stage whose average is that of
-    a later one or the embedding.
+    A stage is the set of layers with the same output height and width. It is represented by its last block (a layer
+    that contains layers), or its last layer if it has no block: single layers after the last block belong to the next,
+    downsampling block. Names are those of the modules of ``backbone.body``, or of one member of an ensemble, whose
+    members are alike. Stages of one pixel are skipped, and stages whose average equals that of a later one or the
+    embedding.
 
     >>> from maple.networks import create_backbone
     >>> find_layers(create_backbone("resnet20", n_classes=10), torch.rand(2, 3, 32, 32))
@@ -52,7 +52,7 @@ def find_layers(backbone: Backbone, images: Tensor) -> tuple[str, ...]:
 
 
 def _watch(backbone: Backbone, images: Tensor) -> list[_Finished]:
-    """The layers of one body with channels (B, F, H, W), in the order in which they finish, each called once."""
+    """The layers of one body with outputs (B, F, H, W), in the order of completion; layers called twice are skipped."""
     calls: list[_Finished] = []
     height, width = images.shape[2:]
 
@@ -72,7 +72,7 @@ def _watch(backbone: Backbone, images: Tensor) -> list[_Finished]:
 def average_layers(backbone: Backbone, images: Tensor, layers: Sequence[str]) -> dict[str, Tensor]:
     """Features (B, F) of each layer of the body: averages over height and width; ``embedding`` is the embedding.
 
-    Those of an ensemble are the features of the same layer of all members side by side, as its embedding is.
+    For an ensemble, the features of the same layer of all members are concatenated, like its embedding.
 
     >>> from maple.networks import create_backbone
     >>> found = average_layers(create_backbone("resnet20", n_classes=10), torch.rand(2, 3, 32, 32), ["layer1"])
@@ -87,7 +87,7 @@ def average_layers(backbone: Backbone, images: Tensor, layers: Sequence[str]) ->
     def average(key: tuple[str, int], layer: nn.Module, inputs: Any, output: Any) -> None:
         if not isinstance(output, Tensor) or output.ndim not in (2, 4):
             raise UsageError(
-                f"layer '{key[0]}' gives neither channels (N, F, H, W) nor features (N, F): name another one"
+                f"the output of layer '{key[0]}' has neither shape (N, F, H, W) nor (N, F): name another layer"
             )
         found[key] = (output.mean(dim=(2, 3)) if output.ndim == 4 else output).float()
 
@@ -95,7 +95,7 @@ def average_layers(backbone: Backbone, images: Tensor, layers: Sequence[str]) ->
     with listening(watched, average):
         embedding = backbone.embed(images)
     if silent := [name for name, i in watched if (name, i) not in found]:
-        raise UsageError(f"layer '{silent[0]}' takes no part in the embedding: name another one")
+        raise UsageError(f"layer '{silent[0]}' is not used by the embedding: name another layer")
     members = range(len(bodies))
     return {
         name: embedding if name == _EMBEDDING else torch.cat([found[name, i] for i in members], dim=1)
@@ -104,7 +104,7 @@ def average_layers(backbone: Backbone, images: Tensor, layers: Sequence[str]) ->
 
 
 def _bodies(backbone: Backbone) -> list[nn.Module]:
-    """The body, or those of the members of an ensemble."""
+    """The body, or the bodies of all members of an ensemble."""
     if isinstance(backbone.body, EnsembleBody):
         return backbone.body.member_bodies
     return [backbone.body]

@@ -1,21 +1,22 @@
-"""The contract of detectors that need the gradient of the image, and the step that they share.
+"""Contract of detectors that use input gradients, and their common step on the image.
 
-They move an image one small step in the direction in which it would look *more* in-distribution, and score what comes
-out: images of known classes gain more by the step than others do. The direction does not follow from outputs, so these
-detectors derive from :class:`ImageDetector`, which is handed the backbone and the images themselves.
+They move an image one small step in the direction that makes it *more* in-distribution, and score the moved image:
+in-distribution images gain more by the step than others. The direction cannot be computed from outputs, so these
+detectors derive from :class:`ImageDetector`, which receives the backbone and the images.
 
-**The step, and its unit.** The networks of both papers see z = (x - mean) / std. Their code takes the sign of the
+**The step and its unit.** The networks of both papers see z = (x - mean) / std. Their code takes the sign of the
 gradient with respect to z and divides it by std, channel by channel: z' = z - epsilon sign(dL/dz) / std. Our backbones
 normalise inside, and the gradient with respect to x in [0, 1] is dL/dx = (dL/dz) / std, which has the same sign, since
 std > 0. Hence x' = mean + std z' = x - epsilon sign(dL/dx): one step of epsilon on the scale of the image *is* the step
-of the papers, whatever the normalisation, and their values of epsilon hold as they are (0.0014 is a third of a grey
-level out of 255). Where a gradient is exactly 0 the pixel stays; the published code moves it up. As there, x' may leave
+of the papers for any normalisation, and their values of epsilon apply unchanged (0.0014 is a third of a grey level out
+of 255). A pixel with a gradient of exactly 0 is not moved; the published code moves it up. As there, x' may leave
 [0, 1].
 
-**Two halves of a gradient.** What is scored is a function of a few numbers per image: logits, or the averages of a
-layer. Its derivative with respect to them is analytic, in float64, from the same arrays that score
+**Two factors of the gradient.** The score is a function of a few numbers per image: logits, or the averages of a layer.
+Its derivative with respect to them is analytic, in float64, from the same arrays as the score
 (:func:`~maple.detectors.gradients.odin.log_odds_gradient`, :func:`~maple.detectors.gradients.lee.distance_gradient`);
-the network's half is a vector-Jacobian product by autograd. So the direction is right where a softmax has rounded to 1.
+the factor of the network is a vector-Jacobian product by autograd. So the direction is correct even where a softmax
+rounds to 1.
 
 Letters for shapes, besides those of ``types``: B images in a batch, F features of a layer, S sizes of a step.
 """
@@ -45,9 +46,9 @@ from maple.types import Outputs
 
 @contextmanager
 def image_gradients(backbone: Backbone) -> Iterator[None]:
-    """Evaluation mode in float32, with gradients of images but none of parameters, whatever the caller's modes.
+    """Evaluation mode in float32, with gradients of images but not of parameters, in any mode of the caller.
 
-    Afterwards every layer is in the mode it was in, and every parameter learns that did, also after an exception.
+    Modes of layers and ``requires_grad`` of parameters are restored on exit, also after an exception.
     """
     learning = [parameter for parameter in backbone.parameters() if parameter.requires_grad]
     device = backbone.mean.device.type
@@ -65,7 +66,7 @@ def gradient_sign(outputs: Tensor, images: Tensor, derivative: np.ndarray, retai
     """Sign of the gradient with respect to ``images`` (B, 3, H, W) of a function of ``outputs`` (B, F).
 
     ``derivative`` (B, F) is that of the function with respect to the outputs. Its rows are scaled to a largest entry
-    of 1, which changes no sign and keeps float32 from underflowing: in evaluation mode an image's outputs depend on
+    of 1, which changes no sign and avoids underflow in float32: in evaluation mode the outputs of an image depend on
     that image alone.
 
     >>> x = torch.tensor([[1.0, 2.0]], requires_grad=True)
@@ -74,8 +75,8 @@ def gradient_sign(outputs: Tensor, images: Tensor, derivative: np.ndarray, retai
     """
     if not outputs.requires_grad:
         raise UsageError(
-            "the backbone's outputs have no gradient with respect to the images: let its forward compute with torch "
-            "operations only, without no_grad and detach"
+            "the outputs of the backbone have no gradient with respect to the images: use torch operations only in its "
+            "forward, without no_grad and detach"
         )
     largest = np.abs(derivative).max(axis=1, keepdims=True)
     scaled = np.divide(derivative, largest, out=np.zeros_like(derivative), where=largest > 0)
@@ -94,7 +95,7 @@ def move_images(
 
 
 def as_leaf(images: Tensor) -> Tensor:
-    """A copy of the images whose gradient can be asked for."""
+    """A copy of the images that requires gradients."""
     return images.detach().clone().requires_grad_()
 
 
@@ -103,16 +104,16 @@ def to_numpy(values: Tensor) -> np.ndarray:
 
 
 class ImageReader:
-    """Goes over images in order, unaugmented, on the device of the backbone, and reports how far it is."""
+    """Reads images in order, unaugmented, onto the device of the backbone, and reports progress."""
 
     def __init__(self, backbone: Backbone, batch_size: int, workers: int, progress: Progress | None) -> None:
         if batch_size < 1:
-            raise UsageError(f"a batch size of {batch_size}: it must be at least 1")
+            raise UsageError(f"batch_size is {batch_size}: give at least 1")
         self.backbone, self.batch_size, self.workers, self.progress = backbone, batch_size, workers, progress
         self.done = self.total = 0
 
     def plan(self, *sets: Images | None) -> None:
-        """Say how many images there will be in all."""
+        """Set the total number of images for progress reports."""
         self.done, self.total = 0, sum(count_images(images, None) for images in sets if images is not None)
 
     def batches(self, images: Images) -> Iterator[tuple[Tensor, np.ndarray]]:
@@ -135,10 +136,10 @@ class ImageReader:
 
 
 class ImageDetector(ColumnDetector):
-    """A detector that is handed the backbone and the images: ``fit_images`` learns, ``score_images`` ranks.
+    """A detector that reads the backbone and the images: ``fit_images`` learns, ``score_images`` ranks.
 
-    To add one, fill in ``_fit_images``, ``_score_batch`` (within :func:`image_gradients`) and the state. The backbone
-    is left as it was: modes, statistics, parameters and their gradients.
+    To add one, implement ``_fit_images`` and ``_score_batch`` (called within :func:`image_gradients`). Modes,
+    statistics, parameters and gradients of the backbone are left unchanged.
     """
 
     learns_from_ood: ClassVar[bool] = False
@@ -155,11 +156,11 @@ class ImageDetector(ColumnDetector):
         workers: int = 0,
         progress: Progress | None = None,
     ) -> Self:
-        """Learn from training images, and from ``validation`` images what needs images the network has not learned.
+        """Learn from training images and from ``validation`` images, which the network was not trained on.
 
-        ``ood`` holds out-of-distribution images for the detector that is tuned on them; no other one looks at them.
-        ``cluster_to_class`` (M,) says which class each logit belongs to where classes are split. ``progress`` is called
-        after each batch with the numbers of images done and in all.
+        ``ood`` holds out-of-distribution images, used only by detectors with ``learns_from_ood``. ``cluster_to_class``
+        (M,) is the class of each logit if classes are split. ``progress`` is called after each batch with the number of
+        images done and in total.
         """
         self._check_options()
         if self.learns_from_ood and ood is None:
@@ -202,7 +203,7 @@ class ImageDetector(ColumnDetector):
     def _score_batch(self, backbone: Backbone, images: Tensor) -> np.ndarray:
         """Scores (B,) of images (B, 3, H, W) in [0, 1]."""
 
-    # -- outputs are not enough
+    # -- outputs do not suffice
 
     def fit(self, *args: Any, **kwargs: Any) -> Self:
         """Not possible: see :meth:`fit_images`."""
@@ -217,13 +218,13 @@ class ImageDetector(ColumnDetector):
 
     def _refuse(self, instead: str) -> NoReturn:
         raise UsageError(
-            f"the '{self.name}' detector needs image gradients, which outputs do not have: give it the backbone and "
-            f"the images ({instead}), or use maple evaluate RUN"
+            f"the '{self.name}' detector needs image gradients, not outputs: call {instead} with the backbone and the "
+            "images, or use maple evaluate RUN"
         )
 
     def _check_fitted(self) -> None:
         if not self.fitted_:
-            raise NotFittedError(f"the '{self.name}' detector has not learned anything yet: call fit_images first")
+            raise NotFittedError(f"the '{self.name}' detector is not fitted: call fit_images first")
 
     def _check_options(self) -> None:
         """Constructors only remember."""
@@ -239,8 +240,8 @@ class ImageDetector(ColumnDetector):
             return np.arange(n_logits)
         if len(cluster_to_class) != n_logits:
             raise UsageError(
-                f"{len(cluster_to_class)} clusters have a class, but the backbone gives {n_logits} logits: use the "
-                "clusters it was trained with"
+                f"cluster_to_class has {len(cluster_to_class)} entries for {n_logits} logits: use the clusters that "
+                "the backbone was trained with"
             )
         return np.asarray(cluster_to_class, dtype=np.int64)
 

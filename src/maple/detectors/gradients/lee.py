@@ -1,7 +1,7 @@
 r"""Mahalanobis distances of several layers (Lee et al. 2018, https://arxiv.org/abs/1807.03888), in two versions.
 
-``lee-md`` is tuned on in-distribution images only, ``lee-md-ood`` on out-of-distribution ones. What both share is in
-:class:`LayerDistances`, the step on the image in :mod:`maple.detectors.gradients.base`.
+``lee-md`` is tuned on in-distribution images only, ``lee-md-ood`` on out-of-distribution ones. Their common part is
+:class:`LayerDistances`; the step on the image is in :mod:`maple.detectors.gradients.base`.
 
 Letters for shapes, besides those of ``types``: B images in a batch, F features of a layer, L layers, S sizes of a step.
 """
@@ -33,11 +33,11 @@ from maple.stats.metrics import auroc
 from maple.stats.moments import Moments
 from maple.types import About
 
-_MAGNITUDES = (0.0, 0.0005, 0.001, 0.0014, 0.002, 0.005, 0.01)  # sizes of the step to choose among: the authors'
+_MAGNITUDES = (0.0, 0.0005, 0.001, 0.0014, 0.002, 0.005, 0.01)  # candidates for 'auto': those of the authors
 _ATTACK = 0.05  # size of the adversarial step, on images in [0, 1]
-_TUNING_IMAGES = 1000  # of each kind, from which the step is chosen and layers are weighed
+_TUNING_IMAGES = 1000  # of each kind, to choose the step and fit the weights of layers
 _FAR = 1000.0
-_MIN_EXAMPLES = 20  # images on each side, in- and out-of-distribution, from which layers are weighed
+_MIN_EXAMPLES = 20  # images of each kind to fit the weights of layers
 
 
 def distance_gradient(gaussians: Gaussians, features: np.ndarray) -> np.ndarray:
@@ -80,9 +80,9 @@ def _sample(images: ImageSet) -> ImageSet:
 
 
 def choose_magnitude(ind: np.ndarray, ood: np.ndarray) -> int:
-    """Which of S steps tells the two kinds apart best, from distances (S, N, L): an index; the smallest among equals.
+    """Index of the step (of S) that separates the two kinds best, from distances (S, N, L); the smallest among equals.
 
-    Layers are weighed on every second image, and the AUROC is measured on the others; images are in random order.
+    Weights of layers are fitted on every second image, the AUROC is measured on the others; images are in random order.
     """
     separations = []
     for known, unknown in zip(ind, ood):
@@ -93,7 +93,7 @@ def choose_magnitude(ind: np.ndarray, ood: np.ndarray) -> int:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class LeeOptions:
-    """Mahalanobis distances of several layers."""
+    """Options of Mahalanobis distances of several layers."""
 
     layers: Literal["auto"] | Annotated[tuple[str, ...], Field(min_length=1)] = option(
         "auto", "names of layers of the backbone's body, and 'embedding'; 'auto' takes one per stage and the embedding"
@@ -104,17 +104,17 @@ class LeeOptions:
 
 
 class LayerDistances(LeeOptions, LearnedNumbers, ImageDetector):
-    r"""What both versions of Lee et al. share; they differ in the images that stand for out-of-distribution ones.
+    r"""Base of both versions of Lee et al.; they differ in the images that represent out-of-distribution ones.
 
     At each layer l, classes are Gaussians with one covariance over the averages f of its channels. With
     :math:`d_l(x) = \min_c (f_l - \mu_c)' \Sigma_l^{-1} (f_l - \mu_c)`, the score is the log odds
 
     .. math:: \sum_l w_l \, d_l(\tilde x_l) + b, \qquad \tilde x_l = x - \epsilon \, \mathrm{sign}(\nabla_x d_l(x)),
 
-    with w and b from a logistic regression, and epsilon the one after which it tells validation images apart best. In
-    an ensemble, a layer is that of all members side by side.
+    with w and b from a logistic regression, and the epsilon that separates validation images best. In an ensemble, the
+    features of a layer are those of all members, concatenated.
 
-    What differs from the authors' code (https://github.com/pokaxpoka/deep_Mahalanobis_detector):
+    Differences from the authors' code (https://github.com/pokaxpoka/deep_Mahalanobis_detector):
 
     - Layers are one per stage and the embedding, see :func:`~maple.detectors.gradients._layers.find_layers`; theirs are
       the first convolution and each stage of a ResNet-34 or a DenseNet, the last of which, averaged, is the embedding.
@@ -135,15 +135,15 @@ class LayerDistances(LeeOptions, LearnedNumbers, ImageDetector):
     def _compare(
         self, reader: ImageReader, validation: ImageSet, ood: ImageSet | None, magnitudes: Sequence[float]
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Distances (S, N, L) of in-distribution images, and of images that stand for out-of-distribution ones."""
+        """Distances (S, N, L) of in-distribution images, and of images that represent out-of-distribution ones."""
 
     def _fit_images(
         self, reader: ImageReader, train: ImageSet, validation: ImageSet | None, ood: ImageSet | None
     ) -> None:
         if validation is None or len(validation) == 0:
             raise UsageError(
-                f"the '{self.name}' detector weighs layers by validation images: give fit_images(backbone, train, "
-                "validation)"
+                f"the '{self.name}' detector fits weights of layers to validation images: give "
+                "fit_images(backbone, train, validation)"
             )
         validation, ood = _sample(validation), None if ood is None else _sample(ood)
         reader.plan(train, validation, ood)
@@ -155,7 +155,7 @@ class LayerDistances(LeeOptions, LearnedNumbers, ImageDetector):
         ind, other = self._compare(reader, validation, ood, magnitudes)
         if (fewer := min(ind.shape[1], other.shape[1])) < _MIN_EXAMPLES:
             raise FitError(
-                f"the '{self.name}' detector weighs layers by {fewer} images, which are too few: give at least "
+                f"{fewer} images are too few for the weights of layers of the '{self.name}' detector: give at least "
                 f"{_MIN_EXAMPLES} of each kind"
             )
         best = choose_magnitude(ind, other) if len(magnitudes) > 1 else 0
@@ -165,7 +165,7 @@ class LayerDistances(LeeOptions, LearnedNumbers, ImageDetector):
     def _fit_gaussians(self, reader: ImageReader, train: ImageSet) -> dict[str, Gaussians]:
         if n_unknown := int((train.labels < 0).sum()):
             raise FitError(f"{n_unknown} of {len(train)} training images have no label: leave them out of the fit")
-        classes = np.unique(train.labels)  # those there are
+        classes = np.unique(train.labels)  # classes with images
         moments: dict[str, Moments] = {}
         for x, labels in reader.batches(train):
             with image_gradients(reader.backbone), torch.no_grad():
@@ -180,7 +180,7 @@ class LayerDistances(LeeOptions, LearnedNumbers, ImageDetector):
     ) -> np.ndarray:
         """Squared distance to the nearest class at each layer, after a step of each size (S, B, L).
 
-        ``images`` are (B, 3, H, W) in [0, 1]; without ``magnitudes`` the one step is that of the score.
+        ``images`` are (B, 3, H, W) in [0, 1]; ``magnitudes`` default to the step of the score.
         """
         magnitudes = (self.magnitude_,) if magnitudes is None else magnitudes
         distances = np.empty((len(magnitudes), len(images), len(self.layers_)))
@@ -226,13 +226,13 @@ class LeeDetector(LayerDistances):
 
     Weights of the layers and size of the step come from validation images against adversarial versions of them, the
     paper's setting without out-of-distribution data: one step of 0.05 away from the predicted class (FGSM, Goodfellow
-    et al. 2015, https://arxiv.org/abs/1412.6572), kept within [0, 1]. Used are the images that were right before the
-    step and change class by it; all of them where these are fewer than 20. See :class:`LayerDistances`.
+    et al. 2015, https://arxiv.org/abs/1412.6572), clipped to [0, 1]. Images that are classified correctly before the
+    step and not after it are used, or all images if these are fewer than 20. See :class:`LayerDistances`.
 
-    Left out is a third kind of image of the authors' code: the same images with Gaussian noise, which count as
-    in-distribution, so that noise alone is no alarm, and have to be classified rightly for an image to be used. How
-    strong the noise is, it sets by hand for each attack, network and dataset. Their step goes away from the label, ours
-    from the predicted class: the same for images that were right.
+    Unlike the authors' code, it uses no third kind of image: the same images with Gaussian noise, which count as
+    in-distribution and have to be classified correctly for an image to be used; the code sets the noise level by hand
+    for each attack, network and dataset. Their adversarial step goes away from the label, ours from the predicted
+    class: the same for correctly classified images.
 
     >>> from maple.networks import create_backbone
     >>> pixels, labels = np.random.default_rng(0).random((120, 8, 8, 3)), np.arange(120) % 2
@@ -270,7 +270,7 @@ class LeeDetector(LayerDistances):
         return np.concatenate(clean, axis=1)[:, chosen], np.concatenate(attacked, axis=1)[:, chosen]
 
     def _attack(self, backbone: Backbone, images: Tensor, labels: np.ndarray) -> tuple[Tensor, np.ndarray]:
-        """Adversarial versions of the images, and which of them (B,) were right, as far as known, and now are not."""
+        """Adversarial versions of the images, and whether each (B,) changed from a correct to a wrong class."""
         with image_gradients(backbone):
             images = as_leaf(images)
             logits = backbone(images)[1]
@@ -288,9 +288,9 @@ class LeeOodDetector(LayerDistances):
     """Mahalanobis distances of several layers (Lee et al. 2018), **tuned on out-of-distribution images**.
 
     Weights of the layers and size of the step come from validation images against the images ``ood`` of
-    ``fit_images``. This is how most figures of the paper were made, with images of the very set that is tested on. It
-    says what layers can tell when the unknown is known beforehand, and is no match for detectors that see none of it:
-    compare those with ``lee-md``. See :class:`LayerDistances`.
+    ``fit_images``. Most results of the paper were obtained this way, with images of the OOD test set. It is an upper
+    bound with known OOD images, not comparable with detectors that see none: compare those with ``lee-md``. See
+    :class:`LayerDistances`.
 
     >>> create = LeeOodDetector(magnitude=0.0)
     >>> create.learns_from_ood

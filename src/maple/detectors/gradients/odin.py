@@ -21,7 +21,7 @@ from maple.options import AboveZero, NonNegative, option
 from maple.stats.gaussians import class_logsumexp
 from maple.types import About
 
-_EPSILONS = (0.0, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.08)  # ODIN chooses among them: those of Hsu et al. 2020, and none
+_EPSILONS = (0.0, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.08)  # candidates for 'auto': those of Hsu et al. 2020, and 0
 
 
 def log_odds_gradient(logits: np.ndarray, cluster_to_class: np.ndarray, temperature: float = 1.0) -> np.ndarray:
@@ -34,15 +34,15 @@ def log_odds_gradient(logits: np.ndarray, cluster_to_class: np.ndarray, temperat
     .. math:: \frac{1}{T} \, e^{l_m - g_c} \cdot
               \begin{cases} 1 & c = k \\ -S_c / (1 - S_k) & c \ne k. \end{cases}
 
-    The gradient of :math:`\log S_k` is this times :math:`1 - S_k > 0`: the same signs, but no underflow where the
-    network is so sure that 1 - S_k rounds to 0.
+    The gradient of :math:`\log S_k` is this times :math:`1 - S_k > 0`: the same signs, but no underflow where
+    1 - S_k rounds to 0.
 
     >>> log_odds_gradient(np.array([[0.0, 0.0, 9999.0]]), np.arange(3))
     array([[-0.5, -0.5,  1. ]])
     """
     log_class = class_logsumexp(logits, cluster_to_class)  # (N, C)
     if log_class.shape[1] < 2:
-        raise UsageError("the probability of the only class is 1 whatever the image: give at least two classes")
+        raise UsageError("a single class has probability 1 for every image: give at least two classes")
     best = (np.arange(len(logits)), log_class.argmax(axis=1))
     others = log_class / temperature
     others[best] = -np.inf
@@ -54,7 +54,7 @@ def log_odds_gradient(logits: np.ndarray, cluster_to_class: np.ndarray, temperat
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class OdinOptions:
-    """ODIN."""
+    """Options of ODIN."""
 
     temperature: AboveZero = option(1000.0, "temperature of the softmax")
     epsilon: Literal["auto"] | NonNegative = option(
@@ -106,8 +106,8 @@ class OdinDetector(OdinOptions, LearnedNumbers, ImageDetector):
             return
         if validation is None or len(validation) == 0:
             raise UsageError(
-                "epsilon 'auto' of the 'odin' detector is learned from validation images: give fit_images some, or "
-                "give epsilon a number"
+                "epsilon 'auto' of the 'odin' detector needs validation images: give fit_images(..., validation), or "
+                "set epsilon to a number"
             )
         reader.plan(validation)
         parts = []
