@@ -208,10 +208,10 @@ def test_huge_but_finite_embeddings():
     ("embeddings", "ids", "message"),
     [
         (np.zeros((2, 3)), [0, 1], "3 columns"),
-        (np.zeros((2, 2)), [0], "cluster ids"),
+        (np.zeros((2, 2)), [0], "cluster_ids"),
         (np.zeros((2, 2)), [0, -1], "1 of 2"),
         (np.zeros((2, 2)), [0, 2], "1 of 2"),
-        (np.zeros((2, 2)), [0.0, 1.0], "cluster ids"),
+        (np.zeros((2, 2)), [0.0, 1.0], "cluster_ids"),
     ],
 )
 def test_wrong_batches_fail(embeddings, ids, message):

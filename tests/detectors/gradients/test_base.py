@@ -244,7 +244,7 @@ def test_wrong_options_are_errors(backbone, train, validation):
     for detector in (OdinDetector(temperature=0.0), OdinDetector(epsilon=-1.0), LeeDetector(layers=())):
         with pytest.raises(ConfigError, match=type(detector).__name__):
             detector.fit_images(backbone, train, validation)
-    with pytest.raises(UsageError, match="batch size"):
+    with pytest.raises(UsageError, match="batch_size"):
         OdinDetector().fit_images(backbone, train, batch_size=0)
 
 
@@ -253,7 +253,7 @@ def test_wrong_backbones_are_errors(backbone, train, test):
     other = Backbone(make_body(), nn.Linear(24, 5), embedding_size=24)
     with pytest.raises(UsageError, match="5 columns"):
         detector.score_images(other, test)
-    with pytest.raises(UsageError, match="4 clusters"):
+    with pytest.raises(UsageError, match="cluster_to_class"):
         OdinDetector().fit_images(backbone, train, cluster_to_class=np.arange(4))
     with pytest.raises(UsageError, match="two classes"):
         OdinDetector(epsilon=0.01).fit_images(backbone, train, cluster_to_class=np.zeros(3)).score_images(
