@@ -44,7 +44,7 @@ CLIENTS = 16  # who look for the saturating rate
 SERVE = """
 import sys
 from pathlib import Path
-from maple.deploy.serve.app import serve_model
+from maple.deploy.serve.server import serve_model
 from maple.deploy.serve.options import ServeOptions
 serve_model(Path(sys.argv[1]), ServeOptions(port=0, deadline_ms=float(sys.argv[2])))
 """

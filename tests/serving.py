@@ -21,8 +21,9 @@ from PIL import Image
 from commands import python_path
 from image_files import encode
 from maple.decisions.calibration import Calibration
-from maple.deploy.serve.app import create_app, listen_at, run_app
+from maple.deploy.serve.app import create_app
 from maple.deploy.serve.options import ServeOptions
+from maple.deploy.serve.server import listen_at, run_app
 from maple.prediction.base import BasePredictor
 from maple.types import Prediction
 

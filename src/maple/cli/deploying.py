@@ -66,7 +66,7 @@ def serve(
 
     Accepted requests are answered before it stops. Without --host it listens on this machine only.
     """
-    from maple.deploy.serve.app import serve_model
+    from maple.deploy.serve.server import serve_model
 
     decision = {name: flags.pop(name) for name in list_options(DecisionOptions) if name in flags}
     options = build_options(ServeOptions, {**flags, "api_key": api_key}, where=None)

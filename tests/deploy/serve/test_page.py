@@ -27,8 +27,9 @@ from browser import open_browser
 from image_files import encode
 from maple.data.splits import load_splits
 from maple.decisions.calibration import Calibration
-from maple.deploy.serve.app import create_app, listen_at, read_exemplars
+from maple.deploy.serve.app import create_app
 from maple.deploy.serve.options import ServeOptions
+from maple.deploy.serve.server import listen_at, read_exemplars
 from maple.networks import create_backbone, embed
 from maple.prediction.fit import fit_predictor
 from maple.prediction.predictor import Predictor

@@ -1,12 +1,11 @@
-"""Many small requests, few large batches: a bounded queue between those who ask and the one thread that computes.
+"""Dynamic batching: a bounded queue between many small requests and one thread that predicts large batches.
 
-A network predicts 32 images together far sooner than one after the other, while requests bring one or a few each. So
-images of all requests wait in one queue, and whenever the thread is free it takes as many as fit into a batch.
+A network predicts 32 images at once much faster than one by one. Images of all requests wait in one queue; whenever the
+thread is free, it takes as many as fit into a batch.
 
-Whoever cannot be served in time is told so at once, not after waiting in vain: a request is refused at the door
-(:class:`Busy`, with a time after which to try again) if the queue is full or if, at the pace of late, its turn would
-come too close to its deadline. Whatever is accepted is answered, also while the service shuts down. It is let go only
-if whoever asked has left, or if the deadline passed after all before its first image was computed.
+Requests that would miss their deadline get 503 at once (:class:`Busy`, with a time to retry): if the queue is full, or
+if the expected time at the recent pace is too close to the deadline. Accepted requests are answered, also during
+shutdown, unless the client disconnects or the deadline passes before the first image is computed.
 """
 
 from __future__ import annotations
@@ -25,18 +24,18 @@ import numpy as np
 
 from maple.errors import MapleError
 
-Item = TypeVar("Item")  # an encoded image, or whatever ``decode`` takes
-Result = TypeVar("Result")  # what ``predict`` says of one image
+Item = TypeVar("Item")  # an encoded image: the argument of ``decode``
+Result = TypeVar("Result")  # of ``predict`` for one image
 
 BusyReason = Literal["closing", "deadline", "decoder", "expired", "full", "uploads"]
 
-PROMISE = 0.7  # share of the deadline that a request may be expected to take at the door; the rest is for surprises
-MEMORY = 0.9  # what one batch leaves of the weight of those before it, in what is known of the pace
-LONGEST_WAIT = 60  # seconds after which anybody may try again
+PROMISE = 0.7  # share of the deadline that an accepted request may be expected to take; the rest is a margin
+MEMORY = 0.9  # decay of the weight of earlier batches in the moving average
+LONGEST_WAIT = 60  # seconds: upper bound of Retry-After
 
 
 class Busy(MapleError):
-    """A request that will not be served now; ``reason`` says why, ``retry_after`` (s) when to try again."""
+    """A request that is refused for now, with its ``reason`` and the time ``retry_after`` (s)."""
 
     def __init__(self, reason: BusyReason, message: str, retry_after: float) -> None:
         super().__init__(message)
@@ -45,7 +44,7 @@ class Busy(MapleError):
 
 
 class Pace:
-    """Seconds per image, of late: a ratio of two sums that both forget, so that large batches count for more.
+    """Recent seconds per image: a ratio of two decaying sums, so that large batches weigh more.
 
     >>> pace = Pace()
     >>> pace.seconds_per_image
@@ -59,7 +58,7 @@ class Pace:
         self._seconds = self._images = 0.0
 
     def note(self, seconds: float, n_images: int) -> None:
-        """Some more images have taken so long."""
+        """Add a batch and its time."""
         self._seconds = MEMORY * self._seconds + seconds
         self._images = MEMORY * self._images + n_images
 
@@ -81,12 +80,12 @@ class _Job(Generic[Result]):
 
 
 class Batcher(Generic[Item, Result]):
-    """Decode and predict the images of many requests at a time, in batches that requests share.
+    """Decode and predict the images of concurrent requests in shared batches.
 
-    ``decode`` makes an array (S, S, 3) of one image, in a few threads; ``predict`` takes a batch (N, S, S, 3), in one
-    thread of its own, and says one thing about each of its images. ``max_queue`` counts images, from acceptance to
-    answer; ``max_wait`` (s) is how long a batch waits for images that are being decoded; ``deadline`` (s) is how long
-    a request may take.
+    ``decode`` turns one image into an array (S, S, 3), in a few threads; ``predict`` turns a batch (N, S, S, 3) into
+    one result per image, in a thread of its own. ``max_queue`` counts images from acceptance to answer;
+    ``max_wait`` (s) is how long a batch waits for images that are being decoded; ``deadline`` (s) bounds the time
+    of a request.
 
     >>> async def ask() -> list[list[float]]:
     ...     async with Batcher(lambda value: np.full((1, 1, 3), value), lambda batch: batch.mean((1, 2, 3))) as batcher:
@@ -109,16 +108,16 @@ class Batcher(Generic[Item, Result]):
     ) -> None:
         self._decode, self._predict, self._clock = decode, predict, clock
         self.max_batch, self.max_wait, self.max_queue, self.deadline = max_batch, max_wait, max_queue, deadline
-        self.n_accepted = 0  # images, not answered yet
+        self.n_accepted = 0  # images without an answer yet
         self._n_decoding = 0
-        self._left: list[Future[np.ndarray]] = []  # what threads may still decode for nobody
+        self._left: list[Future[np.ndarray]] = []  # decoding of cancelled requests
         self._jobs: deque[_Job[Result]] = deque()
         self._closing = False
-        self._changed = asyncio.Event()  # there is something new for the loop that makes the batches
+        self._changed = asyncio.Event()  # wakes the loop that makes the batches
         self._decoders, self._n_decoders = ThreadPoolExecutor(decoders, "decode"), decoders
         self._worker = ThreadPoolExecutor(1, "predict")
         self._decode_pace, self._predict_pace = Pace(), Pace()
-        self._lag = 0.0  # seconds that requests have taken beyond what the paces say, of late
+        self._lag = 0.0  # recent seconds of requests beyond the expected time
         self._work: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Batcher[Item, Result]:
@@ -126,7 +125,7 @@ class Batcher(Generic[Item, Result]):
         return self
 
     async def warm_up(self, compute: Callable[[], object], n_images: int) -> None:
-        """Compute once to have everything loaded, once more to know how long so many images take."""
+        """Compute twice: once to load everything, once to measure the pace."""
         loop = asyncio.get_running_loop()
         await loop.run_in_executor(self._worker, compute)
         start = self._clock()
@@ -134,7 +133,7 @@ class Batcher(Generic[Item, Result]):
         self._predict_pace.note(self._clock() - start, n_images)
 
     async def __aexit__(self, *_: object) -> None:
-        """Refuse what comes, finish what was accepted."""
+        """Refuse new requests, finish accepted ones."""
         self.refuse_all()
         if self._work is not None:
             await self._work
@@ -158,39 +157,39 @@ class Batcher(Generic[Item, Result]):
         return True
 
     def expected_seconds(self, n_images: int) -> float:
-        """How long a request of so many images would take, behind all that is accepted, as things went of late."""
+        """The expected time of a request of ``n_images``, after all accepted images, at the recent pace."""
         return self._lag + self._work_seconds(n_images)
 
     def _work_seconds(self, n_images: int) -> float:
-        """The same at the pace of the work alone: where other work takes the cores, requests take longer."""
+        """The same without the recent lag, which other load on the cores causes."""
         per_image = self._predict_pace.seconds_per_image + self._decode_pace.seconds_per_image / self._n_decoders
         return self.max_wait + (self._n_ahead + n_images) * per_image
 
     @property
     def _n_ahead(self) -> int:
-        """Images that a request would wait for: those accepted, and those that threads decode for nobody."""
+        """Images ahead of a new request: accepted ones, and those of cancelled requests that are still decoded."""
         return self.n_accepted + sum(not work.done() for work in self._left)
 
     def check(self, n_images: int) -> None:
         """Refuse a request that cannot be served in time.
 
-        Where nothing is ahead of it, it is always worth trying: one slow batch must not shut the door for good.
+        An idle server always accepts: one slow batch must not block it for good.
         """
         if self._closing or self._work is None:
-            raise Busy("closing", "the service is shutting down: ask another one, or ask again later", LONGEST_WAIT)
+            raise Busy("closing", "the service is shutting down: try another one, or try again later", LONGEST_WAIT)
         expected = self.expected_seconds(n_images)
         if self.n_accepted + n_images > self.max_queue:
-            raise Busy("full", "the queue is full: ask again later, or with fewer images", expected / 2)
+            raise Busy("full", "the queue is full: try again later, or send fewer images", expected / 2)
         if self._n_ahead and expected > PROMISE * self.deadline:
             raise Busy(
-                "deadline", "the answer would come too late: ask again later, or with fewer images", expected / 2
+                "deadline", "the answer would come too late: try again later, or send fewer images", expected / 2
             )
 
     def _late(self) -> Busy:
-        return Busy("expired", "the answer took too long: ask again later", self.expected_seconds(0) / 2)
+        return Busy("expired", "the answer took too long: try again later", self.expected_seconds(0) / 2)
 
     async def submit(self, items: Sequence[Item]) -> list[Result]:
-        """One result per image, in order; :class:`Busy` where they are refused, the error where decoding fails."""
+        """One result per image, in order; :class:`Busy` if the request is refused, or the error of decoding."""
         self.check(len(items))
         if not items:
             return []
@@ -211,14 +210,14 @@ class Batcher(Generic[Item, Result]):
             beyond = max(0.0, self._clock() - arrived - expected)
             self._lag = MEMORY * self._lag + (1 - MEMORY) * beyond
             return results
-        finally:  # also where whoever asked has left: nothing is computed for them
+        finally:  # also if the client has disconnected: cancel its work
             if job is not None and job in self._jobs:
                 self._jobs.remove(job)
             self.n_accepted -= len(items)
             self._changed.set()
 
     async def _decode_all(self, items: Sequence[Item]) -> list[np.ndarray]:
-        """All images decoded, or the error of the first that cannot be; then no other is begun or waited for."""
+        """All images decoded, or the error of the first failure, which stops the others."""
         self._n_decoding += len(items)
         failed: list[int] = []  # positions
         tasks = [asyncio.create_task(self._decode_one(i, item, failed)) for i, item in enumerate(items)]
@@ -227,7 +226,7 @@ class Batcher(Generic[Item, Result]):
         except BaseException:
             for task in tasks:
                 task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)  # which does not wait for threads
+            await asyncio.gather(*tasks, return_exceptions=True)  # does not wait for threads
             raise
         finally:
             self._n_decoding -= len(items)
@@ -237,13 +236,13 @@ class Batcher(Generic[Item, Result]):
         work = self._decoders.submit(self._timed_decode, i, item, failed, loop)
         try:
             return await asyncio.wrap_future(work)
-        except asyncio.CancelledError:  # which does not stop a thread
+        except asyncio.CancelledError:  # does not stop the thread
             self._left = [other for other in (*self._left, work) if not other.done()]
             raise
 
     def _timed_decode(self, i: int, item: Item, failed: list[int], loop: asyncio.AbstractEventLoop) -> np.ndarray:
-        if min(failed, default=i) < i:  # a thread is sooner here than the loop could call it back
-            raise RuntimeError("an image before it in the request failed")  # whose error is the one that is answered
+        if min(failed, default=i) < i:  # the thread gets here before the loop could cancel it
+            raise RuntimeError("an image before it in the request failed")  # that error is the answer
         start = self._clock()
         try:
             return self._decode(item)
@@ -251,7 +250,7 @@ class Batcher(Generic[Item, Result]):
             failed.append(i)
             raise
         finally:
-            # At once, also where it fails or nobody waits for it: the door knows of slow images while there are more.
+            # Immediately, also on failure or cancellation, so that slow images lower the pace while more wait.
             loop.call_soon_threadsafe(self._decode_pace.note, self._clock() - start, 1)
 
     # --- the batches --------------------------------------------------------------------------------------------------
@@ -263,10 +262,10 @@ class Batcher(Generic[Item, Result]):
                 await self._compute(batch, shares)
 
     async def _wait_for_company(self) -> bool:
-        """Wait until there is a batch to compute; False once there will never be one.
+        """Wait until there is a batch to compute; False at the end.
 
-        It is worth waiting for images that are being decoded, but not long, and not for those that nobody sent yet:
-        while a batch is computed, the next one gathers by itself.
+        Waits up to ``max_wait`` for images that are being decoded, never for requests that have not arrived: while a
+        batch is computed, the next one fills by itself.
         """
         while not self._jobs:
             if self._closing and not self.n_accepted:
@@ -284,7 +283,7 @@ class Batcher(Generic[Item, Result]):
         return True
 
     def _take(self) -> tuple[list[np.ndarray], list[tuple[_Job[Result], int]]]:
-        """The images of the next batch, and how many of them belong to which request; the late ones are let go."""
+        """The images of the next batch and the share of each request; expired requests are dropped."""
         batch: list[np.ndarray] = []
         shares: list[tuple[_Job[Result], int]] = []
         while self._jobs and len(batch) < self.max_batch:
@@ -321,7 +320,7 @@ class Batcher(Generic[Item, Result]):
                 self._finish(job)
 
     def _finish(self, job: _Job[Result], error: Exception | None = None) -> None:
-        """Answer a request, unless whoever asked has left."""
+        """Answer a request, unless its client has disconnected."""
         if job in self._jobs:
             self._jobs.remove(job)
         if job.answer.done():

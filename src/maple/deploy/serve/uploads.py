@@ -1,28 +1,22 @@
-"""What arrives over HTTP, as named images: limits first, then parsing, then decoding; nothing touches the disk.
+"""Request bodies to named images: limits first, then parsing as a stream; nothing is written to disk.
 
-Whatever cannot be used is an :class:`UploadError` with the status of the answer and one sentence: 413 too large, 415 in
-a form that is not understood, 422 broken, or too many. Names are labels that come back with the answer. They never
-become paths.
+A body that cannot be used is an :class:`UploadError` with a status and one sentence: 413 too large, 415 unsupported
+format, 422 broken or too many images. Names are labels that come back with the answer and never become paths.
 """
 
 from __future__ import annotations
 
 import asyncio
-import base64
-import binascii
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
-import numpy as np
 from pydantic import BaseModel, ConfigDict, FailFast, Field, ValidationError
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 
-from maple.data import Batch, DecoderKilled, DecoderPool, Decoding
-from maple.data.decode import Fit
-from maple.errors import DataError, MapleError
+from maple.errors import DataError
 from maple.text import printable
 
 FIELD = "files"  # of a form
@@ -32,20 +26,16 @@ UploadStatus = Literal[413, 415, 422]
 
 
 class UploadError(DataError):
-    """An upload that cannot be used, and the status of the answer that says so."""
+    """An upload that cannot be used, with the status of the answer."""
 
     def __init__(self, status: UploadStatus, message: str) -> None:
         super().__init__(message)
         self.status: UploadStatus = status
 
 
-class NoDecoder(MapleError):
-    """An upload that no process was there to decode, which says nothing about its images."""
-
-
 @dataclass(frozen=True)
 class Limits:
-    """How much one request may bring."""
+    """The limits of one request."""
 
     max_images: int
     max_bytes: int
@@ -54,7 +44,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Upload:
-    """One image as it was sent; ``data`` is base64 where it is text."""
+    """One image as sent: bytes of the file, or base64 text."""
 
     name: str
     data: bytes | str
@@ -98,7 +88,7 @@ async def read_uploads(headers: Mapping[str, str], stream: AsyncIterator[bytes],
 
 
 async def _limited(length: str, stream: AsyncIterator[bytes], max_bytes: int) -> AsyncIterator[bytes]:
-    """The chunks of a body, up to the limit: what it claims to be long is checked first, then what it is."""
+    """The chunks of a body up to the limit; the declared length is checked first, then the actual one."""
     too_long = UploadError(413, f"the body is longer than {max_bytes:,} bytes: send fewer or smaller images")
     if declared_length(length, 0) > max_bytes:
         raise too_long
@@ -111,7 +101,7 @@ async def _limited(length: str, stream: AsyncIterator[bytes], max_bytes: int) ->
 
 
 def declared_length(length: str, default: int) -> int:
-    """The Content-Length of a request, or the ``default`` where it says none.
+    """The Content-Length of a request, or ``default`` without a valid one.
 
     >>> declared_length("12", 0), declared_length("", 7), declared_length("-3", 7)
     (12, 7, 7)
@@ -132,7 +122,7 @@ def parse_json(body: bytes, limits: Limits) -> list[Upload]:
     >>> parse_json(b'{"images": [{"name": "a.png", "data": "iVBORw=="}]}', Limits(1, 100, 100))
     [Upload(name='a.png', data='iVBORw==')]
     """
-    # Names and images are all that there may be: what has more commas than their names could is not even parsed.
+    # More commas than names and images could contain: refuse without parsing.
     if body.count(b",") > limits.max_images * (MAX_NAME + 2):
         raise _too_many(limits.max_images)
     try:
@@ -155,7 +145,7 @@ def parse_json(body: bytes, limits: Limits) -> list[Upload]:
 
 @dataclass
 class _Part:
-    """One part of a form, while it arrives."""
+    """The current part of a form."""
 
     headers: dict[bytes, bytes] = field(default_factory=dict)
     header_name: bytes = b""
@@ -165,7 +155,7 @@ class _Part:
 
 
 class _Form:
-    """A form that arrives in pieces: files under the one field name, and nothing else."""
+    """Streaming parser of a form with files in one field and nothing else."""
 
     def __init__(self, boundary: bytes, limits: Limits) -> None:
         self._limits = limits
@@ -235,58 +225,8 @@ class _Form:
 
 @contextmanager
 def _refusing_broken_forms() -> Iterator[None]:
-    """Within it, what the parser of forms stumbles over is an answer for whoever sent it."""
+    """Turn errors of the form parser into :class:`UploadError`."""
     try:
         yield
     except FormParserError as error:
         raise UploadError(422, f"the form is broken ({printable(str(error), 200)}): send it again") from None
-
-
-# --- pixels ----------------------------------------------------------------------------------------------------------
-
-
-class UploadDecoder:
-    """Decode uploads to what the network takes, (S, S, 3) uint8, in a pool of ``n`` processes, for as many threads.
-
-    Dimensions are checked before a pixel is decoded; an image that takes longer than ``seconds`` is refused.
-    """
-
-    def __init__(self, size: int, fit: Fit, max_pixels: int, seconds: float, n: int) -> None:
-        self._pool = DecoderPool(Decoding(size, fit, max_pixels, seconds), n)
-
-    def __call__(self, upload: Upload) -> np.ndarray:
-        try:
-            data = upload.data if isinstance(upload.data, bytes) else _from_base64(upload.data)
-        except UploadError as error:
-            raise _refusal(upload, str(error)) from None
-        batch = self._decode(data)
-        for failure in batch.failures:
-            raise _refusal(upload, failure.reason, 413 if failure.too_large else 422)
-        return batch.pixels[0]
-
-    def _decode(self, data: bytes) -> Batch:
-        """The answer of a process. If that is killed from outside, as where memory runs out, another is asked."""
-        try:
-            return self._pool.decode([data], attempts=2)
-        except DecoderKilled:
-            raise NoDecoder(
-                "two processes that decode images were ended, perhaps since memory ran out: ask again later"
-            ) from None
-        except OSError as error:
-            why = error.strerror or error
-            raise NoDecoder(f"no process to decode images can be started ({why}): ask again later") from None
-
-    def close(self) -> None:
-        """End the processes, which are idle now."""
-        self._pool.close()
-
-
-def _refusal(upload: Upload, reason: str, status: UploadStatus = 422) -> UploadError:
-    return UploadError(status, f"cannot use '{printable(upload.name, 60)}': {printable(reason, 200)}")
-
-
-def _from_base64(text: str) -> bytes:
-    try:
-        return base64.b64decode(text.encode("ascii"), validate=True)
-    except (UnicodeEncodeError, binascii.Error):
-        raise UploadError(422, "its data are not base64: encode the bytes of the file, without line breaks") from None

@@ -1,4 +1,4 @@
-"""What the service answers, as JSON: the columns of the prediction files and what the page draws beside them."""
+"""The schema of answers: columns of the prediction files, and what the page draws beside them."""
 
 from __future__ import annotations
 
@@ -41,23 +41,23 @@ EXAMPLE: dict[str, Any] = {
 
 
 class Answer(BaseModel):
-    """JSON knows no NaN and no infinity: they would be a fault of ours, and are an error."""
+    """An answer as JSON; NaN and infinity, which JSON lacks, are an error."""
 
     model_config = ConfigDict(allow_inf_nan=False, populate_by_name=True)
 
     def to_json(self) -> bytes:
-        """Without what was not set."""
+        """JSON without unset fields."""
         return self.model_dump_json(by_alias=True, exclude_unset=True).encode()
 
 
 class ErrorAnswer(Answer):
-    """Whatever went wrong."""
+    """An error."""
 
     error: Annotated[str, Field(description="one sentence: what is wrong, and what to do")]
 
 
 class StatusAnswer(Answer):
-    """How the service is."""
+    """The state of the server."""
 
     status: Literal["alive", "ready"]
 
@@ -70,7 +70,7 @@ class ClassProbability(Answer):
 
 
 class ImageAnswer(Answer):
-    """What is said about one image."""
+    """The prediction for one image."""
 
     file: Annotated[str, Field(description="its name in the request")]
     class_name: Annotated[str, Field(alias="class", description="the most probable class")]
@@ -78,18 +78,18 @@ class ImageAnswer(Answer):
     typicality: Annotated[Share, Field(description="chi-square tail of the distance to the nearest cluster")]
     uncertainty: Annotated[Share, Field(description="1 - typicality")]
     score: Annotated[float, Field(description="higher is more out-of-distribution")]
-    p_value: Annotated[Share | None, Field(description="conformal; null where the model was not calibrated")]
+    p_value: Annotated[Share | None, Field(description="conformal; null if the model was not calibrated")]
     is_ood: Annotated[bool, Field(description="flagged as out-of-distribution, at the level of /v1/model")]
     cluster: Annotated[int, Field(ge=0, description="the nearest cluster")]
     md_class: Annotated[str, Field(description="the class of the nearest cluster")]
-    softmax_class: Annotated[str, Field(description="what the network alone would say")]
+    softmax_class: Annotated[str, Field(description="the class of the network alone")]
     runner_up: Annotated[ClassProbability | None, Field(description="the second most probable class")]
     probabilities: Annotated[list[ClassProbability], Field(description="the most probable classes, best first")]
     position: Annotated[list[float], Field(min_length=2, max_length=2, description="on the map of the clusters")]
 
 
 class ModelName(Answer):
-    """Which model speaks."""
+    """Name and version of the model."""
 
     name: Annotated[str, Field(description="of the network")]
     version: Annotated[str, Field(description="of maple")]

@@ -1,4 +1,4 @@
-"""What the endpoints of ``maple serve`` do, whatever carries them."""
+"""The endpoints of ``maple serve``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,11 @@ from PIL import Image
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.requests import ClientDisconnect
 
-from maple.deploy.serve.answers import (
+from maple.deploy.serve.batching import Batcher, Busy
+from maple.deploy.serve.decoding import NoDecoder, UploadDecoder
+from maple.deploy.serve.metrics import ServeMetrics
+from maple.deploy.serve.options import ServeOptions
+from maple.deploy.serve.schema import (
     ImageAnswer,
     ModelAnswer,
     PredictAnswer,
@@ -24,22 +28,19 @@ from maple.deploy.serve.answers import (
     describe_model,
     name_model,
 )
-from maple.deploy.serve.batching import Batcher, Busy
-from maple.deploy.serve.metrics import ServeMetrics
-from maple.deploy.serve.options import ServeOptions
-from maple.deploy.serve.uploads import Limits, NoDecoder, Upload, UploadDecoder, read_uploads
+from maple.deploy.serve.uploads import Limits, Upload, read_uploads
 from maple.prediction.base import BasePredictor
 
-UPLOAD_SECONDS = 60  # in which the body of a request must arrive
-N_BODIES = 8  # of the largest size may be held at the same time
+UPLOAD_SECONDS = 60  # within which the body of a request must arrive
+N_BODIES = 8  # bodies of the largest size held at the same time
 DECODERS = 2  # processes
-DECODE_SECONDS = 5.0  # that one image may take
-DECODER_WAIT = 5  # seconds after which there may be a process to decode again
-CLIENT_GONE = 499  # what is counted where nobody is left to answer
+DECODE_SECONDS = 5.0  # per image, at most
+DECODER_WAIT = 5  # seconds until a decoding process may be available again
+CLIENT_GONE = 499  # status counted for a client that has disconnected
 
 
-class Service:
-    """What the endpoints share: the predictor, the batches and the counts."""
+class Endpoints:
+    """The endpoints, and their shared state: predictor, batches and metrics."""
 
     def __init__(self, predictor: BasePredictor, options: ServeOptions, exemplars: Mapping[int, np.ndarray]) -> None:
         self.predictor, self.options, self.exemplars = predictor, options, exemplars
@@ -48,7 +49,7 @@ class Service:
         self._decoder: UploadDecoder | None = None  # while the service runs
         self._batcher = self._new_batcher()
         self._name = name_model(predictor)
-        self._n_bytes = 0  # of bodies that are held now
+        self._n_bytes = 0  # of the bodies held now
 
     def _new_batcher(self) -> Batcher[Upload, ImageAnswer]:
         options = self.options
@@ -80,7 +81,7 @@ class Service:
 
     @asynccontextmanager
     async def running(self, _: FastAPI) -> AsyncIterator[None]:
-        """Warmed up at first; at the end all that was accepted is finished."""
+        """Warm up at the start; finish accepted requests at the end."""
         size, n = self.predictor.size, self.options.max_batch
         blank = np.zeros((n, size, size, 3), dtype=np.uint8)
         self._decoder = decoder = self._new_decoder()  # its processes start while the model warms up
@@ -118,13 +119,13 @@ class Service:
 
     @contextmanager
     def _holding(self) -> Iterator[Callable[[bytes], None]]:
-        """Within it the body of a request is held, as much as has arrived; the sum over all requests is bounded."""
+        """Account for the bytes of a body while it is held; the sum over all requests is bounded."""
         n_bytes = 0
 
         def hold(chunk: bytes) -> None:
             nonlocal n_bytes
             if self._n_bytes + len(chunk) > N_BODIES * self.options.max_bytes:
-                raise Busy("uploads", "too many uploads at the same time: ask again later", 1)
+                raise Busy("uploads", "too many uploads at the same time: try again later", 1)
             self._n_bytes += len(chunk)
             n_bytes += len(chunk)
 
@@ -134,7 +135,7 @@ class Service:
             self._n_bytes -= n_bytes
 
     async def _submit(self, uploads: list[Upload], request: Request) -> list[ImageAnswer] | None:
-        """The answers; None where whoever asked has left, for whom nothing more is computed."""
+        """The answers; None if the client has disconnected, which cancels the work."""
         work = asyncio.create_task(self._batcher.submit(uploads))
         gone = asyncio.create_task(_disconnected(request))
         try:
@@ -145,7 +146,7 @@ class Service:
             gone.cancel()
 
     def model(self) -> Response:
-        """What predicts, how it decides, and what it accepts."""
+        """The model, its decision, and the limits of requests."""
         needs_key = self.options.api_key is not None
         return _json(describe_model(self.predictor, self.exemplars, self.limits, needs_key))
 
@@ -178,7 +179,7 @@ async def _passing(stream: AsyncIterator[bytes], note: Callable[[bytes], None]) 
 
 
 async def _disconnected(request: Request) -> None:
-    """Return once whoever asked has left."""
+    """Return once the client has disconnected."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
 
