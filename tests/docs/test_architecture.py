@@ -36,8 +36,8 @@ def test_entries_exist(module, entry):
 
 @pytest.mark.parametrize("page", ["docs/architecture.md", "CONTRIBUTING.md"])
 def test_rows_are_those_of_the_contract(page):
-    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"]["contracts"]
-    rows = [set(re.findall(r"\w+", row)) for row in contracts[0]["layers"]]
+    tools = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]
+    rows = [set(re.findall(r"\w+", row)) for row in tools["importlinter"]["contracts"][0]["layers"]]
     blocks = re.findall(r"```(?:text)?\n(cli .*?)```", (ROOT / page).read_text(encoding="utf-8"), flags=re.DOTALL)
     lines = blocks[0].splitlines()
     drawn = [set(re.findall(r"\w+", re.split(r" {3,}", line)[0])) for line in lines]
