@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import cached_property
+from dataclasses import dataclass
 from typing import Any, Self
 
 import numpy as np
@@ -23,6 +23,7 @@ from maple.stats.splitting import Clustering, ClusterMethod, ClusterSpace, split
 from maple.types import Relabelling
 
 
+@dataclass(eq=False, repr=False)
 class MahalanobisClassifier(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClassifierMixin, BaseEstimator):
     r"""Classifier with one Gaussian per class, or per cluster of a class: probabilities and typicality.
 
@@ -65,34 +66,16 @@ class MahalanobisClassifier(ClassNamePrefixFeaturesOutMixin, TransformerMixin, C
     array([1., 0.])
     """
 
-    classes_: np.ndarray
-    moments_: Moments
-    cluster_keys_: np.ndarray  # (M, 2) position of the class, and id within it; sorted
-    calibration_scores_: np.ndarray  # (n,) squared distances to the nearest cluster
-
-    def __init__(
-        self,
-        explained_variance: float = 0.95,
-        pca: bool = True,
-        covariance: str = "tied",
-        norm_exponent: float = 0.0,
-        cluster_method: ClusterMethod | None = None,
-        cluster_space: ClusterSpace = "raw",
-        max_clusters: int = 5,
-        min_cluster_size: int = 20,
-        temperature: float = 1.0,
-        random_state: Any = None,
-    ) -> None:
-        self.explained_variance = explained_variance
-        self.pca = pca
-        self.covariance = covariance
-        self.norm_exponent = norm_exponent
-        self.cluster_method = cluster_method
-        self.cluster_space = cluster_space
-        self.max_clusters = max_clusters
-        self.min_cluster_size = min_cluster_size
-        self.temperature = temperature
-        self.random_state = random_state
+    explained_variance: float = 0.95
+    pca: bool = True
+    covariance: str = "tied"
+    norm_exponent: float = 0.0
+    cluster_method: ClusterMethod | None = None
+    cluster_space: ClusterSpace = "raw"
+    max_clusters: int = 5
+    min_cluster_size: int = 20
+    temperature: float = 1.0
+    random_state: Any = None
 
     # -- learning
 
@@ -103,15 +86,15 @@ class MahalanobisClassifier(ClassNamePrefixFeaturesOutMixin, TransformerMixin, C
         """
         self._check_parameters()
         X, y = validate_data(self, X, y, dtype=(np.float64, np.float32), ensure_min_samples=2)
-        self._forget()
-        self.classes_, labels = self._read_labels(y)
+        classes, labels = self._read_labels(y)
         if cluster_ids is None and self.cluster_method is not None:
             cluster_ids = self._find_clusters(X, labels, self.cluster_method)
-        clusters = self._add(X, labels, self._read_clusters(X, cluster_ids))
-        if self.covariance == "full":
-            self.__dict__["gaussians_"] = self._fit_full(X, clusters)
-        else:
-            _ = self.gaussians_  # raise errors of the fit now
+        cluster_ids = self._read_clusters(X, cluster_ids)
+        self.classes_ = classes
+        clusters = self._add(X, labels, cluster_ids, first=True)
+        self._gaussians: Gaussians | None = (
+            self._fit_full(X, clusters) if self.covariance == "full" else self._fit_tied()
+        )
         return self
 
     def partial_fit(self, X: Any, y: Any, classes: Any = None, cluster_ids: Any = None) -> Self:
@@ -122,16 +105,14 @@ class MahalanobisClassifier(ClassNamePrefixFeaturesOutMixin, TransformerMixin, C
         self._check_parameters()
         if self.covariance == "full":
             raise UsageError("covariance='full' needs all data at once: call fit, or use covariance='tied'")
-        first = not hasattr(self, "moments_")
+        first = not self.__sklearn_is_fitted__()
         X, y = validate_data(self, X, y, dtype=(np.float64, np.float32), reset=first)
-        if first:
-            self._forget()
         present, labels = self._read_labels(y)
         known = np.unique(np.concatenate([*([] if first else [self.classes_]), present, *_as_lists(classes)]))
         if not first:  # positions of known classes may have changed
             self.cluster_keys_[:, 0] = np.searchsorted(known, self.classes_)[self.cluster_keys_[:, 0]]
         self.classes_ = known
-        self._add(X, np.searchsorted(known, present)[labels], self._read_clusters(X, cluster_ids))
+        self._add(X, np.searchsorted(known, present)[labels], self._read_clusters(X, cluster_ids), first)
         return self
 
     def _check_parameters(self) -> None:
@@ -139,10 +120,6 @@ class MahalanobisClassifier(ClassNamePrefixFeaturesOutMixin, TransformerMixin, C
         build_options(DetectorOptions, {name: getattr(self, name) for name in names}, where=type(self).__name__)
         if not self.temperature > 0:
             raise UsageError(f"temperature is {self.temperature}: give a number above 0")
-
-    def _forget(self) -> None:
-        for name in ("moments_", "cluster_keys_", "calibration_scores_", "gaussians_"):
-            self.__dict__.pop(name, None)
 
     @staticmethod
     def _read_labels(y: Any) -> tuple[np.ndarray, np.ndarray]:
@@ -160,7 +137,7 @@ class MahalanobisClassifier(ClassNamePrefixFeaturesOutMixin, TransformerMixin, C
         return cluster_ids.astype(np.int64)
 
     def _find_clusters(self, X: np.ndarray, labels: np.ndarray, method: ClusterMethod) -> np.ndarray:
-        n_classes = len(self.classes_)
+        n_classes = int(labels.max()) + 1
         how = Clustering(
             method=method,
             space=self.cluster_space,
@@ -171,11 +148,15 @@ class MahalanobisClassifier(ClassNamePrefixFeaturesOutMixin, TransformerMixin, C
         start = Relabelling.initial(labels, n_classes)
         return split_clusters(X, np.arange(len(X)), start, np.arange(n_classes), how).cluster_ids
 
-    def _add(self, X: np.ndarray, labels: np.ndarray, cluster_ids: np.ndarray) -> np.ndarray:
-        """Add points to the moments, one row per sorted (class, cluster id); returns the row of each point (n,)."""
+    def _add(self, X: np.ndarray, labels: np.ndarray, cluster_ids: np.ndarray, first: bool) -> np.ndarray:
+        """Add points to the moments, or start them if ``first``; returns the cluster of each point (n,).
+
+        ``cluster_keys_`` (M, 2) are the position of the class and the id within it of each cluster, sorted.
+        """
         keys = np.column_stack([labels, cluster_ids])
-        before = self.cluster_keys_ if hasattr(self, "moments_") else keys[:0]
-        self.cluster_keys_, places = np.unique(np.concatenate([before, keys]), axis=0, return_inverse=True)
+        before = keys[:0] if first else self.cluster_keys_
+        all_keys, places = np.unique(np.concatenate([before, keys]), axis=0, return_inverse=True)
+        self.cluster_keys_: np.ndarray = all_keys
         places = places.ravel()
         moments = Moments(len(self.cluster_keys_), X.shape[1], norm_exponent=self.norm_exponent)
         if len(before):
@@ -183,9 +164,9 @@ class MahalanobisClassifier(ClassNamePrefixFeaturesOutMixin, TransformerMixin, C
             moments.counts[places[: len(before)]] = self.moments_.counts
             moments.sums[places[: len(before)]] = self.moments_.sums
         clusters = places[len(before) :]
-        self.moments_ = moments.update(X, clusters)
-        for stale in ("gaussians_", "calibration_scores_"):
-            self.__dict__.pop(stale, None)
+        self.moments_: Moments = moments.update(X, clusters)
+        self._gaussians = None  # derived from the moments when next used
+        self.calibration_scores_: np.ndarray | None = None  # (n,) squared distances to the nearest cluster
         return clusters
 
     def _fit_full(self, X: np.ndarray, clusters: np.ndarray) -> Gaussians:
@@ -201,10 +182,11 @@ class MahalanobisClassifier(ClassNamePrefixFeaturesOutMixin, TransformerMixin, C
 
     # -- fitted attributes
 
-    @cached_property
+    @property
     def gaussians_(self) -> Gaussians:
         """The Gaussians derived from the moments."""
-        return self._fit_tied()
+        self._gaussians = self._gaussians or self._fit_tied()
+        return self._gaussians
 
     @property
     def cluster_to_class_(self) -> np.ndarray:
@@ -285,7 +267,7 @@ class MahalanobisClassifier(ClassNamePrefixFeaturesOutMixin, TransformerMixin, C
     def p_values(self, X: Any) -> np.ndarray:
         """Conformal p-values (n,): P(p <= a) <= a for data exchangeable with that of :meth:`calibrate`."""
         check_is_fitted(self)
-        if not hasattr(self, "calibration_scores_"):
+        if self.calibration_scores_ is None:
             raise UsageError("p_values needs calibration data: call calibrate(X) with data not used in fit")
         return conformal_p_values(self.squared_distances(X).min(axis=1), self.calibration_scores_)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import warnings
 from abc import ABCMeta, abstractmethod
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from numbers import Integral
 from typing import Any, NamedTuple, Self
 
@@ -178,22 +178,16 @@ class _ClusterTree:
         return _Model(labels, np.stack([leaf.center for leaf in leaves]), n_iter)
 
 
+@dataclass(eq=False, repr=False)
 class GrowingMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, BaseEstimator, metaclass=ABCMeta):
     """Base class: subclasses implement the test of a bisection (``_gain``); X-Means also scores models (``_score``)."""
 
-    def __init__(
-        self,
-        max_clusters: int = 5,
-        min_cluster_size: int = 1,
-        n_init: int = 4,
-        max_iter: int = 100,
-        random_state: Any = None,
-    ) -> None:
-        self.max_clusters = max_clusters
-        self.min_cluster_size = min_cluster_size
-        self.n_init = n_init
-        self.max_iter = max_iter
-        self.random_state = random_state
+    max_clusters: int = 5
+    min_cluster_size: int = 1
+    _: KW_ONLY
+    n_init: int = 4
+    max_iter: int = 100
+    random_state: Any = None
 
     def fit(self, X: Any, y: Any = None) -> Self:
         """Find the clusters of ``X`` (n, D); float32 stays float32. ``y`` is ignored."""

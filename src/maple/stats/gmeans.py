@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from numbers import Real
 from typing import Any, Self
 
@@ -52,6 +53,7 @@ def anderson_darling_critical_value(significance: float) -> float:
     return (-b - math.sqrt(b * b - 4 * a * c)) / (2 * a)
 
 
+@dataclass(eq=False, repr=False)
 class GMeans(GrowingMeans):
     """K-Means that splits clusters until each is Gaussian (Hamerly & Elkan 2003).
 
@@ -84,17 +86,7 @@ class GMeans(GrowingMeans):
     2
     """
 
-    def __init__(
-        self,
-        max_clusters: int = 5,
-        min_cluster_size: int = 1,
-        significance: float = 1e-4,
-        n_init: int = 4,
-        max_iter: int = 100,
-        random_state: Any = None,
-    ) -> None:
-        super().__init__(max_clusters, min_cluster_size, n_init, max_iter, random_state)
-        self.significance = significance
+    significance: float = 1e-4
 
     def fit(self, X: Any, y: Any = None) -> Self:
         """Find the clusters of ``X`` (n, D); float32 stays float32. ``y`` is ignored."""
