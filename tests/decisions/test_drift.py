@@ -245,9 +245,9 @@ def test_seed_breaks_ties_only(rng):
 
 
 def test_bad_scores_and_levels():
-    with pytest.raises(DataError, match="calibration scores"):
+    with pytest.raises(DataError, match="calibration_scores"):
         compare_scores([1.0], [])
-    with pytest.raises(DataError, match="new scores"):
+    with pytest.raises(DataError, match=r"^scores"):
         compare_scores([], [1.0])
     with pytest.raises(DataError, match="NaN"):
         StreamMonitor([1.0]).update([np.nan, 1.0])

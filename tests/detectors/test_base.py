@@ -8,16 +8,15 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
-from maple.detectors.base import Batches, Detector, LearnedNumbers, finite_embeddings
+from maple.detectors.base import Batches, Detector, finite_embeddings
 from maple.errors import DataError, FitError, NotFittedError, UsageError
 from maple.types import Outputs
 
 
-class Mean(LearnedNumbers, Detector):
+class Mean(Detector):
     """Distance to the mean length of the training embeddings; fails where there are none."""
 
     name = "mean"
-    numbers: ClassVar[tuple[str, ...]] = ("mean",)
     mean_: float
 
     def _fit(self, batches, validation):

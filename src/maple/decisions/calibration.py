@@ -18,7 +18,7 @@ from maple.decisions.conformal import (
     sort_scores,
 )
 from maple.errors import DataError, UsageError
-from maple.stats.arrays import as_array
+from maple.stats.arrays import ArrayRecord, as_array
 from maple.text import percent
 
 # A predicted class with fewer calibration images has no threshold of its own: at 100, a false-alarm rate of 5 % varies
@@ -27,7 +27,7 @@ MIN_CLASS_IMAGES = 100
 
 
 @dataclass(frozen=True, eq=False)
-class Calibration:
+class Calibration(ArrayRecord):
     """Scores of the calibration images, from which :meth:`decide` makes decisions at any level.
 
     ``set_scores`` come from the labelled ones (:func:`~maple.decisions.sets.true_class_scores`); nothing else needs
@@ -86,20 +86,6 @@ class Calibration:
             group_of_class=group_of_class,
             group_scores=groups,
         )
-
-    def to_arrays(self) -> dict[str, np.ndarray]:
-        """The record as arrays, by name."""
-        return {
-            "scores": as_array(self.scores).astype(np.float64),
-            "class_ids": as_array(self.class_ids).astype(np.int64),
-            "n_classes": np.array([self.n_classes]),
-            "set_scores": as_array(self.set_scores).astype(np.float64),
-        }
-
-    @staticmethod
-    def from_arrays(arrays: dict[str, np.ndarray]) -> Calibration:
-        """The inverse of :meth:`to_arrays`."""
-        return Calibration(arrays["scores"], arrays["class_ids"], arrays["n_classes"].item(), arrays["set_scores"])
 
 
 @dataclass(frozen=True, eq=False)

@@ -20,8 +20,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy.special import betainc, betaincinv
 
-from maple.errors import DataError, UsageError
-from maple.stats.arrays import as_array
+from maple.errors import UsageError
+from maple.stats.arrays import as_array, check_values
 
 # Tolerance for rounding: conformal p-values lie on a grid, often exactly on the line of Benjamini and Hochberg, and the
 # beta distribution is accurate to about this many digits.
@@ -118,10 +118,7 @@ def count_allowed(n: int, false_alarm: float, confidence: float | None = None) -
 
 
 def sort_scores(scores: ArrayLike) -> np.ndarray:
-    ordered = np.sort(as_array(scores).astype(np.float64))
-    if len(ordered) and np.isnan(ordered[-1]):  # NaN sorts last
-        raise DataError(f"{int(np.isnan(ordered).sum())} of {len(ordered)} calibration scores are NaN: leave them out")
-    return ordered
+    return np.sort(check_values(scores, "calibration_scores", may_be_empty=True))
 
 
 def _check_rates(false_alarm: float, confidence: float | None) -> None:

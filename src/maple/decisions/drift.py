@@ -27,9 +27,9 @@ from numpy.typing import ArrayLike
 from scipy.special import beta as beta_function
 from scipy.stats import betabinom, ks_2samp
 
-from maple.decisions.conformal import conformal_threshold, count_allowed
-from maple.errors import DataError, RunError, UsageError
-from maple.stats.arrays import as_array
+from maple.decisions.conformal import check_rate, conformal_threshold, count_allowed
+from maple.errors import RunError, UsageError
+from maple.stats.arrays import check_values
 
 # ------------------------------------------------------------------------------------------------------- one batch
 
@@ -82,8 +82,8 @@ def compare_scores(
     >>> compare_scores(same, calibration).drift, compare_scores(shifted, calibration).drift
     (False, True)
     """
-    _check_level(level)
-    scores, calibration = _checked(scores, "new"), _checked(calibration_scores, "calibration")
+    check_rate(level, "level", 0.01)
+    scores, calibration = check_values(scores, "scores"), check_values(calibration_scores, "calibration_scores")
     threshold = conformal_threshold(calibration, false_alarm)
     n_flagged = int((scores > threshold).sum())
     n_allowed = count_allowed(len(calibration), false_alarm)
@@ -185,10 +185,10 @@ class StreamMonitor:
     """
 
     def __init__(self, calibration_scores: ArrayLike, level: float = 0.01, seed: int = 0) -> None:
-        _check_level(level)
+        check_rate(level, "level", 0.01)
         if seed < 0:
             raise UsageError(f"seed {seed}: give a whole number from 0")
-        self.calibration_scores = np.sort(_checked(calibration_scores, "calibration"))
+        self.calibration_scores = np.sort(check_values(calibration_scores, "calibration_scores"))
         self.level, self.seed = level, seed
         self.scores_ = np.empty(0)
         self.log_wealth_ = np.empty(0)
@@ -218,7 +218,7 @@ class StreamMonitor:
 
         The wealth does not depend on how the stream is cut into updates, to the last bit.
         """
-        new = _checked(scores, "new", may_be_empty=True)
+        new = check_values(scores, "scores", may_be_empty=True)
         p_values = online_p_values(new, self._pool, _tie_breakers(self.seed, len(self), len(new)))
         growth, self.capital_ = grow(self.capital_, beta_bets(p_values), len(self))
         last = self.log_wealth_[-1:] if len(self) else np.zeros(1)
@@ -332,22 +332,3 @@ def grow(capital: np.ndarray, bets: np.ndarray, n_before: int) -> tuple[np.ndarr
 def _tie_breakers(seed: int, start: int, n: int) -> np.ndarray:
     """The next n of a sequence of random numbers in (0, 1], given by the seed."""
     return 1 - np.random.Generator(np.random.PCG64(seed).advance(start)).random(n)
-
-
-# ---------------------------------------------------------------------------------------------------------- checks
-
-
-def _checked(scores: ArrayLike, which: str, may_be_empty: bool = False) -> np.ndarray:
-    array = as_array(scores).astype(np.float64)
-    if array.ndim != 1:
-        raise UsageError(f"the {which} scores have the shape {array.shape}: give one score per image")
-    if len(array) == 0 and not may_be_empty:
-        raise DataError(f"there are no {which} scores: a drift test compares two sets, give some images")
-    if missing := int(np.isnan(array).sum()):
-        raise DataError(f"{missing} of {len(array)} {which} scores are NaN: find the images they come from")
-    return array
-
-
-def _check_level(level: float) -> None:
-    if not 0 < level < 1:
-        raise UsageError(f"level {level}: give the probability of a false alarm, between 0 and 1, such as 0.01")

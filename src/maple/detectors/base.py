@@ -1,14 +1,14 @@
-"""Detectors: from the outputs of a backbone to a score, higher for images more out-of-distribution.
+"""Contract of detectors: from the outputs of a backbone to a score, higher for images more out-of-distribution.
 
 A detector learns from training outputs (``fit``) and ranks new ones (``score``). To add one, derive from
-:class:`Detector`, fill in ``_score`` and, where there is something to learn, ``_fit`` and the state, and register it::
+:class:`Detector`, implement ``_score`` (and ``_fit`` if it learns anything), and register it::
 
     @register_detector("norm")
     class NormDetector(Detector):
         def _score(self, outputs):
             return -np.linalg.norm(outputs.embeddings, axis=1)
 
-Whatever takes a detector takes its name or an instance (:func:`create_detector`).
+Functions that take a detector accept its name or an instance (:func:`create_detector`).
 """
 
 from __future__ import annotations
@@ -16,14 +16,15 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import is_dataclass
+from itertools import chain
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 
 from maple import notebook
-from maple.errors import DataError, FitError, NotFittedError, UsageError
-from maple.options import as_dict
-from maple.stats.arrays import as_embeddings, count_broken
+from maple.errors import FitError, NotFittedError, UsageError
+from maple.options import as_dict, validate_options
+from maple.stats.arrays import ArrayRecord, add_prefix, as_embeddings, check_rows, with_prefix
 from maple.types import About, LinearHead, Outputs
 
 if TYPE_CHECKING:
@@ -35,12 +36,17 @@ State = tuple[dict[str, np.ndarray], dict[str, Any]]
 
 
 class Detector(ABC):
-    """``fit(outputs)`` learns, ``score(outputs)`` ranks; learned attributes end in ``_``."""
+    """``fit(outputs)`` learns, ``score(outputs)`` ranks.
+
+    Learned attributes end in ``_``: arrays, numbers and text are saved and restored by name, and so are the ``records``
+    that a class declares. For other objects extend ``get_state`` and ``from_state``. Options are validated by ``fit``.
+    """
 
     name: ClassVar[str] = ""
     about: ClassVar[About]
-    needs_training_images: ClassVar[bool] = True  # whether it learns more of them than what the columns mean
-    needs_head: ClassVar[bool] = False  # whether it recomputes logits, and has to be handed the linear head
+    needs_training_images: ClassVar[bool] = True  # False if it learns only the class of each logit
+    needs_head: ClassVar[bool] = False  # whether it recomputes logits with the linear head
+    records: ClassVar[dict[str, type[ArrayRecord]]] = {}  # learned records by name, without the underscore
     fitted_: bool = False
     head_: LinearHead | None = None
 
@@ -53,19 +59,20 @@ class Detector(ABC):
     ) -> Self:
         """Learn from the training images.
 
-        ``outputs`` is one ``Outputs``, batches of them in any iterable, or a function that starts an iteration over
-        batches (needed where a detector goes through the images twice and they should not all be held). What has to be
-        learned from images that the network has not seen is learned from ``validation``. In several processes each
-        gives its share of the training images, all validation images, and a function that sums an array over all.
-        The few detectors that compute logits anew (``needs_head``) are handed the ``head``.
+        ``outputs`` is one ``Outputs``, an iterable of batches, or a function that starts an iteration over batches (for
+        detectors that read the images twice without holding them). ``validation`` holds images that the network was not
+        trained on. With several processes, each passes its share of the training images, all validation images, and a
+        function that sums an array over processes. ``head`` is required if ``needs_head``.
         """
         if self.needs_head and head is None:
             raise UsageError(
-                f"the '{self.name}' detector needs the network's linear head: fit it with head=linear_head(backbone)"
+                f"the '{self.name}' detector needs the linear head of the network: fit it with "
+                "head=linear_head(backbone)"
             )
-        self.fitted_ = False  # until it is again
+        self._check_options()
+        self.fitted_ = False
         self.head_ = head if self.needs_head else None
-        self._fit(Batches(outputs, sum_over_ranks), validation)
+        self._fit(Batches(outputs, sum_over_ranks, self.name), validation)
         self.fitted_ = True
         return self
 
@@ -78,97 +85,98 @@ class Detector(ABC):
     def _score(self, outputs: Outputs) -> np.ndarray: ...
 
     def describe(self, outputs: Outputs) -> Description | None:
-        """What Gaussians of classes say about images; None for detectors that have none."""
+        """Distances, posterior and scores of the class Gaussians; None for detectors without Gaussians."""
         return None
 
-    def __repr__(self) -> str:  # of those without options
+    def __repr__(self) -> str:  # detectors with options have that of their dataclass
         return f"{type(self).__name__}({'fitted' if self.fitted_ else 'not fitted'})"
 
     def _repr_html_(self) -> str:
         about = f"{About.of(type(self)).title} · {'fitted' if self.fitted_ else 'not fitted: call fit'}"
-        options: dict[str, Any] = as_dict(self) if is_dataclass(self) else {}
-        return notebook.card(type(self).__name__, about, notebook.facts(self._facts() | options))
+        return notebook.card(type(self).__name__, about, notebook.facts(self._facts() | self._option_values()))
 
     def _facts(self) -> dict[str, Any]:
-        """What was learned, for people."""
+        """Learned values to display."""
         return {}
 
+    def _option_values(self) -> dict[str, Any]:
+        return as_dict(self) if is_dataclass(self) else {}
+
+    def _check_options(self) -> None:
+        """Validate the options; constructors only store them."""
+        if is_dataclass(self):
+            validate_options(type(self), as_dict(self), where=type(self).__name__)
+
     def _fit(self, batches: Batches, validation: Outputs | None) -> None:  # noqa: B027
-        """Learn; many scores need nothing."""
+        """Learn from the batches; by default there is nothing to learn."""
 
     def _check_fitted(self) -> None:
         if not self.fitted_:
-            raise NotFittedError(f"the '{self.name}' detector has not learned anything yet: call fit first")
+            raise NotFittedError(f"the '{self.name}' detector is not fitted: call fit first")
 
     def get_state(self) -> State:
-        """All that was learned, as arrays and plain values: enough for :func:`restore_detector`."""
+        """Everything learned, as arrays and plain values: the input of :func:`restore_detector`."""
         self._check_fitted()
-        return {}, {"detector": self.name, "options": as_dict(self) if is_dataclass(self) else {}}
+        arrays = {} if self.head_ is None else add_prefix("head.", self.head_._asdict())
+        metadata = {"detector": self.name, "options": self._option_values()}
+        for name in [name[:-1] for name in vars(self) if name.endswith("_") and name not in vars(Detector)]:
+            value = getattr(self, f"{name}_")
+            if name in self.records:
+                arrays |= add_prefix(f"{name}.", value.to_arrays())
+            elif isinstance(value, np.ndarray):
+                arrays[name] = value
+            else:
+                metadata[name] = value
+        return arrays, metadata
 
     @classmethod
     def from_state(cls, arrays: dict[str, np.ndarray], metadata: dict[str, Any]) -> Self:
         """The inverse of :meth:`get_state`."""
         detector = cls(**metadata["options"])
+        values = {name: value for name, value in {**arrays, **metadata}.items() if name not in ("detector", "options")}
+        for name in (name for name in values if "." not in name):
+            setattr(detector, f"{name}_", values[name])
+        for name, kind in cls.records.items():
+            setattr(detector, f"{name}_", kind.from_arrays(with_prefix(arrays, f"{name}.")))
+        if cls.needs_head:
+            detector.head_ = LinearHead(**with_prefix(arrays, "head."))
         detector.fitted_ = True
         return detector
 
 
 class Batches:
-    """Outputs, batches of them, or a function that starts batches: one way to go through all three.
+    """Iterates over one ``Outputs``, an iterable of batches, or a function that starts batches.
 
-    In several processes each has its share of the batches; ``sum_over_ranks`` adds up what they found.
+    With several processes each holds its share of the batches; ``sum_over_ranks`` sums an array over processes.
     """
 
-    def __init__(self, source: Source, sum_over_ranks: SumOverRanks | None = None) -> None:
+    def __init__(self, source: Source, sum_over_ranks: SumOverRanks | None = None, name: str = "") -> None:
         self._source = source
+        self._name = name  # of the detector
         self.sum_over_ranks = sum_over_ranks or (lambda array: array)
         if not isinstance(source, Outputs | Iterable) and not callable(source):
             raise UsageError(f"a detector is fitted on Outputs or batches of them, not on {type(source).__name__}")
         self.repeatable = isinstance(source, Outputs) or callable(source) or iter(source) is not source
 
     def start(self) -> Iterator[Outputs]:
+        """The batches from the beginning, at least one."""
+        batches = self.start_if_any()
+        first = next(batches, None)
+        if first is None:
+            raise FitError(f"the '{self._name}' detector got no outputs to learn from: add images")
+        return chain([first], batches)
+
+    def start_if_any(self) -> Iterator[Outputs]:
+        """The batches from the beginning, possibly none."""
         if isinstance(self._source, Outputs):
             return iter([self._source])
         return iter(self._source() if callable(self._source) else self._source)
 
-
-# ------------------------------------------------------------------------------------------------ shared by families
-
-
-class LearnedNumbers(Detector):
-    """A detector that learns a few numbers: ``numbers`` names them, without the underscore at the end.
-
-    To be named in front of the class that knows the rest of the state.
-    """
-
-    numbers: ClassVar[tuple[str, ...]]
-
-    def get_state(self) -> State:
-        arrays, metadata = super().get_state()
-        return arrays, metadata | {name: getattr(self, f"{name}_") for name in self.numbers}
-
-    @classmethod
-    def from_state(cls, arrays: dict[str, np.ndarray], metadata: dict[str, Any]) -> Self:
-        detector = super().from_state(arrays, metadata)
-        for name in cls.numbers:
-            setattr(detector, f"{name}_", float(metadata[name]))
-        return detector
+    def held(self) -> Batches:
+        """Itself if it is repeatable, else the same batches in memory."""
+        return self if self.repeatable else Batches(list(self.start()), self.sum_over_ranks, self._name)
 
 
-def no_outputs(detector: Detector) -> FitError:
-    """The error of a detector that was given no image."""
-    return FitError(f"the '{detector.name}' detector got no outputs to learn from: add images")
-
-
-def finite_embeddings(outputs: Outputs) -> np.ndarray:
-    """The embeddings (N, D); an error if some hold NaN or infinity.
-
-    >>> finite_embeddings(Outputs(np.array([[1.0, 2.0], [np.nan, 0.0]])))
-    Traceback (most recent call last):
-    ...
-    maple.errors.DataError: 1 of 2 embeddings hold NaN or infinity: leave those images out
-    """
-    embeddings = as_embeddings(outputs.embeddings)
-    if n_broken := count_broken(embeddings):
-        raise DataError(f"{n_broken} of {len(embeddings)} embeddings hold NaN or infinity: leave those images out")
-    return embeddings
+def finite_embeddings(outputs: Outputs, dim: int | None = None) -> np.ndarray:
+    """The embeddings (N, D); an error if some hold NaN or infinity, or if D is not ``dim``."""
+    return check_rows(as_embeddings(outputs.embeddings, dim), "embeddings")

@@ -1,58 +1,59 @@
-"""Detectors that read the embeddings alone: distances to classes, to all images, or to the nearest images.
+"""Detectors of the embeddings alone: distances to classes, to all images, or to the nearest images.
 
 ===============  =========================================================================================
 ``md``           squared Mahalanobis distance to the nearest class: the paper's ablation DNN+MD
 ``pca-md``       the same in the leading principal components: DNN+PCA+MD
 ``pca-ed``       Euclidean in those components: DNN+PCA+ED
-``rmd``          ``md`` less the squared distance to all images as one Gaussian
+``rmd``          ``md`` minus the squared distance to one Gaussian over all images
 ``md++``         ``md`` of embeddings on the unit sphere
-``marginal-md``  squared Mahalanobis distance to all images as one Gaussian
+``marginal-md``  squared Mahalanobis distance to one Gaussian over all images
 ``partial-md``   the same in some of its principal components
 ``knn``          distance to the k-th nearest training image on the unit sphere
 ===============  =========================================================================================
 
-A class that is split counts as its clusters. Only ``knn`` keeps embeddings; the others learn from moments, in one pass
-and in memory that does not grow with the number of images. Their algebra is that of :mod:`maple.stats.gaussians`.
+A split class is represented by its clusters. Only ``knn`` keeps embeddings; the others learn from moments, in one pass
+and in memory independent of the number of images. The algebra is in :mod:`maple.stats.gaussians`.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from dataclasses import dataclass, is_dataclass, replace
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 import numpy as np
 from pydantic import Field
 
-from maple.detectors.base import Batches, Detector, State, finite_embeddings, no_outputs
+from maple.detectors.base import Batches, Detector, State, finite_embeddings
 from maple.detectors.description import Description
 from maple.detectors.maple import MapleDetector
 from maple.detectors.registry import register_detector
-from maple.errors import FitError, UsageError
-from maple.options import Positive, Seed, as_dict, build_options, option
-from maple.stats.arrays import BLOCK_ELEMENTS, as_embeddings, normalise, row_blocks
+from maple.errors import FitError
+from maple.options import Positive, Seed, option
+from maple.stats.arrays import BLOCK_ELEMENTS, ArrayRecord, as_embeddings, normalise, row_blocks
 from maple.stats.background import Background, fit_background
 from maple.stats.gaussians import squared_distances
 from maple.stats.moments import Moments
 from maple.types import About, Outputs
 
 _PositiveShare = Annotated[float, Field(gt=0, le=1)]
+_ABOUT = partial(About, needs="embeddings")
+_LEE = ("Lee et al. 2018", "https://arxiv.org/abs/1807.03888")
+_KAMOI = ("Kamoi & Kobayashi 2020", "https://arxiv.org/abs/2003.00402")
+_MAPLE = "Venkataramanan et al. 2023"
 
 # ---------------------------------------------------------------------------------------- distances to the classes
 
 
 class _ClassDistanceDetector(Detector):
-    """A :class:`~maple.detectors.maple.MapleDetector` with ``settings`` of its own, behind a name of its own.
-
-    It holds one and asks it, so that the ablations and relatives of MAPLE are the same code.
-    """
+    """Wraps a :class:`~maple.detectors.maple.MapleDetector` with fixed ``settings``: ablations of MAPLE."""
 
     settings: ClassVar[dict[str, Any]]
     maple_: MapleDetector
 
     def _fit(self, batches: Batches, validation: Outputs | None) -> None:
-        options: dict[str, Any] = as_dict(self) if is_dataclass(self) else {}
-        self.maple_ = MapleDetector(**self.settings, **options)
+        self.maple_ = MapleDetector(**self.settings, **self._option_values())
         self.maple_.fit(batches.start, sum_over_ranks=batches.sum_over_ranks)
 
     def _score(self, outputs: Outputs) -> np.ndarray:
@@ -69,14 +70,14 @@ class _ClassDistanceDetector(Detector):
 
     @classmethod
     def from_state(cls, arrays: dict[str, np.ndarray], metadata: dict[str, Any]) -> Self:
-        detector = super().from_state(arrays, metadata)
+        detector = super().from_state({}, metadata)
         detector.maple_ = MapleDetector.from_state(arrays, metadata["maple"])
         return detector
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PcaOptions:
-    """How many principal components are kept."""
+    """Options of PCA."""
 
     explained_variance: _PositiveShare = option(0.95, "share of variance that PCA keeps")
 
@@ -85,7 +86,7 @@ class PcaOptions:
 class MahalanobisDetector(_ClassDistanceDetector):
     """Squared Mahalanobis distance to the nearest class: min_c (e - m_c)' S^-1 (e - m_c) (Lee et al. 2018).
 
-    S is the covariance around the class means, shared by all classes; all directions count. This is the paper's
+    S is the covariance around the class means, shared by all classes, in all directions. This is the paper's
     DNN+MD, without its 1e-20 on the diagonal: null directions drop out.
 
     >>> rng = np.random.default_rng(0)
@@ -96,12 +97,8 @@ class MahalanobisDetector(_ClassDistanceDetector):
     array([ 0., 30.])
     """
 
-    about: ClassVar[About] = About(
-        "squared Mahalanobis distance to the nearest class",
-        "Lee et al. 2018",
-        "https://arxiv.org/abs/1807.03888",
-        needs="embeddings",
-        adds="a mean per class, one covariance",
+    about: ClassVar[About] = _ABOUT(
+        "squared Mahalanobis distance to the nearest class", *_LEE, adds="a mean per class, one covariance"
     )
     settings: ClassVar[dict[str, Any]] = {"pca": False, "norm_exponent": 0.0, "score_by": "distance"}
 
@@ -114,36 +111,30 @@ class PcaMahalanobisDetector(PcaOptions, _ClassDistanceDetector):
     {'norm_exponent': 0.0, 'score_by': 'distance'}
     """
 
-    about: ClassVar[About] = About(
-        "squared Mahalanobis distance to the nearest class, after PCA",
-        "Venkataramanan et al. 2023",
-        needs="embeddings",
-        adds="a mean per class, one covariance",
+    about: ClassVar[About] = _ABOUT(
+        "squared Mahalanobis distance to the nearest class, after PCA", _MAPLE, adds="a mean per class, one covariance"
     )
     settings: ClassVar[dict[str, Any]] = {"norm_exponent": 0.0, "score_by": "distance"}
 
 
 @register_detector("pca-ed")
 class PcaEuclideanDetector(PcaOptions, _ClassDistanceDetector):
-    """Squared Euclidean distance to the nearest class in those components: the paper's DNN+PCA+ED.
+    """Squared Euclidean distance to the nearest class in the same components: the paper's DNN+PCA+ED.
 
     >>> x = np.array([[0.0, 1.0], [0.0, -1.0], [3.0, 0.0], [-3.0, 0.0]])
     >>> PcaEuclideanDetector().fit(Outputs(x, labels=np.zeros(4, int))).score(Outputs(x)).round(9)  # standardised
     array([2., 2., 2., 2.])
     """
 
-    about: ClassVar[About] = About(
-        "squared Euclidean distance to the nearest class, after PCA",
-        "Venkataramanan et al. 2023",
-        needs="embeddings",
-        adds="a mean per class",
+    about: ClassVar[About] = _ABOUT(
+        "squared Euclidean distance to the nearest class, after PCA", _MAPLE, adds="a mean per class"
     )
     settings: ClassVar[dict[str, Any]] = {"distance": "euclidean", "norm_exponent": 0.0, "score_by": "distance"}
 
 
 @register_detector("rmd")
 class RelativeMahalanobisDetector(_ClassDistanceDetector):
-    """``md`` less the squared Mahalanobis distance to all images as one Gaussian (Ren et al. 2021).
+    """``md`` minus the squared Mahalanobis distance to one Gaussian over all images (Ren et al. 2021).
 
     The score ``relative`` of MAPLE, in all directions. Both covariances are divided by the number of images.
 
@@ -151,11 +142,10 @@ class RelativeMahalanobisDetector(_ClassDistanceDetector):
     'relative'
     """
 
-    about: ClassVar[About] = About(
+    about: ClassVar[About] = _ABOUT(
         "distance to the nearest class less that to all images as one Gaussian",
         "Ren et al. 2021",
         "https://arxiv.org/abs/2106.09022",
-        needs="embeddings",
         adds="a mean per class, two covariances",
     )
     settings: ClassVar[dict[str, Any]] = {"pca": False, "norm_exponent": 0.0, "score_by": "relative"}
@@ -171,11 +161,10 @@ class MahalanobisPlusPlusDetector(_ClassDistanceDetector):
     True
     """
 
-    about: ClassVar[About] = About(
+    about: ClassVar[About] = _ABOUT(
         "squared Mahalanobis distance to the nearest class, on the unit sphere",
         "Müller & Hein 2025",
         "https://arxiv.org/abs/2505.18032",
-        needs="embeddings",
         adds="a mean per class, one covariance",
     )
     settings: ClassVar[dict[str, Any]] = {"pca": False, "norm_exponent": 1.0, "score_by": "normalised"}
@@ -184,27 +173,25 @@ class MahalanobisPlusPlusDetector(_ClassDistanceDetector):
 # ------------------------------------------------------------------------------- distance to all images, class-free
 
 
-def moments_of_all(batches: Batches, detector: Detector) -> Moments:
-    """The moments of the embeddings of all training images as one cluster, for a detector; labels are not looked at."""
+def moments_of_all(batches: Batches, dim: int | None = None) -> Moments:
+    """Moments of all training images as one cluster; labels are ignored. ``dim`` is the expected number of columns."""
     moments: Moments | None = None
     for outputs in batches.start():
-        embeddings = as_embeddings(outputs.embeddings)
+        embeddings = as_embeddings(outputs.embeddings, dim)
         moments = moments or Moments(1, embeddings.shape[1])
         moments.update(embeddings, np.zeros(len(embeddings), dtype=np.int64))
-    if moments is None:
-        raise no_outputs(detector)
+    assert moments is not None  # there is at least one batch
     return moments.merge(batches.sum_over_ranks)
 
 
 class _ClassFreeDetector(Detector):
-    """Squared distance to all images as one Gaussian; which of its directions count is left open."""
+    """Squared distance to one Gaussian over all images; subclasses choose its principal components."""
 
-    moments_: Moments
+    records: ClassVar[dict[str, type[ArrayRecord]]] = {"background": Background}
     background_: Background
 
     def _fit(self, batches: Batches, validation: Outputs | None) -> None:
-        self.moments_ = moments_of_all(batches, self)
-        self.background_ = self._fit_background(self.moments_)
+        self.background_ = self._fit_background(moments_of_all(batches))
 
     @abstractmethod
     def _fit_background(self, moments: Moments) -> Background: ...
@@ -212,35 +199,20 @@ class _ClassFreeDetector(Detector):
     def _score(self, outputs: Outputs) -> np.ndarray:
         return self.background_.squared_distances(outputs.embeddings)
 
-    def get_state(self) -> State:
-        _, metadata = super().get_state()
-        return self.moments_.to_arrays(), metadata
-
-    @classmethod
-    def from_state(cls, arrays: dict[str, np.ndarray], metadata: dict[str, Any]) -> Self:
-        detector = super().from_state(arrays, metadata)
-        detector.moments_ = Moments.from_arrays(arrays)
-        detector.background_ = detector._fit_background(detector.moments_)
-        return detector
-
 
 @register_detector("marginal-md")
 class MarginalMahalanobisDetector(_ClassFreeDetector):
-    """Squared Mahalanobis distance to all images as one Gaussian: Marginal MD (Kamoi & Kobayashi 2020).
+    """Squared Mahalanobis distance to one Gaussian over all images: Marginal MD (Kamoi & Kobayashi 2020).
 
-    Classes and labels play no part.
+    Ignores classes and labels.
 
     >>> x = np.array([[0.0, 1.0], [0.0, -1.0], [3.0, 0.0], [-3.0, 0.0]])
     >>> MarginalMahalanobisDetector().fit(Outputs(x)).score(Outputs(2 * x)).round(9)
     array([8., 8., 8., 8.])
     """
 
-    about: ClassVar[About] = About(
-        "squared Mahalanobis distance to all images as one Gaussian",
-        "Kamoi & Kobayashi 2020",
-        "https://arxiv.org/abs/2003.00402",
-        needs="embeddings",
-        adds="one mean, one covariance",
+    about: ClassVar[About] = _ABOUT(
+        "squared Mahalanobis distance to all images as one Gaussian", *_KAMOI, adds="one mean, one covariance"
     )
 
     def _fit_background(self, moments: Moments) -> Background:
@@ -249,7 +221,7 @@ class MarginalMahalanobisDetector(_ClassFreeDetector):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PartialOptions(PcaOptions):
-    """Where the principal components are cut, and which side counts."""
+    """Options of Partial MD."""
 
     components: Literal["trailing", "leading"] = option(
         "trailing", "'leading': those that explain explained_variance; 'trailing': the others, at least one"
@@ -263,10 +235,10 @@ class PartialMahalanobisDetector(PartialOptions, _ClassFreeDetector):
     With p_k the components of the standardised embedding and v_k their variances, sum of p_k² / v_k over
 
     - ``trailing`` components, which explain the last 1 - ``explained_variance``: training spreads known classes over
-      the leading ones, and the paper finds that what tells unknown images apart is of no use for classification;
-    - ``leading`` ones: a plain reduction of dimensions by PCA, as the MAPLE paper sums the method up.
+      the leading ones, and the paper finds that the components that separate OOD images are useless for classification;
+    - ``leading`` components: dimension reduction by PCA, as the MAPLE paper summarises the method.
 
-    Both together are ``marginal-md``, but for how the variances of few images are shrunk.
+    The sum of both is ``marginal-md``, except for the shrinkage of variances with few images.
 
     >>> rng = np.random.default_rng(0)
     >>> x = rng.normal(size=(500, 3)) @ np.array([[1.0, 1.0, 0.0], [0.0, 0.2, 0.0], [0.0, 0.0, 1.0]])
@@ -275,16 +247,13 @@ class PartialMahalanobisDetector(PartialOptions, _ClassFreeDetector):
     array([0.02])
     """
 
-    about: ClassVar[About] = About(
+    about: ClassVar[About] = _ABOUT(
         "squared Mahalanobis distance to all images in the trailing principal components",
-        "Kamoi & Kobayashi 2020",
-        "https://arxiv.org/abs/2003.00402",
-        needs="embeddings",
+        *_KAMOI,
         adds="one mean, one covariance",
     )
 
     def _fit_background(self, moments: Moments) -> Background:
-        build_options(PartialOptions, as_dict(self), where=type(self).__name__)
         leading = fit_background(moments, explained_variance=self.explained_variance)
         if self.components == "leading":
             return leading
@@ -295,14 +264,13 @@ class PartialMahalanobisDetector(PartialOptions, _ClassFreeDetector):
 
 # -------------------------------------------------------------------------------------------- distance to the images
 
-_QUERIES = 256  # images at a time that are compared with the training images
+_QUERIES = 256  # images compared with the training images at a time
 
 
 def kth_neighbour_distances(queries: np.ndarray, neighbours: np.ndarray, k: int) -> np.ndarray:
-    """Euclidean distance of each of N queries to the k-th nearest of the neighbours (N,), exact, float64.
+    """Euclidean distance of each of N queries to its k-th nearest neighbour (N,), exact, float64.
 
-    Neighbours are gone through in blocks of which the k nearest so far are kept, so that memory does not grow with
-    their number.
+    Neighbours are read in blocks, keeping the k nearest so far: memory is independent of their number.
 
     >>> kth_neighbour_distances(np.array([[0.0], [5.0]]), np.array([[1.0], [2.0], [4.0]]), k=2)
     array([2., 3.])
@@ -318,13 +286,13 @@ def kth_neighbour_distances(queries: np.ndarray, neighbours: np.ndarray, k: int)
 
 
 def _smallest(values: np.ndarray, k: int) -> np.ndarray:
-    """The k smallest values of each row, in any order; all where there are fewer."""
+    """The k smallest values of each row, in any order; all if there are fewer."""
     return values if values.shape[1] <= k else np.partition(values, k - 1, axis=1)[:, :k]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class KnnOptions:
-    """How many neighbours, among how many."""
+    """Options of k nearest neighbours."""
 
     k: Positive = option(50, "the distance to which of the nearest training images counts")
     share: _PositiveShare = option(1.0, "share of the training images that are kept, drawn at random")
@@ -343,50 +311,31 @@ class KnnDetector(KnnOptions, Detector):
     array([0., 2.])
     """
 
-    about: ClassVar[About] = About(
+    about: ClassVar[About] = _ABOUT(
         "distance to the k-th nearest training image, on the unit sphere",
         "Sun et al. 2022",
         "https://arxiv.org/abs/2204.06507",
-        needs="embeddings",
         adds="the embeddings of the training images",
     )
     neighbours_: np.ndarray  # (N, D) float32, of norm 1
 
     def _fit(self, batches: Batches, validation: Outputs | None) -> None:
-        build_options(KnnOptions, as_dict(self), where=type(self).__name__)
         if batches.sum_over_ranks(np.ones(1))[0] > 1:
-            raise FitError("the 'knn' detector keeps embeddings, which are not gathered: fit it in one process")
+            raise FitError("the 'knn' detector does not gather embeddings over processes: fit it in one process")
         rng = np.random.default_rng(self.seed)
         kept = []
         for outputs in batches.start():
             embeddings = finite_embeddings(outputs)
-            drawn = rng.random(len(embeddings)) < self.share  # the same images, however they are cut into batches
+            drawn = rng.random(len(embeddings)) < self.share  # independent of the batch size
             kept.append(_on_sphere(embeddings[drawn]))
         n_kept = sum(map(len, kept))
         if n_kept < self.k:
-            raise FitError(
-                f"k is {self.k}, but there are {n_kept} training images to be near to: add images or lower k"
-            )
+            raise FitError(f"k is {self.k}, but only {n_kept} training images are kept: add images or lower k")
         self.neighbours_ = np.concatenate(kept)
 
     def _score(self, outputs: Outputs) -> np.ndarray:
-        embeddings = finite_embeddings(outputs)
-        if embeddings.shape[1] != self.neighbours_.shape[1]:
-            raise UsageError(
-                f"embeddings have {embeddings.shape[1]} columns, but the 'knn' detector was fitted on "
-                f"{self.neighbours_.shape[1]}: use the same backbone"
-            )
+        embeddings = finite_embeddings(outputs, self.neighbours_.shape[1])
         return kth_neighbour_distances(_on_sphere(embeddings), self.neighbours_, self.k)
-
-    def get_state(self) -> State:
-        _, metadata = super().get_state()
-        return {"neighbours": self.neighbours_}, metadata
-
-    @classmethod
-    def from_state(cls, arrays: dict[str, np.ndarray], metadata: dict[str, Any]) -> Self:
-        detector = super().from_state(arrays, metadata)
-        detector.neighbours_ = np.asarray(arrays["neighbours"], dtype=np.float32)
-        return detector
 
 
 def _on_sphere(embeddings: np.ndarray) -> np.ndarray:

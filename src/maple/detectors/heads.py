@@ -1,12 +1,12 @@
-"""Detectors that compute logits anew from shaped embeddings, and so are handed the linear head when they are fitted.
+"""Detectors that recompute logits from shaped embeddings; ``fit`` takes the linear head.
 
 =========  ========================================================================================
 ``react``  energy of the logits of embeddings clipped at a quantile of all training activations
-``ash``    energy of the logits of embeddings of which the largest activations are kept and scaled up
+``ash``    energy of the logits of embeddings whose largest activations are kept and scaled up
 ``vim``    energy, plus a virtual logit: the length of the embedding outside its principal space
 =========  ========================================================================================
 
-All need one pass. They were made for embeddings that come out of a ReLU, such as pooled feature maps.
+All take one forward pass. They were designed for embeddings after a ReLU, such as pooled feature maps.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 from pydantic import Field
 
-from maple.detectors.base import Batches, Detector, LearnedNumbers, State, finite_embeddings, no_outputs
+from maple.detectors.base import Batches, Detector, finite_embeddings
 from maple.detectors.distance import moments_of_all
 from maple.detectors.registry import register_detector
 from maple.detectors.scores import energy_score
-from maple.errors import FitError, UsageError
-from maple.options import Positive, Share, as_dict, build_options, option
-from maple.stats.arrays import row_blocks
+from maple.errors import FitError
+from maple.options import Positive, Share, option
+from maple.stats.arrays import ArrayRecord, row_blocks
 from maple.stats.background import Background
 from maple.stats.covariance import principal_axes
 from maple.stats.moments import Moments
@@ -33,7 +33,7 @@ from maple.types import About, LinearHead, Outputs
 
 
 class _HeadDetector(Detector):
-    """A score of embeddings and the head; it keeps the head, so that a restored detector needs no network."""
+    """A score of embeddings and the head; the head is part of the state, so a restored detector needs no network."""
 
     needs_head: ClassVar[bool] = True
 
@@ -48,18 +48,10 @@ class _HeadDetector(Detector):
         return embeddings @ self.head.weight.T + self.head.bias
 
     def _blocks(self, outputs: Outputs) -> Iterator[tuple[slice, np.ndarray]]:
-        """The embeddings, block by block, in float64: rows, and (B, D)."""
-        embeddings = finite_embeddings(outputs)
-        self._check_width(embeddings.shape[1])
+        """Row slices and blocks (B, D) of the embeddings, in float64."""
+        embeddings = finite_embeddings(outputs, self.head.weight.shape[1])
         for rows in row_blocks(*embeddings.shape):
             yield rows, embeddings[rows].astype(np.float64)
-
-    def _check_width(self, n_columns: int) -> None:
-        if n_columns != self.head.weight.shape[1]:
-            raise UsageError(
-                f"embeddings have {n_columns} columns, but the head of the '{self.name}' detector reads "
-                f"{self.head.weight.shape[1]}: use the same backbone"
-            )
 
     def _score(self, outputs: Outputs) -> np.ndarray:
         scores = np.empty(len(outputs))
@@ -70,16 +62,6 @@ class _HeadDetector(Detector):
     @abstractmethod
     def _score_block(self, embeddings: np.ndarray) -> np.ndarray: ...
 
-    def get_state(self) -> State:
-        arrays, metadata = super().get_state()
-        return arrays | {"head.weight": self.head.weight, "head.bias": self.head.bias}, metadata
-
-    @classmethod
-    def from_state(cls, arrays: dict[str, np.ndarray], metadata: dict[str, Any]) -> Self:
-        detector = super().from_state(arrays, metadata)
-        detector.head_ = LinearHead(arrays["head.weight"], arrays["head.bias"])
-        return detector
-
 
 # ------------------------------------------------------------------------------------------------------------ ReAct
 
@@ -87,9 +69,9 @@ _DROPPED_BITS = 12  # of a float32: 11 bits of its fraction remain, steps of 1 i
 
 
 def count_values(values: np.ndarray) -> np.ndarray:
-    """How many float32 values share their sign, exponent and leading bits, in ascending order: (2^20,) counts.
+    """Histogram (2^20,) of float32 values by sign, exponent and leading bits, in ascending order.
 
-    Counts add up, over batches and over processes, and their memory does not grow with the number of values.
+    Counts are additive over batches and processes, in memory independent of the number of values.
 
     >>> int(count_values(np.array([1.0, 1.0001, -2.0], np.float32)).max())
     2
@@ -100,7 +82,7 @@ def count_values(values: np.ndarray) -> np.ndarray:
 
 
 def quantile_of_counts(counts: np.ndarray, quantile: float) -> float:
-    """The quantile of the counted values, linear between the ends of the step that it lies in.
+    """Quantile of the counted values, interpolated linearly within a bin.
 
     >>> values = np.random.default_rng(0).exponential(size=10_000).astype(np.float32)
     >>> bool(abs(quantile_of_counts(count_values(values), 0.9) / np.quantile(values, 0.9) - 1) < 1e-4)
@@ -123,17 +105,17 @@ def _step_edge(step: int) -> float:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ReactOptions:
-    """Where activations are clipped."""
+    """Options of ReAct."""
 
     quantile: Share = option(0.9, "activations are clipped at this quantile of those of all training images")
 
 
 @register_detector("react")
-class ReactDetector(ReactOptions, LearnedNumbers, _HeadDetector):
+class ReactDetector(ReactOptions, _HeadDetector):
     """Energy of rectified activations, min(e, c) (Sun et al. 2021); c is a quantile of all training activations.
 
-    Unknown images have few, unusually large activations; clipped, these no longer make the logits large. The quantile
-    is taken from counts of the values to 11 bits, in one pass. The default is that of the authors' code, which prints
+    OOD images have few, unusually large activations; clipping removes their effect on the logits. The quantile is
+    computed from counts of the values to 11 bits, in one pass. The default is that of the authors' code, which prints
     the 90th percentile (https://github.com/deeplearning-wisc/react, compute_threshold.py, there of validation images).
 
     >>> head = LinearHead(np.eye(2, dtype=np.float32), np.zeros(2, np.float32))
@@ -150,15 +132,13 @@ class ReactDetector(ReactOptions, LearnedNumbers, _HeadDetector):
         needs="embeddings, a linear head",
         adds="one threshold",
     )
-    numbers: ClassVar[tuple[str, ...]] = ("threshold",)
     threshold_: float
 
     def _fit(self, batches: Batches, validation: Outputs | None) -> None:
-        build_options(ReactOptions, as_dict(self), where=type(self).__name__)
         counts = sum(count_values(block) for outputs in batches.start() for _, block in self._blocks(outputs))
         counts = batches.sum_over_ranks(np.asarray(counts))
         if not counts.any():
-            raise no_outputs(self)
+            raise FitError(f"the '{self.name}' detector got no outputs to learn from: add images")
         self.threshold_ = quantile_of_counts(counts, self.quantile)
 
     def _score_block(self, embeddings: np.ndarray) -> np.ndarray:
@@ -172,7 +152,7 @@ def shape_activations(embeddings: np.ndarray, pruned: float) -> np.ndarray:
     """ASH-S of each row (N, D): its smallest activations become 0, the others are scaled by exp(s / s_kept).
 
     s and s_kept are the sums of the activations before and after pruning. ``pruned`` is the share that becomes 0.
-    Activations below 0, which a ReLU does not leave, are among the smallest and become 0 as well.
+    Negative activations, which do not occur after a ReLU, become 0 as well.
 
     >>> shape_activations(np.array([[3.0, 1.0, 0.0, 2.0]]), 0.5).round(2)  # exp(6 / 5) is 3.32
     array([[9.96, 0.  , 0.  , 6.64]])
@@ -190,7 +170,7 @@ def shape_activations(embeddings: np.ndarray, pruned: float) -> np.ndarray:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class AshOptions:
-    """How much is pruned."""
+    """Options of ASH."""
 
     pruned: Annotated[float, Field(ge=0, lt=1)] = option(0.65, "share of the activations of an image set to 0")
 
@@ -220,11 +200,7 @@ class AshDetector(AshOptions, _HeadDetector):
     )
 
     def _fit(self, batches: Batches, validation: Outputs | None) -> None:
-        build_options(AshOptions, as_dict(self), where=type(self).__name__)
-        first = next(batches.start(), None)
-        if first is None:
-            raise no_outputs(self)
-        next(self._blocks(first), None)  # so that a head of another network fails now
+        next(self._blocks(next(batches.start())), None)  # raise the error of a head of another network now
 
     def _score_block(self, embeddings: np.ndarray) -> np.ndarray:
         return energy_score(self._logits(shape_activations(embeddings, self.pruned)))
@@ -234,7 +210,7 @@ class AshDetector(AshOptions, _HeadDetector):
 
 
 def principal_space_size(embedding_size: int) -> int:
-    """How many components ViM takes as principal: 1,000 of 2,048 or more, 512 of 768 or more, else half of them.
+    """Size of the principal space of ViM: 1,000 of 2,048 or more dimensions, 512 of 768 or more, else half of them.
 
     The first two are the authors' choices for ImageNet networks.
 
@@ -249,8 +225,8 @@ def principal_space_size(embedding_size: int) -> int:
 def head_origin(head: LinearHead) -> np.ndarray:
     """The shortest embedding (D,) whose logits are nearest to 0: -W^+ b.
 
-    Training leaves the sum of the rows of W near 0. Singular values that float32 cannot tell from 0 count as 0, or this
-    direction would throw the origin far out.
+    Training leaves the sum of the rows of W near 0. Singular values below float32 rounding count as 0; otherwise this
+    direction would move the origin far away.
 
     >>> head_origin(LinearHead(np.array([[2.0, 0.0], [0.0, 1e-9]], np.float32), np.array([4.0, 1.0], np.float32)))
     array([-2.,  0.])
@@ -261,7 +237,7 @@ def head_origin(head: LinearHead) -> np.ndarray:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class VimOptions:
-    """What counts as principal."""
+    """Options of ViM."""
 
     components: Literal["auto"] | Positive = option(
         "auto", "size of the principal space; 'auto' is 1000 of 2048 dimensions, 512 of 768, half of fewer"
@@ -269,7 +245,7 @@ class VimOptions:
 
 
 @register_detector("vim")
-class VimDetector(VimOptions, LearnedNumbers, _HeadDetector):
+class VimDetector(VimOptions, _HeadDetector):
     """Virtual-logit matching (Wang et al. 2022): alpha r(e) - log sum_c exp(logit_c).
 
     The origin is u = -W^+ b, where the head W, b gives logits nearest to 0. r(e) is the length of e - u outside the
@@ -277,8 +253,8 @@ class VimDetector(VimOptions, LearnedNumbers, _HeadDetector):
     the mean largest logit over the mean of r. The score is the log odds that a softmax over the logits and alpha r
     gives to the virtual class.
 
-    Lengths have no moments, so that ``fit`` goes through the images twice; batches that can be gone through only once
-    are held.
+    Lengths cannot be computed from moments, so ``fit`` reads the images twice; batches that can be read only once are
+    held in memory.
 
     >>> head = LinearHead(np.eye(2, 4, dtype=np.float32), np.zeros(2, np.float32))
     >>> train = Outputs(np.random.default_rng(0).random((500, 4)) * [9.0, 9.0, 1.0, 1.0])
@@ -295,16 +271,13 @@ class VimDetector(VimOptions, LearnedNumbers, _HeadDetector):
         needs="embeddings, a linear head",
         adds="the principal space",
     )
-    numbers: ClassVar[tuple[str, ...]] = ("alpha",)
+    records: ClassVar[dict[str, type[ArrayRecord]]] = {"space": Background}
     space_: Background  # around the origin; its matrix spans the principal space
     alpha_: float
 
     def _fit(self, batches: Batches, validation: Outputs | None) -> None:
-        build_options(VimOptions, as_dict(self), where=type(self).__name__)
-        if not batches.repeatable:
-            batches = type(batches)(list(batches.start()), batches.sum_over_ranks)
-        moments = moments_of_all(batches, self)
-        self._check_width(moments.dim)
+        batches = batches.held()
+        moments = moments_of_all(batches, self.head.weight.shape[1])
         self.space_ = self._principal_space(moments.moved_to(head_origin(self.head)))
         self.alpha_ = self._match(batches)
 
@@ -318,13 +291,13 @@ class VimDetector(VimOptions, LearnedNumbers, _HeadDetector):
             size = size if size < rank else rank // 2
         if size >= rank:
             raise FitError(
-                f"the training embeddings span {rank} dimensions, so that none is left outside a principal space of "
-                f"{size}: lower components"
+                f"the training embeddings span {rank} dimensions, none outside a principal space of {size}: lower "
+                "components"
             )
         return Background(moments.shift, np.ones(moments.dim), axes[:, :size], variances[:size])
 
     def _match(self, batches: Batches) -> float:
-        """The factor that makes virtual logits as large as the largest logits, on average."""
+        """The factor that scales the mean virtual logit to the mean largest logit."""
         logits = lengths = 0.0
         for outputs in batches.start():
             for _, block in self._blocks(outputs):
@@ -333,8 +306,8 @@ class VimDetector(VimOptions, LearnedNumbers, _HeadDetector):
         logits, lengths = batches.sum_over_ranks(np.array([logits, lengths]))
         if logits <= 0:
             raise FitError(
-                "the largest logits are below 0 on average, so that a virtual logit cannot be matched to them: use "
-                "another detector for this head"
+                "the mean largest logit is below 0, so no virtual logit matches it: use another detector than 'vim' "
+                "for this head"
             )
         return float(logits / lengths)
 
@@ -344,15 +317,3 @@ class VimDetector(VimOptions, LearnedNumbers, _HeadDetector):
 
     def _score_block(self, embeddings: np.ndarray) -> np.ndarray:
         return self.alpha_ * self._lengths_outside(embeddings) + energy_score(self._logits(embeddings))
-
-    def get_state(self) -> State:
-        arrays, metadata = super().get_state()
-        space = {"origin": self.space_.mean, "axes": self.space_.matrix, "variances": self.space_.variances}
-        return arrays | space, metadata
-
-    @classmethod
-    def from_state(cls, arrays: dict[str, np.ndarray], metadata: dict[str, Any]) -> Self:
-        detector = super().from_state(arrays, metadata)
-        origin = arrays["origin"]
-        detector.space_ = Background(origin, np.ones(len(origin)), arrays["axes"], arrays["variances"])
-        return detector

@@ -17,7 +17,7 @@ from maple.detectors.base import Batches, State, SumOverRanks
 from maple.detectors.options import DetectorOptions
 from maple.detectors.scores import FUSED, Score, Surprise
 from maple.errors import FitError, UsageError
-from maple.stats.arrays import as_array, as_embeddings
+from maple.stats.arrays import add_prefix, as_array, as_embeddings, with_prefix
 from maple.stats.background import Background, fit_background
 from maple.stats.gaussians import Gaussians, add_scatter, fit_gaussians, with_full_covariances
 from maple.stats.moments import Moments
@@ -75,16 +75,16 @@ class ClusterMoments:
         """All there is, by name."""
         arrays = {"cluster_to_class": self.cluster_to_class}
         for exponent, moments in self.by_exponent.items():
-            arrays |= _add_prefix(f"moments.{exponent:g}.", moments.to_arrays())
-        return arrays | ({} if self.shallow is None else _add_prefix("shallow.", self.shallow.to_arrays()))
+            arrays |= add_prefix(f"moments.{exponent:g}.", moments.to_arrays())
+        return arrays | ({} if self.shallow is None else add_prefix("shallow.", self.shallow.to_arrays()))
 
     @classmethod
     def from_arrays(cls, arrays: dict[str, np.ndarray]) -> Self:
         """The inverse of :meth:`to_arrays`; other names are ignored."""
-        named = _with_prefix(arrays, "moments.")
+        named = with_prefix(arrays, "moments.")
         prefixes = sorted(name.removesuffix("counts") for name in named if name.endswith(".counts"))
-        moments = [Moments.from_arrays(_with_prefix(named, prefix)) for prefix in prefixes]
-        shallow = _with_prefix(arrays, "shallow.")
+        moments = [Moments.from_arrays(with_prefix(named, prefix)) for prefix in prefixes]
+        shallow = with_prefix(arrays, "shallow.")
         return cls(
             {each.norm_exponent: each for each in moments},
             np.asarray(arrays["cluster_to_class"], dtype=np.int64),
@@ -264,23 +264,23 @@ class Learned:
     def to_state(self) -> State:
         """Arrays and plain values, for files."""
         densities = self.densities
-        arrays = densities.moments.to_arrays() | _add_prefix("gaussians.", densities.gaussians.to_arrays())
+        arrays = densities.moments.to_arrays() | add_prefix("gaussians.", densities.gaussians.to_arrays())
         if 0.0 in densities.given and densities.exponent != 0:  # full covariances: moments do not determine them
-            arrays |= _add_prefix("plain.", densities.plain_gaussians.to_arrays())
+            arrays |= add_prefix("plain.", densities.plain_gaussians.to_arrays())
         for name, surprise in self.surprises.items():
-            arrays |= _add_prefix(f"surprise.{name}.", surprise.to_arrays())
+            arrays |= add_prefix(f"surprise.{name}.", surprise.to_arrays())
         if self.first is not None:
-            arrays |= _add_prefix("first.", self.first.to_arrays())
+            arrays |= add_prefix("first.", self.first.to_arrays())
         return arrays, {"exponent": densities.exponent, "score": self.score, "appended": self.appended}
 
     @classmethod
     def from_state(cls, options: DetectorOptions, arrays: dict[str, np.ndarray], metadata: dict[str, Any]) -> Self:
         """The inverse of :meth:`to_state`."""
         exponent = float(metadata["exponent"])
-        found = {prefix: _with_prefix(arrays, prefix) for prefix in ("plain.", "gaussians.", "first.")}
+        found = {prefix: with_prefix(arrays, prefix) for prefix in ("plain.", "gaussians.", "first.")}
         named = {prefix: Gaussians.from_arrays(saved) for prefix, saved in found.items() if saved}
         given = {0.0 if prefix == "plain." else exponent: named[prefix] for prefix in named if prefix != "first."}
-        surprises = {name: _with_prefix(arrays, f"surprise.{name}.") for name in FUSED}
+        surprises = {name: with_prefix(arrays, f"surprise.{name}.") for name in FUSED}
         return cls(
             Densities(options, ClusterMoments.from_arrays(arrays), exponent, given),
             metadata["score"],
@@ -300,11 +300,3 @@ def nearest_of_class(
     distances = np.zeros((len(labels), len(cluster_to_class)))  # (N, M)
     distances[:, : gaussians.n_clusters] = gaussians.squared_distances(embeddings)
     return np.where(cluster_to_class != labels[:, None], np.inf, distances).argmin(axis=1)
-
-
-def _add_prefix(prefix: str, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    return {prefix + name: array for name, array in arrays.items()}
-
-
-def _with_prefix(arrays: dict[str, np.ndarray], prefix: str) -> dict[str, np.ndarray]:
-    return {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}

@@ -1,4 +1,4 @@
-"""Detectors that read the logits alone. All need one pass, and a class sums over its clusters.
+"""Detectors of the logits alone, in one forward pass; the probability of a class sums over its clusters.
 
 With p_c the probability of class c, and F_c the log-sum-exp of the logits of its clusters:
 
@@ -15,23 +15,23 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from typing import ClassVar
 
 import numpy as np
 from scipy.special import logsumexp
 
-from maple.detectors.base import Batches, Detector, State
+from maple.detectors.base import Batches, Detector
 from maple.detectors.registry import register_detector
 from maple.detectors.scores import energy_score
-from maple.errors import FitError, UsageError
-from maple.options import AboveZero, Positive, as_dict, build_options, option
+from maple.errors import UsageError
+from maple.options import AboveZero, Positive, option
 from maple.stats.arrays import as_array
 from maple.stats.gaussians import class_logsumexp
 from maple.types import About, Outputs
 
 
 class ColumnDetector(Detector):
-    """A detector that reads logits, and knows which class each of their columns belongs to."""
+    """A detector of logits that learns the class of each column."""
 
     cluster_to_class_: np.ndarray  # (M,) int64
 
@@ -42,26 +42,14 @@ class ColumnDetector(Detector):
                 f"{len(self.cluster_to_class_)}: use the same backbone"
             )
 
-    def get_state(self) -> State:
-        arrays, metadata = super().get_state()
-        return arrays | {"cluster_to_class": self.cluster_to_class_}, metadata
-
-    @classmethod
-    def from_state(cls, arrays: dict[str, np.ndarray], metadata: dict[str, Any]) -> Self:
-        detector = super().from_state(arrays, metadata)
-        detector.cluster_to_class_ = np.asarray(arrays["cluster_to_class"], dtype=np.int64)
-        return detector
-
 
 class LogitDetector(ColumnDetector):
-    """A score of the logits alone; learned is only which class each of their columns belongs to."""
+    """A score of the logits alone; it learns only the class of each column."""
 
     needs_training_images: ClassVar[bool] = False
 
     def _fit(self, batches: Batches, validation: Outputs | None) -> None:
-        first = next(batches.start(), None)
-        if first is None:
-            raise FitError(f"the '{self.name}' detector got no outputs to learn from: add images")
+        first = next(batches.start())
         n_clusters = self._read(first).shape[1]
         given = first.cluster_to_class
         self.cluster_to_class_ = np.arange(n_clusters) if given is None else as_array(given).astype(np.int64)
@@ -85,7 +73,7 @@ class LogitDetector(ColumnDetector):
 class SoftmaxDetector(LogitDetector):
     """1 - probability of the most probable class (Hendrycks & Gimpel 2017); a class sums over its clusters.
 
-    Computed as the probability of all *other* classes, so that confident images do not tie at 0.
+    Computed as the probability of all *other* classes, which avoids ties at 0 for confident images.
 
     >>> logits = np.log([[0.5, 0.25, 0.25]])
     >>> outputs = Outputs(np.zeros((1, 2)), logits, cluster_to_class=np.array([0, 1, 1]))
@@ -129,10 +117,9 @@ class EnergyDetector(LogitDetector):
 
 
 def log_probabilities(log_class: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Log probability of each class, and of all classes but it, (N, C) each, from unnormalised ones (N, C).
+    """Log probability of each class and of its complement, (N, C) each, from unnormalised log probabilities (N, C).
 
-    Where one class has nearly all, its probability is taken from those of the others, so that confident images do not
-    tie.
+    If one class has nearly all of the probability, its value is computed from those of the others, which avoids ties.
 
     >>> log_p, log_rest = log_probabilities(np.array([[0.0, -100.0]]))
     >>> log_p  # p is 1 to the last digit
@@ -178,7 +165,7 @@ class EntropyDetector(LogitDetector):
 
 @register_detector("max-logit")
 class MaxLogitDetector(LogitDetector):
-    """Negative largest logit (Hendrycks et al. 2022); that of a split class is the log-sum-exp over its clusters.
+    """Negative largest logit (Hendrycks et al. 2022); the logit of a split class is the log-sum-exp over clusters.
 
     >>> outputs = Outputs(np.zeros((1, 2)), np.array([[3.0, -1.0]]))
     >>> MaxLogitDetector().fit(outputs).score(outputs)
@@ -195,7 +182,7 @@ class MaxLogitDetector(LogitDetector):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class GenOptions:
-    """Which probabilities the generalised entropy reads, and how sharply."""
+    """Options of the generalised entropy."""
 
     gamma: AboveZero = option(0.1, "exponent; the smaller, the more small probabilities count")
     top: Positive = option(100, "how many of the most probable classes count")
@@ -205,10 +192,10 @@ class GenOptions:
 class GenDetector(GenOptions, LogitDetector):
     """Generalised entropy (Liu et al. 2023): sum of (p_c (1 - p_c))^gamma over the ``top`` most probable classes.
 
-    A small gamma weighs how far the small probabilities are from 0; the many smallest ones of a large problem are noise
-    and left out. Computed in logs, so that probabilities too small for a float still count. The defaults are those of
-    the authors' code for the 1,000 classes of ImageNet (https://github.com/XixiLiu95/GEN, benchmark.py); where there
-    are fewer than 100 classes, all count.
+    A small gamma emphasises small probabilities; with many classes the smallest ones are noise and left out. Computed
+    in logs, so that probabilities below the float range still count. The defaults are those of the authors' code for
+    the 1,000 classes of ImageNet (https://github.com/XixiLiu95/GEN, benchmark.py); with fewer than 100 classes, all
+    count.
 
     >>> outputs = Outputs(np.zeros((1, 2)), np.log([[0.5, 0.5]]))
     >>> GenDetector(gamma=0.5).fit(outputs).score(outputs)
@@ -222,10 +209,6 @@ class GenDetector(GenOptions, LogitDetector):
         "Distribution_Detection_CVPR_2023_paper.pdf",
         needs="logits",
     )
-
-    def _fit(self, batches: Batches, validation: Outputs | None) -> None:
-        build_options(GenOptions, as_dict(self), where=type(self).__name__)
-        super()._fit(batches, validation)
 
     def _score_logits(self, logits: np.ndarray) -> np.ndarray:
         log_p, log_rest = log_probabilities(class_logsumexp(logits, self.cluster_to_class_))

@@ -14,7 +14,7 @@ from maple.detectors.options import DetectorOptions
 from maple.detectors.registry import register_detector
 from maple.detectors.scores import FUSED, NEEDS_PLAIN, Score, Surprise, fit_surprise
 from maple.errors import FitError, UsageError
-from maple.options import as_dict, build_options
+from maple.options import as_dict
 from maple.stats.gaussians import Gaussians
 from maple.stats.metrics import auroc
 from maple.types import About, Outputs
@@ -60,7 +60,6 @@ class MapleDetector(DetectorOptions, Detector):
     # -- learning
 
     def _fit(self, batches: Batches, validation: Outputs | None) -> None:
-        self._check_options()
         if self._is_full and not batches.repeatable:
             raise FitError(
                 "covariance='full' goes through the images twice, but a generator ends after one pass: "
@@ -70,8 +69,7 @@ class MapleDetector(DetectorOptions, Detector):
         moments = None
         for outputs in batches.start():
             moments = (moments or ClusterMoments.start(outputs, self._exponents())).add(outputs)
-        if moments is None:
-            raise FitError("the detector got no outputs to learn from: add images")
+        assert moments is not None  # there is at least one batch
         densities = self._learn_densities(moments.merge(batches.sum_over_ranks), validation)
         if self._is_full:
             densities = densities.with_full_covariances(batches)
@@ -110,7 +108,7 @@ class MapleDetector(DetectorOptions, Detector):
         True
         """
         self._check_one_pass()
-        for batch in Batches(outputs).start():
+        for batch in Batches(outputs).start_if_any():
             if len(batch):
                 self._learned = self.learned_.extend(batch)
         _ = self.learned_.densities.gaussians  # so that what cannot be fitted fails now
@@ -135,9 +133,6 @@ class MapleDetector(DetectorOptions, Detector):
     def _check_one_pass(self) -> None:
         if self._is_full:
             raise UsageError("covariance='full' needs all images at once: call fit, or use covariance='tied'")
-
-    def _check_options(self) -> None:
-        build_options(DetectorOptions, as_dict(self), where=type(self).__name__)  # constructors only remember
 
     def _options(self) -> DetectorOptions:
         return DetectorOptions(**as_dict(self))
@@ -285,7 +280,7 @@ class MapleDetector(DetectorOptions, Detector):
 
     @classmethod
     def from_state(cls, arrays: dict[str, np.ndarray], metadata: dict[str, Any]) -> Self:
-        detector = super().from_state(arrays, metadata)
+        detector = super().from_state({}, {"options": metadata["options"]})
         detector._learned = Learned.from_state(detector._options(), arrays, metadata)
         return detector
 

@@ -23,7 +23,7 @@ import numpy as np
 from scipy.special import logsumexp
 
 from maple.errors import DataError
-from maple.stats.arrays import as_array
+from maple.stats.arrays import ArrayRecord, as_array
 
 Score = Literal["distance", "relative", "normalised", "residual", "spread", "energy", "shallow", "fused"]
 SCORES: tuple[Score, ...] = get_args(Score)
@@ -83,7 +83,7 @@ FUSED: dict[Score, Part] = {
 
 
 @dataclass(frozen=True, eq=False)
-class Surprise:
+class Surprise(ArrayRecord):
     """-log of the share of in-distribution images with at least this score: an empirical tail, extrapolated.
 
     Up to u, the quantile with a share of ``TAIL`` above it, it interpolates the empirical distribution. Beyond u, where
@@ -100,15 +100,6 @@ class Surprise:
         """The surprise of each score (N,)."""
         beyond = np.maximum(scores - self.scores[-1], 0.0) / self.excess
         return np.interp(scores, self.scores, self.values) + beyond
-
-    def to_arrays(self) -> dict[str, np.ndarray]:
-        """The record as arrays, by name."""
-        return {"scores": self.scores, "values": self.values, "excess": np.array([self.excess])}
-
-    @classmethod
-    def from_arrays(cls, arrays: dict[str, np.ndarray]) -> Surprise:
-        """The inverse of :meth:`to_arrays`."""
-        return cls(arrays["scores"], arrays["values"], arrays["excess"].item())
 
 
 def fit_surprise(scores: np.ndarray) -> Surprise:

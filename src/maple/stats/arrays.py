@@ -1,20 +1,21 @@
-"""Arrays in: conversion of tensors and lists, blocks of rows, normalised embeddings, and checks of values.
+"""Arrays: conversion of tensors and lists, records of arrays, blocks of rows, normalised embeddings, checks of values.
 
-Torch tensors are accepted wherever an array is. Shapes: N images, D embedding, C classes.
+Torch tensors are accepted in place of arrays. Shapes: N images, D embedding, C classes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Self
 
 import numpy as np
 
 from maple.errors import DataError, UsageError
 
-# Elements per row block of what is done element by element: it should stay in the cache.
+# Elements per row block of elementwise operations: a block should fit into the cache.
 BLOCK_ELEMENTS = 1 << 20
-# Float32 softmax sums may exceed 1 by this much; such probabilities are clipped, others refused.
+# Tolerance for float32 softmax sums above 1; such probabilities are clipped, larger ones rejected.
 PROBABILITY_SLACK = 1e-5
 
 
@@ -27,11 +28,13 @@ def as_array(values: Any) -> np.ndarray:
     return np.asarray(values)
 
 
-def as_embeddings(values: Any) -> np.ndarray:
-    """An (N, D) array of float32 or float64; half precision and integers become float32."""
+def as_embeddings(values: Any, dim: int | None = None) -> np.ndarray:
+    """An (N, D) array of float32 or float64, D being ``dim`` if given; half precision and integers become float32."""
     array = as_array(values)
     if array.ndim != 2:
-        raise UsageError(f"embeddings must be a table of N rows and D columns, but have shape {array.shape}")
+        raise UsageError(f"embeddings have shape {array.shape}: give a table of N rows and D columns")
+    if dim is not None and array.shape[1] != dim:
+        raise UsageError(f"embeddings have {array.shape[1]} columns instead of {dim}: use the backbone of the fit")
     return array if array.dtype in (np.float32, np.float64) else array.astype(np.float32)
 
 
@@ -86,19 +89,65 @@ def normalise(embeddings: Any, exponent: float = 1.0) -> np.ndarray:
 
 
 def count_broken(embeddings: np.ndarray) -> int:
-    """How many rows hold NaN or infinity."""
+    """The number of rows with NaN or infinity."""
     return int((~np.isfinite(embeddings)).any(axis=1).sum())
+
+
+def check_rows(values: np.ndarray, name: str) -> np.ndarray:
+    """The same rows (N, D); an error if some hold NaN or infinity.
+
+    >>> check_rows(np.array([[1.0, 2.0], [np.nan, 0.0]]), "embeddings")
+    Traceback (most recent call last):
+    ...
+    maple.errors.DataError: 1 of 2 embeddings hold NaN or infinity: leave those images out
+    """
+    if n_broken := count_broken(values):
+        raise DataError(f"{n_broken} of {len(values)} {name} hold NaN or infinity: leave those images out")
+    return values
+
+
+# ---------------------------------------------------------------------------------------------------------- records
+
+
+@dataclass(frozen=True, eq=False)
+class ArrayRecord:
+    """Base of frozen dataclasses of arrays and numbers that are saved as arrays by field name."""
+
+    def to_arrays(self) -> dict[str, np.ndarray]:
+        """The record as arrays, by name."""
+        values = {each.name: getattr(self, each.name) for each in fields(self)}
+        return {name: np.atleast_1d(value) for name, value in values.items() if value is not None}
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, np.ndarray]) -> Self:
+        """The inverse of :meth:`to_arrays`."""
+        scalars = {each.name: _SCALARS[each.type] for each in fields(cls) if each.type in _SCALARS}
+        numbers = {name: kind(arrays[name].item()) for name, kind in scalars.items()}
+        return cls(**{**arrays, **numbers})
+
+
+_SCALARS: dict[Any, type] = {"float": float, "int": int, "bool": bool}  # by annotation
+
+
+def add_prefix(prefix: str, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The arrays with ``prefix`` in front of each name."""
+    return {prefix + name: array for name, array in arrays.items()}
+
+
+def with_prefix(arrays: Mapping[str, np.ndarray], prefix: str) -> dict[str, np.ndarray]:
+    """The arrays whose names start with ``prefix``, without it."""
+    return {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
 
 
 # ----------------------------------------------------------------------------------------------------------- checks
 
 
-def check_values(values: Any, name: str, ndim: int = 1) -> np.ndarray:
-    """The array with ``ndim`` dimensions, at least one row and no NaN."""
+def check_values(values: Any, name: str, ndim: int = 1, may_be_empty: bool = False) -> np.ndarray:
+    """The array in float64, with ``ndim`` dimensions, at least one row and no NaN."""
     array = as_array(values).astype(np.float64)
     if array.ndim != ndim:
         raise UsageError(f"{name} has the shape {array.shape}: give an array with {ndim} dimension(s)")
-    if array.size == 0:
+    if array.size == 0 and not may_be_empty:
         raise DataError(f"{name} is empty: give at least one image")
     if missing := int(np.isnan(array).sum()):
         raise DataError(f"{name} holds {missing} NaN among {array.size} values: find the images they come from")
@@ -106,7 +155,7 @@ def check_values(values: Any, name: str, ndim: int = 1) -> np.ndarray:
 
 
 def check_finite(values: Any, name: str) -> np.ndarray:
-    """The vector without infinities either."""
+    """The vector, also without infinities."""
     array = check_values(values, name)
     if infinite := int(np.isinf(array).sum()):
         raise DataError(f"{name} holds {infinite} infinite values among {array.size}: find the images they come from")
@@ -114,7 +163,7 @@ def check_finite(values: Any, name: str) -> np.ndarray:
 
 
 def check_unit(values: Any, name: str, ndim: int = 1) -> np.ndarray:
-    """Probabilities, clipped to [0, 1] where rounding left it."""
+    """Probabilities; rounding errors outside [0, 1] are clipped."""
     array = check_values(values, name, ndim)
     if outside := int(((array < -PROBABILITY_SLACK) | (array > 1 + PROBABILITY_SLACK)).sum()):
         raise DataError(f"{name} holds {outside} values outside [0, 1]: give probabilities, not logits or scores")
@@ -133,7 +182,7 @@ def check_ids(values: Any, name: str, n_classes: int | None = None) -> np.ndarra
 
 
 def check_lengths(**arrays: np.ndarray) -> None:
-    """Refuse arrays about different numbers of images."""
+    """Raise UsageError if the arrays differ in their number of images."""
     if len({len(array) for array in arrays.values()}) > 1:
         lengths = ", ".join(f"{name} {len(array)}" for name, array in arrays.items())
-        raise UsageError(f"the numbers of images differ ({lengths}): give one entry per image in each")
+        raise UsageError(f"numbers of images differ ({lengths}): give one entry per image in each")

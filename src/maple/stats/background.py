@@ -8,14 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from maple.stats.arrays import normalise, row_blocks
+from maple.stats.arrays import ArrayRecord, as_embeddings, normalise, row_blocks
 from maple.stats.covariance import shrink_if_few
-from maple.stats.gaussians import as_wide_as, check_enough, inverse_deviation, principal_components
+from maple.stats.gaussians import check_enough, inverse_deviation, principal_components
 from maple.stats.moments import Moments
 
 
 @dataclass(frozen=True, eq=False)
-class Background:
+class Background(ArrayRecord):
     """One Gaussian over all images, ignoring clusters, and the residual outside its principal components.
 
     With z the standardised embedding and p = z A its K principal components, of variances v:
@@ -47,7 +47,7 @@ class Background:
 
     def _over_blocks(self, embeddings: Any, measure: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
         """``measure`` of the centred embeddings, block by block, in float64."""
-        embeddings = as_wide_as(embeddings, len(self.mean))
+        embeddings = as_embeddings(embeddings, len(self.mean))
         values = np.empty(len(embeddings))
         for rows in row_blocks(*embeddings.shape):
             wide = embeddings[rows].astype(np.float64)

@@ -12,15 +12,15 @@ From embeddings to a distance (N images, D embedding, K projection, C classes, M
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 from scipy.special import logsumexp
 
-from maple.errors import DataError, FitError, UsageError
-from maple.stats.arrays import BLOCK_ELEMENTS, as_embeddings, count_broken, norm_factors, row_blocks
+from maple.errors import FitError
+from maple.stats.arrays import BLOCK_ELEMENTS, ArrayRecord, as_embeddings, check_rows, norm_factors, row_blocks
 from maple.stats.covariance import RELATIVE_FLOOR, oas_covariance, principal_axes, shrink_if_few, whitening
 from maple.stats.moments import Moments
 
@@ -31,7 +31,7 @@ _FLOAT32_ROUNDING = 1e-3
 
 
 @dataclass(frozen=True, eq=False)
-class Gaussians:
+class Gaussians(ArrayRecord):
     """M Gaussians over embeddings, as the arrays that a score needs; exported graphs contain the same arrays.
 
     The projection of an embedding e is ``(e / ||e||^norm_exponent) @ matrix + offset``; in it, squared distances are
@@ -93,20 +93,9 @@ class Gaussians:
         """Coordinates (N, 2) of projections (N, K) in the plane of :attr:`map_axes`."""
         return (projection - self._map_centre) @ self.map_axes
 
-    def to_arrays(self) -> dict[str, np.ndarray]:
-        """The record as arrays, by name."""
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
-        return {name: np.atleast_1d(value) for name, value in values.items() if value is not None}
-
-    @classmethod
-    def from_arrays(cls, arrays: dict[str, np.ndarray]) -> Gaussians:
-        """The inverse of :meth:`to_arrays`."""
-        scalars = {"norm_exponent": arrays["norm_exponent"].item(), "float32": bool(arrays["float32"].item())}
-        return cls(**{**arrays, **scalars})
-
     def project(self, embeddings: Any) -> np.ndarray:
         """The projection (N, K), float64."""
-        embeddings = as_wide_as(embeddings, self.dim)
+        embeddings = as_embeddings(embeddings, self.dim)
         projection = np.empty((len(embeddings), self.n_components))
         for rows, block in self._projected_blocks(embeddings):
             projection[rows] = block
@@ -114,7 +103,7 @@ class Gaussians:
 
     def squared_distances(self, embeddings: Any) -> np.ndarray:
         """Squared distance of each embedding to each cluster (N, M), float64, never negative."""
-        embeddings = as_wide_as(embeddings, self.dim)
+        embeddings = as_embeddings(embeddings, self.dim)
         distances = np.empty((len(embeddings), self.n_clusters))
         for rows, block in self._projected_blocks(embeddings):
             distances[rows] = self._block_distances(block)
@@ -140,25 +129,13 @@ class Gaussians:
 
     def _repair(self, embeddings: np.ndarray, distances: np.ndarray) -> None:
         """Recompute rows that overflowed in float32 in float64; NaN and infinite embeddings are an error."""
-        if n_broken := count_broken(embeddings):
-            raise DataError(f"{n_broken} of {len(embeddings)} embeddings hold NaN or infinity: leave those images out")
+        check_rows(embeddings, "embeddings")
         overflowed = ~np.isfinite(distances).all(axis=1)
         exact = replace(self, float32=False)
         blocks = exact._projected_blocks(embeddings[overflowed].astype(np.float64))
         largest = np.finfo(np.float64).max
         repaired = np.concatenate([exact._block_distances(block) for _, block in blocks])
         distances[overflowed] = np.nan_to_num(repaired, nan=largest, posinf=largest)
-
-
-def as_wide_as(embeddings: Any, dim: int) -> np.ndarray:
-    """Embeddings (N, ``dim``), or an error."""
-    embeddings = as_embeddings(embeddings)
-    if embeddings.shape[1] != dim:
-        raise UsageError(
-            f"embeddings have {embeddings.shape[1]} columns, but the detector was fitted on {dim}: "
-            "use the same backbone"
-        )
-    return embeddings
 
 
 # ---------------------------------------------------------------------------------------------------------- fitting

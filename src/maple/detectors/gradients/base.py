@@ -26,7 +26,6 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import is_dataclass
 from typing import Any, ClassVar, NoReturn, Self
 
 import numpy as np
@@ -35,10 +34,9 @@ from torch import Tensor
 
 from maple.data.image_set import ImageSet, Progress
 from maple.detectors.logits import ColumnDetector
-from maple.errors import DataError, FitError, NotFittedError, UsageError
+from maple.errors import FitError, NotFittedError, UsageError
 from maple.networks import Backbone, Images, count_images, evaluating, read_batches
-from maple.options import as_dict, build_options
-from maple.stats.arrays import count_broken
+from maple.stats.arrays import check_rows
 from maple.types import Outputs
 
 # ------------------------------------------------------------------------------------------- running the backbone
@@ -226,11 +224,6 @@ class ImageDetector(ColumnDetector):
         if not self.fitted_:
             raise NotFittedError(f"the '{self.name}' detector is not fitted: call fit_images first")
 
-    def _check_options(self) -> None:
-        """Constructors only remember."""
-        if is_dataclass(self):
-            build_options(type(self), as_dict(self), where=type(self).__name__)
-
     # -- logits and their classes
 
     def _read_classes(self, reader: ImageReader, train: ImageSet, cluster_to_class: np.ndarray | None) -> np.ndarray:
@@ -248,7 +241,4 @@ class ImageDetector(ColumnDetector):
     def _read_logits(self, logits: Tensor) -> np.ndarray:
         """Logits (B, M) in float64."""
         self._check_columns(logits.shape[1])
-        array = to_numpy(logits).astype(np.float64)
-        if n_broken := count_broken(array):
-            raise DataError(f"the logits of {n_broken} of {len(array)} images hold NaN or infinity: leave them out")
-        return array
+        return check_rows(to_numpy(logits).astype(np.float64), "logits")

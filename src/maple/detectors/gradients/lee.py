@@ -20,7 +20,7 @@ from sklearn.linear_model import LogisticRegression
 from torch import Tensor
 
 from maple.data.image_set import ImageSet
-from maple.detectors.base import LearnedNumbers, State
+from maple.detectors.base import State
 from maple.detectors.gradients._layers import average_layers, find_layers
 from maple.detectors.gradients.base import ImageDetector, ImageReader, as_leaf, image_gradients, move_images, to_numpy
 from maple.detectors.gradients.odin import log_odds_gradient
@@ -28,6 +28,7 @@ from maple.detectors.registry import register_detector
 from maple.errors import FitError, UsageError
 from maple.networks import Backbone
 from maple.options import NonNegative, option
+from maple.stats.arrays import add_prefix, with_prefix
 from maple.stats.gaussians import Gaussians, class_logsumexp, fit_gaussians, squared_distances
 from maple.stats.metrics import auroc
 from maple.stats.moments import Moments
@@ -103,7 +104,7 @@ class LeeOptions:
     )
 
 
-class LayerDistances(LeeOptions, LearnedNumbers, ImageDetector):
+class LayerDistances(LeeOptions, ImageDetector):
     r"""Base of both versions of Lee et al.; they differ in the images that represent out-of-distribution ones.
 
     At each layer l, classes are Gaussians with one covariance over the averages f of its channels. With
@@ -124,7 +125,6 @@ class LayerDistances(LeeOptions, LearnedNumbers, ImageDetector):
       the true-negative rate at 95 % true positives; then ours weighs again on all.
     """
 
-    numbers: ClassVar[tuple[str, ...]] = ("magnitude",)
     layers_: tuple[str, ...]
     gaussians_: dict[str, Gaussians]  # by layer
     magnitude_: float
@@ -201,22 +201,16 @@ class LayerDistances(LeeOptions, LearnedNumbers, ImageDetector):
 
     def get_state(self) -> State:
         arrays, metadata = super().get_state()
-        arrays |= {"weights": self.weights_, "intercept": np.array([self.intercept_])}
-        for i, layer in enumerate(self.layers_):
-            saved = self.gaussians_[layer].to_arrays()
-            arrays |= {f"gaussians.{i}.{name}": array for name, array in saved.items()}
-        return arrays, metadata | {"layers": list(self.layers_)}
+        for i, gaussians in enumerate(metadata.pop("gaussians").values()):
+            arrays |= add_prefix(f"gaussians.{i}.", gaussians.to_arrays())
+        return arrays, metadata
 
     @classmethod
     def from_state(cls, arrays: dict[str, np.ndarray], metadata: dict[str, Any]) -> Self:
         detector = super().from_state(arrays, metadata)
         detector.layers_ = tuple(metadata["layers"])
-        detector.weights_, detector.intercept_ = arrays["weights"], arrays["intercept"].item()
-        detector.gaussians_ = {}
-        for i, layer in enumerate(detector.layers_):
-            prefix = f"gaussians.{i}."
-            saved = {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
-            detector.gaussians_[layer] = Gaussians.from_arrays(saved)
+        saved = (with_prefix(arrays, f"gaussians.{i}.") for i in range(len(detector.layers_)))
+        detector.gaussians_ = dict(zip(detector.layers_, map(Gaussians.from_arrays, saved)))
         return detector
 
 

@@ -11,7 +11,6 @@ from scipy.special import softmax
 from torch import Tensor
 
 from maple.data.image_set import ImageSet
-from maple.detectors.base import LearnedNumbers
 from maple.detectors.gradients.base import ImageDetector, ImageReader, as_leaf, image_gradients, move_images
 from maple.detectors.logits import probability_of_others
 from maple.detectors.registry import register_detector
@@ -63,7 +62,7 @@ class OdinOptions:
 
 
 @register_detector("odin")
-class OdinDetector(OdinOptions, LearnedNumbers, ImageDetector):
+class OdinDetector(OdinOptions, ImageDetector):
     r"""ODIN (Liang et al. 2018, https://arxiv.org/abs/1706.02690): softmax at a high temperature, after one step.
 
     With :math:`S_c(x; T) = \mathrm{softmax}(g(x) / T)_c` and k the most probable class,
@@ -95,7 +94,6 @@ class OdinDetector(OdinOptions, LearnedNumbers, ImageDetector):
         passes="2 forward, 1 backward",
         needs="image gradients, logits",
     )
-    numbers: ClassVar[tuple[str, ...]] = ("epsilon",)
     epsilon_: float
 
     def _fit_images(
