@@ -1,14 +1,13 @@
-"""All methods of the comparison on CIFAR-10, ResNet-9, at the same budget, in one table.
+"""Compare all methods on CIFAR-10 with a ResNet-9, at the same budget, in one table.
 
     python benchmarks/baselines.py --shared ../shared --json results/baselines.json
     python benchmarks/baselines.py --shared ../shared --json results/baselines.json --only timing
-    python benchmarks/baselines.py --json results/baselines.json --only table    # prints what docs/baselines.md holds
+    python benchmarks/baselines.py --json results/baselines.json --only table    # print the tables of docs/baselines.md
 
-The first command takes the networks of ``maple benchmark cifar10`` (trained now, continued, or found in ``--runs``) and
-evaluates each (``--methods``, ``--seeds``) with its own probabilities and score; on the deterministic network all
-post-hoc detectors are evaluated as well. ``timing`` measures steps of the training and the latency of a prediction,
-relative to the deterministic network in the same run, on a machine that does nothing else. ``table`` prints what is in
-the file.
+The first command uses the networks of ``maple benchmark cifar10`` (found in ``--runs``, resumed or trained) and
+evaluates each (``--methods``, ``--seeds``) with its own probabilities and score; on the deterministic network it also
+evaluates all post-hoc detectors. ``timing`` measures training steps and the latency of a prediction, relative to the
+deterministic network in the same run; the machine must be idle. ``table`` prints the tables of the JSON file.
 """
 
 from __future__ import annotations

@@ -1,17 +1,16 @@
-"""How far could a better way of combining scores get? What a judge does who has been shown the unknown images.
+"""Measure a supervised upper bound for OOD scores: how much could a better combination of scores gain?
 
     python benchmarks/ceiling.py --shared ../shared --recipes cross-entropy maple --json results/ceiling.json
 
-A detector may not see an unknown image before it meets one. This script lets a logistic regression see half of them,
-with half of the test images, and measures it on the other halves: for each unknown set its own judge, mean over
-``--repeats`` halvings. What it is told about an image:
+A detector is fitted without unknown images. This script fits one logistic regression per unknown set on half of its
+images and half of the test images, and evaluates it on the other halves; mean over ``--repeats`` halvings. Features:
 
 - scores: energy, and the logarithms of the distances on the sphere, nearest, nearest over mean, and shallow;
-- scores and class: also which class the network says, so that it can learn what unknown images are taken for.
+- scores and class: the predicted class as well, which tells to which classes unknown images are assigned.
 
-Beside it stand the best single score, by its mean over the sets, and the fused one, on the same images. No weights that
-are chosen by known images alone can be expected to do better than those of the judges; to get beyond them takes another
-network or other scores. The networks are those of ``benchmarks/recipes.py`` (found in ``--runs``, or trained now).
+The table also has the best single score, by its mean over the sets, and the fused score, on the same images. Weights
+fitted on known images alone cannot be expected to exceed this bound; a higher AUROC needs another network or other
+scores. The networks are those of ``benchmarks/recipes.py`` (found in ``--runs``, or trained).
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""How long one class takes to cluster: X-Means and G-Means next to scikit-learn's K-Means in the same run.
+"""Time the clustering of one class: X-Means and G-Means relative to scikit-learn's K-Means in the same run.
 
     python benchmarks/cluster.py [--points 5000] [--dimension 640] [--repeats 7] [--threads 1] [--json FILE]
 
-Every method sees the same float32 points, in turn, ``repeats`` times. The table gives the median, least and greatest
-of the elapsed time, of the processor time (which other work on the machine disturbs less), and of the ratio of
-processor times to K-Means with k = 5 and one start within the same turn. Where pyclustering is installed (it is no
-dependency; use an environment of its own), its X-Means takes its turns as well, with its C++ core.
+Every method clusters the same float32 points, alternately, ``repeats`` times. The table has the median, minimum and
+maximum of the elapsed time, of the processor time (less affected by other processes), and of the ratio of processor
+times to K-Means with k = 5 and one start in the same repeat. If pyclustering is installed (not a dependency; use a
+separate environment), its X-Means with the C++ core is timed as well.
 """
 
 from __future__ import annotations

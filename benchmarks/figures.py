@@ -1,8 +1,8 @@
-"""The pictures of the explanation: from embeddings to a decision, on points that are drawn here.
+"""Draw the figures of docs/explanation.md, from embeddings to a decision, from simulated points.
 
     python benchmarks/figures.py --out docs/images
 
-Each is an SVG file, made from points with a seed and from the functions of the package itself. Equal seeds and versions
+Each figure is an SVG file, drawn from seeded points with the functions of the package. Equal seeds and versions
 give equal bytes.
 """
 

@@ -1,11 +1,11 @@
-"""The public CIFAR-10 ResNet-20 through ``maple fit``, and the same put together in Python: are the figures the same?
+"""Compare ``maple fit`` with the same steps in Python, on the public CIFAR-10 ResNet-20.
 
     python benchmarks/fit_command.py --shared ../shared --json results/fit_command.json
 
-Gaussians from the 50,000 training images; one half of the test images (seed 0, as the first of the ten halves of
-``resnet20.py``) calibrates, the other half is tested against all images of each OOD file. The command is started in a
-process of its own; in Python, the network is opened, all sets are embedded and ``fit_predictor`` and ``evaluate`` are
-called. The JSON file has both columns and the largest difference.
+Gaussians are fitted on the 50,000 training images; one half of the test images (seed 0, as the first of the ten halves
+of ``resnet20.py``) is for calibration, the other half is tested against all images of each OOD file. The command runs
+in a separate process; in Python, the network is opened, all sets are embedded and ``fit_predictor`` and ``evaluate``
+are called. The JSON file has both columns and the largest difference.
 """
 
 from __future__ import annotations

@@ -1,17 +1,17 @@
-"""How fast the Gaussians fit and score, next to the matrix products that no implementation can avoid.
+"""Time fit and score of the Gaussians, relative to the matrix products that they require.
 
     python benchmarks/gaussian.py [--images 50000] [--dim 640] [--clusters 12] [--repeats 7]
         [--spectrum decaying|flat|both] [--no-memory] [--json FILE]
 
-- fit: all of ``MapleDetector.fit`` on one float32 ``Outputs`` (moments, eigenvectors, tied covariance, folding), over
-  the float64 product ``E.T @ E``. Target: at most 1.5.
-- score: squared distances to all clusters, over the two float32 products it needs, (N, D) x (D, K) and
+- fit: all of ``MapleDetector.fit`` on one float32 ``Outputs`` (moments, eigenvectors, tied covariance, folding),
+  divided by the float64 product ``E.T @ E``. Target: at most 1.5.
+- score: squared distances to all clusters, divided by the two float32 products that they require, (N, D) x (D, K) and
   (N, K) x (K, M). Target: at most 1.5.
-- memory: peak of a fit on a generator of batches, for N / 4 and for N images. Target: the same.
+- memory: peak of a fit on a generator of batches, for N / 4 and for N images. Target: equal.
 
-A decaying spectrum gives few components K, as of a trained network; a flat one gives nearly all, the worst case. Each
-repeat times the work and its yardstick one after the other. ``best`` is the ratio of the best times of both; the median
-and range of the ratios show how busy the machine was.
+A decaying spectrum gives few components K, as for a trained network; a flat one gives nearly all, the worst case. Each
+repeat times the work and then its reference. ``best`` is the ratio of the best times of both; the median and range of
+the ratios indicate the load of the machine.
 """
 
 from __future__ import annotations

@@ -1,24 +1,24 @@
-"""The promises of calibration on real embeddings: the public CIFAR-10 ResNet-20, post-hoc.
+"""Test the guarantees of calibration on real embeddings: the public CIFAR-10 ResNet-20, post-hoc.
 
     python benchmarks/guarantees.py --shared ../shared --json results/guarantees.json [--splits 200]
 
-Gaussians from the 50,000 training images; a fifth of the 10,000 test images is validation (score, temperature), and the
-others are split at random, again and again, into calibration and test halves. Promised, hence compared:
+Gaussians are fitted on the 50,000 training images; a fifth of the 10,000 test images is validation (score,
+temperature), and the others are split repeatedly at random into calibration and test halves. Guaranteed and tested:
 
-- false alarms: mean and deviation of the rate at 1, 5 and 10 %, next to those of the beta-binomial distribution, and
+- false alarms: mean and deviation of the rate at 1, 5 and 10 %, compared with the beta-binomial distribution, and
   the p-value of a Kolmogorov-Smirnov test of the counts against it (randomised, since counts are discrete);
-- confidence 0.95: how often the level is exceeded. Among the images of a finite half that is more than 5 %, even if the
-  rate itself keeps its level: ``predicted`` says how often. So calibration halves are also drawn with replacement from
-  all images; the rate among all of them is then the rate itself, and at most 5 % may exceed;
-- per class: the rate among images of each predicted class, with one threshold for all and with one per class;
-- batches: the mean false-discovery rate at 0.1 of in/out mixtures, next to 0.1 times the in-distribution share;
-- sets: how often the true class is in the prediction set, and how many classes are;
-- drift: how often ``maple monitor`` would see drift where there is none, in a batch and along a stream.
+- confidence 0.95: how often the level is exceeded. Among the images of a finite half this is more than 5 %, even if the
+  rate itself keeps its level: ``predicted`` is the expected share. Calibration halves are therefore also drawn with
+  replacement from all images; the rate among all of them is then the rate itself, and at most 5 % may exceed it;
+- per class: the rate among images of each predicted class, with a single threshold and with one per class;
+- batches: the mean false-discovery rate at 0.1 of in/out mixtures, compared with 0.1 times the in-distribution share;
+- sets: how often the prediction set contains the true class, and its mean size;
+- drift: how often ``maple monitor`` reports drift where there is none, in a batch and along a stream.
 
-Reported, not promised: the false-alarm rate of images that are noisy, blurred, pale or bright.
+Reported but not guaranteed: the false-alarm rate of noisy, blurred, low-contrast or bright images.
 
-Halves of one file are exchangeable, so that this tests the code, ties and all, on scores as they come; it cannot tell
-whether the images of next year are like those of the calibration. The corruptions show what happens if they are not.
+Halves of one file are exchangeable: this tests the code, ties included, on real scores. It does not test whether future
+images resemble the calibration images; the corruptions show the effect if they do not.
 """
 
 from __future__ import annotations

@@ -1,19 +1,19 @@
-"""What the answer costs: the exported graph of MAPLE next to the same network's plain softmax, in ONNX Runtime.
+"""Time the exported graph of MAPLE relative to the plain softmax graph of the same network, in ONNX Runtime.
 
     python benchmarks/onnx_cost.py [--networks wrn-28-10,resnet18,resnet9] [--batches 1,64] [--seconds 60]
         [--threads 1] [--json results/onnx_cost.json]
 
 Both graphs take the same images (N, 3, 32, 32) and share their weights, which are random: the time does not depend on
-them. The detector is as that of a trained network: 10 classes, two of them split, 12 clusters, components that explain
-95 % of the variance of embeddings whose spectrum decays, 5,000 calibration scores, the fused score, probabilities
-pooled with those of the network. Each repeat times both graphs one after the other, in turns which one first, and the
-ratio is that of one repeat; there are as many repeats as ``--seconds`` allow, twelve at least. Where the weights of a
-session happen to lie in memory is worth a per cent for one image: each graph is opened six times. Where convolutions
-take a tenth more or less from one call to the next, even their median is not sure to a per cent. ``added`` is an upper
-bound that does not depend on them: the time that ONNX Runtime's profile gives to nodes other than convolutions, less
-that of the plain graph, relative to all of the plain graph. It is above the truth, since to profile a node takes time,
-too: far above it for small networks and one image. Target: a median ratio of at most 1.03 for WRN-28-10 and ResNet-18
-(the paper: 1.24 on a WRN).
+them. The detector has the size of a trained one: 10 classes, two of them split, 12 clusters, components that explain
+95 % of the variance of embeddings with a decaying spectrum, 5,000 calibration scores, the fused score, probabilities
+pooled with those of the network. Each repeat times both graphs one after the other, in alternating order, and gives one
+ratio; there are as many repeats as ``--seconds`` allow, at least twelve. The place of a session's weights in memory
+changes the time of one image by about a per cent: each graph is opened six times. Where the time of convolutions varies
+by a tenth between calls, even the median is not accurate to a per cent. ``added`` is an upper bound that does not
+depend on them: the time that ONNX Runtime's profile attributes to nodes other than convolutions, minus that of the
+plain graph, relative to the whole plain graph. It overestimates, since profiling a node takes time as well, most of all
+for small networks and one image. Target: a median ratio of at most 1.03 for WRN-28-10 and ResNet-18 (the paper: 1.24
+for a WRN).
 """
 
 from __future__ import annotations

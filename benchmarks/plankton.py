@@ -1,20 +1,19 @@
-"""Plankton with unknown taxa, as someone who sorts images would look at it.
+"""Case study: sort plankton images with unknown taxa.
 
     python benchmarks/plankton.py --shared ../shared --json results/plankton.json --pictures docs/images
 
-The network is the one of the last row of ``maple benchmark microorganisms`` (found in ``--runs``, or trained now). A
-*stream* of images is sorted: those of the test file of all taxa, the 95 that were learned and the 26 that were not, as
-common as they are there. Written are
+The network is that of the last row of ``maple benchmark microorganisms`` (found in ``--runs``, or trained). The
+*stream* to be sorted is the test file with all taxa, 95 known and 26 unknown, at their natural frequencies. Output:
 
-- how many images of each unknown taxon are flagged at false-alarm rates of 1, 5 and 10 %, and what those that are not
-  are called;
-- how many images of each known taxon are flagged by mistake, and how many are named rightly;
-- which taxa were split into which clusters;
-- what share of the stream can be left to the machine, with how many errors among it. An image is an error if it is
-  given a wrong taxon, or one at all where its own is unknown. Images are left in the order of their probability; in
-  the second and third way those that are flagged go to the expert first.
+- how many images of each unknown taxon are flagged at false-alarm rates of 1, 5 and 10 %, and the predicted taxa of
+  the others;
+- how many images of each known taxon are flagged by mistake, and how many are classified correctly;
+- the taxa that were split, and their clusters;
+- the share of the stream that can be classified automatically, and its error rate. A wrong taxon is an error, and so is
+  any taxon for an image of an unknown one. Images are taken in the order of their probability; in the second and third
+  variant flagged images go to the expert first.
 
-Pictures: caught taxa, the curve of errors, and the exemplars of the clusters of split taxa.
+Pictures: detected taxa, the error curve, and the exemplars of the clusters of split taxa.
 """
 
 from __future__ import annotations

@@ -1,20 +1,20 @@
-"""Why some post-hoc detectors fall behind: their parts and settings, one by one, on two networks.
+"""Analyse weak post-hoc detectors: their components and settings, one by one, on two networks.
 
     python benchmarks/posthoc.py --shared ../shared --json results/posthoc.json
 
 The networks are the cross-entropy ResNet-9 of ``maple benchmark cifar10`` (trained for 16 epochs; found in ``--runs``,
-or trained now) and the public CIFAR-10 ResNet-20, which others trained to the end. For each, AUROC of CIFAR-10 against
-CIFAR-100, Tiny ImageNet and SVHN:
+or trained) and the public, fully trained CIFAR-10 ResNet-20. For each, AUROC of CIFAR-10 against CIFAR-100, Tiny
+ImageNet and SVHN:
 
-- of every detector that reads outputs, with its defaults;
+- of every detector that uses outputs, with its defaults;
 - of ``react`` by the quantile at which it clips;
-- of ``vim`` by the size of its principal space, and of its two parts alone, the energy and the length outside;
+- of ``vim`` by the size of its principal space, and of its two parts alone, the energy and the norm outside the space;
 - of ``lee-md`` by its layers, without a step on the image, for the first 2,000 images of each set;
 
-and the mean length of embeddings of each set, relative to that of the test images.
+and the mean norm of embeddings of each set, relative to that of the test images.
 
-The network of ``mc-dropout`` is judged as well, on the first 1,000 images of each set: with dropout switched off, with
-its ten samples, whose masks all images share, and with ten samples whose masks are drawn anew for every image.
+The network of ``mc-dropout`` is evaluated as well, on the first 1,000 images of each set: without dropout, with its ten
+samples, whose masks all images share, and with ten samples whose masks are drawn for every image.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""How many images per second ``maple predict`` takes, and how much memory, for N images and for ten times as many.
+"""Measure throughput and memory of ``maple predict``, for N images and for ten times as many.
 
     python benchmarks/predict_stream.py --images 3000 --workers 0 1 2 --json results/predict_stream.json
 
-Without ``--model`` (a run or an exported graph) the network is a ResNet-9 with random weights, whose predictions mean
-nothing and take as long as others. Images are simulated diatoms of 64 pixels as PNG files, 200 of them under N names,
-or the same as a Parquet file: the disk is not measured. Every figure is that of a process of its own. Memory is the
-peak of what is in RAM (VmHWM) of the process that predicts, and of those that decode, together.
+Without ``--model`` (a run or an exported graph) the network is a ResNet-9 with random weights: its predictions have no
+meaning, their time is realistic. Images are simulated diatoms of 64 pixels as PNG files, 200 of them under N names, or
+the same as a Parquet file; the speed of the disk is not measured. Every figure is measured in a separate process.
+Memory is the peak resident size (VmHWM) of the predicting process and of the decoding processes together.
 """
 
 from __future__ import annotations

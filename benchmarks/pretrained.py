@@ -1,24 +1,23 @@
-"""A network that others trained on ImageNet, for images of one's own: fitted as it is, and fine-tuned with MAPLE.
+"""Use a network pretrained on ImageNet for other images: frozen, and fine-tuned with MAPLE.
 
     python benchmarks/pretrained.py --shared ../shared --json results/pretrained.json --part posthoc
     python benchmarks/pretrained.py --shared ../shared --json results/pretrained.json --part finetune --size 128
-    python benchmarks/pretrained.py --json results/pretrained.json --table     # prints what the how-to page holds
+    python benchmarks/pretrained.py --json results/pretrained.json --table     # print the tables of the how-to page
     python benchmarks/pretrained.py --json results/pretrained.json --table --pictures docs/images
     python benchmarks/pretrained.py --shared ../shared --json trial.json --images 200 --size 64 --epochs 1    # a trial
 
-The network is EfficientNet-Lite0 (``efficientnet_lite.py`` beside this file, the extra ``pretrained``). The script is
-started in the folder that holds ``benchmarks``, as are later commands that open its runs. ``posthoc`` does what
-``maple fit --drop-head`` does, ``finetune`` what ``maple train --init --preset finetune`` does, on
+The network is EfficientNet-Lite0 (``efficientnet_lite.py`` beside this file, the extra ``pretrained``). Run the script,
+and later commands that open its runs, in the folder that contains ``benchmarks``. ``posthoc`` does the same as
+``maple fit --drop-head``, ``finetune`` the same as ``maple train --init --preset finetune``, on
 
 - plankton: the suite ``microorganisms``, 95 taxa known and 26 unknown;
-- cifar10: 10,000 of the training images (of which 8,000 are learned from) and 5,000 of the test images of CIFAR-10,
+- cifar10: 10,000 of the training images (8,000 of them for training) and 5,000 of the test images of CIFAR-10,
   against 2,000 images of SVHN and of CIFAR-100 each, drawn with seed 0 in the proportions of the classes.
 
-Each of these is a run folder below ``--runs``, and a row of the JSON file. A row that is there is not measured again,
-and an interrupted training goes on where it stopped. Before each, the time it will take is estimated from a few
-batches. ``images_per_second`` is measured in the same batches (no head, no decoding), ``minutes`` are those of the
-whole command with everything from decoding to the report, ``training_minutes`` those of the epochs alone; all three
-are worth something only where the machine does nothing else.
+Each of these is a run folder below ``--runs`` and a row of the JSON file. Existing rows are not measured again, and an
+interrupted training resumes. Before each run, its time is estimated from a few batches. ``images_per_second`` is
+measured in the same batches (no head, no decoding), ``minutes`` cover the whole command from decoding to the report,
+``training_minutes`` the epochs alone; all three are meaningful only on an idle machine.
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ from maple.runs.train import TrainRequest, train_run
 
 MODEL = "python:benchmarks.efficientnet_lite:efficientnet_lite0"
 PRESET = "finetune"
-PARTS = {"posthoc": "fitted as it is", "finetune": "fine-tuned"}
+PARTS = {"posthoc": "frozen", "finetune": "fine-tuned"}
 LAST_FILE = "report.html"  # of a run: where it is, everything is
 FEWEST = 4  # images of a class in a sample, where there are so many: three splits need one each
 SEED = 0  # of the samples

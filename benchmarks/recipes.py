@@ -1,12 +1,12 @@
-"""Which training makes good detectors? Recipes at the same budget on CIFAR-10, ResNet-9, seed by seed.
+"""Compare recipes as training for detectors, at the same budget on CIFAR-10 with a ResNet-9, seed by seed.
 
     python benchmarks/recipes.py --shared ../shared --recipes cross-entropy maple --json results/recipes.json
 
-Trainings are kept as those of ``maple benchmark`` are, and shared with them: one that is finished is not trained again,
-one that was interrupted goes on where it stopped. Each row of the JSON file is one training, with accuracies,
-calibration, AUROC of every score against CIFAR-100, Tiny ImageNet and SVHN, the share of the time that relabelling
-took, the validation accuracy before and after every relabelling, and the seconds of all epochs (comparable only between
-trainings that had the machine to themselves). Rows that are there are not measured again.
+Trainings are stored like those of ``maple benchmark`` and shared with them: a finished one is not repeated, an
+interrupted one resumes. Each row of the JSON file is one training, with accuracies, calibration, AUROC of every score
+against CIFAR-100, Tiny ImageNet and SVHN, the share of the time spent on relabelling, the validation accuracy before
+and after every relabelling, and the seconds of all epochs (comparable only between trainings that ran alone on the
+machine). Existing rows are not measured again.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""What the paper claims, and what came out here: the tables of docs/reproduction.md, from the results of the suites.
+"""Compare the claims of the paper with our results: the tables of docs/reproduction.md, from the suites.
 
     maple benchmark cifar10 md ablation fnr clustering gaussian confidence microorganisms --data-root ../shared/data
     python benchmarks/reproduction.py --results results
 
-A claim is a change between two rows of a table of the paper. It held if ours has the same sign and at least half of the
-size; it is called small below that, and none within a tenth of the size. Figures are of one network each, so that small
-differences mean little (docs/reproduction.md says how far two seeds are apart).
+A claim is a change between two rows of a table of the paper. It holds if ours has the same sign and at least half of
+the size; it is called small below that, and none within a tenth of the size. Each figure is of one network: small
+differences are not significant (docs/reproduction.md states the difference between two seeds).
 """
 
 from __future__ import annotations
@@ -160,7 +160,7 @@ def main() -> None:
     claims = [claim_line(claim, suites[claim.suite]) for claim in CLAIMS if claim.suite in suites]
     events = relabel_lines(json.loads((results / "recipes.json").read_text(encoding="utf-8")))
     tables = (
-        (["the paper says", "the paper", "here, embeddings as they are", "here, normalised"], claims),
+        (["the paper says", "the paper", "here, raw embeddings", "here, normalised"], claims),
         (["clusters in total", "the paper", "here"], cluster_lines(suites)),
         (["new clusters", "after epoch", "clusters", "accuracy then", "an epoch later"], events),
     )

@@ -1,15 +1,15 @@
-"""The public CIFAR-10 ResNet-20, post-hoc: what the Gaussians are worth on a network that others trained.
-
-Fits on the 50,000 training images, tests on the 10,000 test images against all images of each OOD file, larger ones
-resized to 32 x 32. Prints AUROC per OOD set, accuracies and calibration errors, and the number of components. A second
-table has what needs images that the network has not seen: every score and the class probabilities, learned from a
-random half of the test images and measured on the other half, mean and deviation over ten such splits.
+"""Fit MAPLE post-hoc on the public CIFAR-10 ResNet-20, and measure every score and probability.
 
     python benchmarks/resnet20.py --shared ../shared                      # the table
     python benchmarks/resnet20.py --shared ../shared --write-sample FILE  # also a small sample of the outputs, float16
 
-The public weights expect ImageNet's mean and deviation. Nothing here is random but the halves (seeds 0 to 9) and the
-sample (seed 0).
+Gaussians are fitted on the 50,000 training images; the 10,000 test images are tested against all images of each OOD
+file, larger ones resized to 32 x 32. Prints AUROC per OOD set, accuracies and calibration errors, and the number of
+components. A second table has the quantities that need held-out images: every score and the class probabilities, fitted
+on a random half of the test images and measured on the other half, mean and deviation over ten such splits.
+
+The public weights expect ImageNet's mean and deviation. Only the halves (seeds 0 to 9) and the sample (seed 0) are
+random.
 """
 
 from __future__ import annotations

@@ -1,18 +1,17 @@
-"""A service under twice the load it can bear: does it refuse what it must, keep what it promised, and stay its size?
+"""Load a service with twice its saturating rate: refusals, latency of accepted requests, and memory.
 
     python benchmarks/serve_load.py [--model RUN_OR_ONNX] [--seconds 60] [--probe-seconds 10] [--images 4]
         [--deadline-ms 2000] [--json results/serve_load.json]
 
-On loopback, service and clients in two processes that share the machine. First the saturating rate: some clients who
-each ask again as soon as they are answered. Then twice that rate for a minute, in an open loop: requests start when
-they are due, whatever became of those before. Targets:
+Service and clients are two processes on the same machine, connected by loopback. First the saturating rate is measured,
+with clients in a closed loop. Then requests arrive at twice that rate for a minute, in an open loop. Targets:
 
-- no answer but 200 and 503, and an answer to every request;
+- only 200 and 503, and an answer to every request;
 - no accepted request lost or expired: the service computed exactly the images it answered with 200;
 - p99 of the accepted requests below the deadline;
-- memory flat: the last quarter of the minute needs at most 5 % more than the second.
+- constant memory: the last quarter of the minute needs at most 5 % more than the second.
 
-Without ``--model``, a ResNet-9 with random weights on simulated diatoms of 32 x 32 pixels: its speed is that of a
+Without ``--model``, the network is a ResNet-9 with random weights on simulated diatoms of 32 x 32 pixels, as fast as a
 trained one. The machine should be idle.
 """
 

@@ -1,13 +1,13 @@
-"""Split or not? What clusters within classes are worth to a detector, by the geometry in which they are found.
+"""Measure when clusters within classes improve a detector, by method and geometry of the clustering.
 
     python benchmarks/split_study.py --data cifar10 --part posthoc --seeds 0 1 --epochs 16 --json FILE
     python benchmarks/split_study.py --data cifar10-pairs --part training --geometry none normalised true --json FILE
 
-Data, each with out-of-distribution (OOD) sets, and with hidden classes within its classes where these are known:
+Data, each with out-of-distribution (OOD) sets, and with hidden classes within its classes if these are known:
 
 - cifar10: none hidden; OOD are CIFAR-100, Tiny ImageNet and SVHN.
 - cifar10-pairs: the same images in five classes of two; hidden are the ten.
-- plankton: the taxa with at least 100 images but for every fifth of them, which is held out; OOD are the held-out taxa
+- plankton: the taxa with at least 100 images except every fifth of them, which is held out; OOD are the held-out taxa
   and the rare ones.
 - simulated-diatoms: hidden are the views (valve, girdle, ...); OOD are near and far.
 
@@ -15,18 +15,17 @@ Parts:
 
 - public: the public CIFAR-10 ResNet-20, CIFAR-10 and its pairs only; then as posthoc.
 - posthoc: one network is trained with cross-entropy, then every class of its embeddings is clustered.
-- training: classes are split half-way through the training, all that have a validation error, and it goes on with the
-  clusters as pseudo-classes. ``unsplit`` has what the same network is worth with one Gaussian per class.
+- training: all classes with a validation error are split half-way through the training, which continues with the
+  clusters as pseudo-classes. ``unsplit`` evaluates the same network with one Gaussian per class.
 
-Geometries are those of ``cluster_space``, methods those of ``cluster_method``, and each is tried with each. Geometry
-none is cross-entropy with one Gaussian per class; true has the hidden classes for clusters, the best that a clustering
-could do.
+Geometries are those of ``cluster_space``, methods those of ``cluster_method``, in all combinations. Geometry none is
+cross-entropy with one Gaussian per class; true uses the hidden classes as clusters, the ideal clustering.
 
 Each row of the result has the number of clusters, the adjusted Rand index (ARI) with the hidden classes (mean over
 classes), the accuracy of the nearest cluster, the negative log-likelihood of the posterior with a temperature from the
 validation images, and AUROCs of three scores: distance and spread (nearest over mean, by class) of normalised
-embeddings, and energy. A row is written to the JSON file as soon as it is known, and rows that are there already are
-not computed again: a study that was interrupted goes on where it stopped.
+embeddings, and energy. Rows are written to the JSON file one by one, and existing rows are not computed again: rerun
+an interrupted study to resume it.
 """
 
 from __future__ import annotations

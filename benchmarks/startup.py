@@ -1,8 +1,8 @@
-"""How long people wait before anything happens: ``import maple`` and ``maple --help``, each in a process of its own.
+"""Time ``import maple`` and ``maple --help``, each in a separate process.
 
     python benchmarks/startup.py [--repeats 15] [--json results/startup.json]
 
-Wall-clock time less that of an empty program, median and range over the repeats; the three take turns. The machine
+Wall-clock time minus that of an empty program, median and range over the repeats; the three alternate. The machine
 should be idle. Targets: at most 0.3 s and 0.5 s.
 """
 

@@ -1,13 +1,13 @@
-"""Where is each method uncertain? Two moons and two rings, one panel per method.
+"""Draw the uncertainty of each method on two moons and two rings, one panel per method.
 
     python benchmarks/toys.py --out docs/images --json results/toys.json
 
-A point of the plane is an image of one pixel, with x and y, in 256 levels, as its red and green. All methods learn from
+A point of the plane is an image of one pixel, with x and y, in 256 levels, as its red and green. All methods train on
 the same points, in the one training loop, with the same residual network of linear layers and the same schedule; each
-has the options of its recipe but for those named in ``PANELS``. Each panel shows an uncertainty in [0, 1] over the
-plane, and how well it tells far points (uniform over the picture, none nearer than ``FAR`` to a training point) from
-test points. The JSON file has these AUROC, and the means over far and over test points. The table of docs/toys.md is
-printed at the end.
+has the default options of its recipe except those named in ``PANELS``. Each panel shows an uncertainty in [0, 1] over
+the plane, and its AUROC for far points (uniform over the picture, none nearer than ``FAR`` to a training point) against
+test points. The JSON file has these AUROC, and the means over far and over test points. The script prints the table of
+docs/toys.md at the end.
 """
 
 from __future__ import annotations

@@ -1,20 +1,20 @@
-"""A class that the network never saw, added to a run by ``maple update``: how well is it recognised?
+"""Measure how well a class is recognised that ``maple update`` adds to a run.
 
     python benchmarks/update.py --shared ../shared --json results/update.json
 
-The network learned CIFAR-10 without one class (``--new``): the run of ``--run``, or MAPLE's recipe for ``--epochs``,
-kept as the trainings of ``maple benchmark`` are: one that is finished is not trained again, one that was interrupted
-goes on. The images of the new class are cut as those of the others were, and its training images go to the Gaussians;
-the network stays as it is. All ten classes are then tested, against CIFAR-100, Tiny ImageNet and SVHN:
+The network is trained on CIFAR-10 without one class (``--new``): the run of ``--run``, or MAPLE's recipe for
+``--epochs``, stored like the trainings of ``maple benchmark``: a finished one is not repeated, an interrupted one
+resumes. The images of the new class are split like the others, and its training images are added to the Gaussians; the
+network does not change. All ten classes are then tested, against CIFAR-100, Tiny ImageNet and SVHN:
 
-- before: nine classes, the new one being one more set of unknown images;
-- added: all training images of the new class, nothing else learned anew;
+- before: nine classes; the new one is one more set of unknown images;
+- added: all training images of the new class, without recalibration;
 - calibrated: temperature, score and thresholds from validation and calibration images of all ten classes;
 - by number: the same, from the first 10, 30, ... training images of the new class;
-- learned: a network that was trained on all ten classes, where ``--runs`` holds one.
+- learned: a network that was trained on all ten classes, if ``--runs`` holds one.
 
-``equal`` is how far a detector that was fitted on nine classes and extended by the tenth, at once or in two parts, is
-from one that was fitted on all ten, on the same embeddings in float64: the largest relative difference of a squared
+``equal`` compares a detector that was fitted on nine classes and extended by the tenth, at once or in two parts, with
+one that was fitted on all ten, on the same embeddings in float64: the largest relative difference of a squared
 distance, and the largest difference of a class probability.
 """
 

@@ -1,10 +1,10 @@
-"""MAPLE in a training by Lightning: the lines that end in # + are all that is added.
+"""MAPLE in a Lightning training: lines that end in # + are the additions.
 
     pip install 'maple-uncertainty[lightning]'
     python examples/lightning_callback.py
 
-The callback puts pseudo-labels in the place of the labels of each batch, splits the classes that the network confuses
-after every second epoch, and fits the predictor in the end.
+The callback replaces the labels of each batch by pseudo-labels, splits hard classes after every second epoch, and fits
+the predictor at the end.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Your own training loop with MAPLE in it: the lines that end in # + are all that is added to a plain loop.
+"""Your own training loop with MAPLE: lines that end in # + are the additions to a plain loop.
 
     python examples/plain_pytorch.py
 
-A small network learns to tell hand-written digits apart. After every second epoch the classes that it confuses are
-split into clusters; in the end a predictor gives class, probability, uncertainty and a decision for each image.
+A small network learns to classify hand-written digits. After every second epoch hard classes are split into clusters;
+at the end a predictor gives class, probability, uncertainty and a decision for each image.
 """
 
 from __future__ import annotations
