@@ -6,6 +6,7 @@ Options are the fields of a frozen dataclass beside the code that reads them. A 
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import Field, asdict, dataclass, field, fields
@@ -120,6 +121,9 @@ def _validate(group: type, known: Field[Any], value: Any, named: str) -> Any:
         return _validator(group, known.name).validate_python(value)
     except ValidationError as error:
         first, help = error.errors()[0], known.metadata.get("help") or "another value"
+        if first["type"] == "literal_error" and isinstance(value, str) and not first["loc"]:
+            names = re.findall(r"'([^']*)'", first["ctx"]["expected"])
+            raise ConfigError(f"{named}: {suggest(value, names)}") from None
         # A message about one branch of a union or one item of a tuple says less than the help of the option.
         reason = f"expected {help}" if first["loc"] else f"{first['msg'].lower()} ({help})"
         raise ConfigError(f"{named}: {reason}") from None

@@ -131,5 +131,5 @@ def test_an_ensemble_of_another_seed_is_not_gone_on_with(digits, tmp_path):
 def test_presets_have_the_ensembles_of_the_paper():
     papers = [preset for preset in list_presets() if preset.startswith("paper")]
     members = {preset: resolve_config({"recipe": "ensemble"}, preset=preset).recipe.members for preset in papers}
-    assert members == {"paper": 10, "paper-diatoms": 10, "paper-imagenet": 3}
+    assert members == {"paper": 10, "paper-code": 10, "paper-diatoms": 10, "paper-imagenet": 3}
     assert resolve_config({"recipe": "ensemble"}).recipe.members == 5

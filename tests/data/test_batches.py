@@ -16,6 +16,7 @@ from PIL import Image
 from maple.data import batches
 from maple.data.batches import (
     Epoch,
+    alternate_flips,
     augment_batch,
     count_batches,
     evaluation_batches,
@@ -324,3 +325,54 @@ def test_targets_may_be_clusters_and_must_fit() -> None:
         np.testing.assert_array_equal(target.numpy(), clusters[index.numpy()])
     with pytest.raises(DataError, match=r"40 images.*3 targets"):
         training_batches(images, clusters[:3], batch_size=8, seed=0, epoch=1)
+
+
+def test_alternate_flips_show_each_image_from_both_sides() -> None:
+    first, second, third = (alternate_flips(1000, seed=3, epoch=epoch) for epoch in (1, 2, 3))
+    assert torch.equal(first, ~second) and torch.equal(first, third)
+    assert 0.4 < first.float().mean() < 0.6
+    assert not torch.equal(first, alternate_flips(1000, seed=4, epoch=1))
+
+
+def test_batches_follow_the_alternate_flips() -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (20, 8, 8, 3), dtype=np.uint8)
+    images = ImageSet.from_arrays(pixels, np.arange(20) % 2)
+    for epoch in (1, 2):
+        mirrored = alternate_flips(20, 0, epoch)
+        order = Epoch(batch_size=7, sampler="shuffle", seed=0, number=epoch)
+        for x, _, index in batches.training_batches(images, images.labels, order, augment="alternate-flip"):
+            for image, row in zip(x, index.tolist()):
+                expected = pixels[row][:, ::-1] if mirrored[row] else pixels[row]
+                np.testing.assert_array_equal(np.rint(image.permute(1, 2, 0).numpy() * 255), expected)
+
+
+def test_translate_shifts_by_a_sixteenth_with_reflected_borders() -> None:
+    images = torch.arange(32 * 32).reshape(1, 32, 32, 1).expand(400, 32, 32, 3)
+    shifted = augment_batch(images, "translate", torch.Generator().manual_seed(0))
+    reflected = torch.nn.functional.pad(images[:1, :, :, 0].double(), (2, 2, 2, 2), mode="reflect")[0]
+    windows = {(i, j): reflected[i : i + 32, j : j + 32].long() for i in range(5) for j in range(5)}
+    seen = {next(place for place, w in windows.items() if torch.equal(w, image[:, :, 0])) for image in shifted}
+    assert seen == set(windows)
+
+
+@pytest.mark.parametrize("augment", ["flip,alternate-flip", "crop,translate", "flip-both,alternate-flip"])
+def test_augmentations_that_exclude_each_other_are_errors(augment: str) -> None:
+    with pytest.raises(UsageError):
+        augment_batch(torch.zeros(2, 8, 8, 3), augment, torch.Generator())
+
+
+def test_cutout_covers_a_square_of_at_most_half_the_side() -> None:
+    images = torch.cat([torch.zeros(300, 16, 16, 3), torch.full((300, 16, 16, 3), 200)]).to(torch.uint8)
+    cut = augment_batch(images, "cutout", torch.Generator().manual_seed(0))
+    covered = (cut != images).any(3)
+    assert (cut[covered] == 100).all()  # the mean colour
+    areas = covered.sum((1, 2))
+    assert areas.max() == 64 and areas.min() >= 16
+    rows, columns = covered.any(2).sum(1), covered.any(1).sum(1)
+    assert torch.equal(rows * columns, areas)  # rectangles
+
+
+def test_mix_and_cutout_go_with_shifts_and_flips() -> None:
+    images = torch.from_numpy(np.random.default_rng(0).integers(0, 256, (8, 16, 16, 3), dtype=np.uint8))
+    changed = augment_batch(images, "translate,flip,mix,cutout", torch.Generator().manual_seed(0))
+    assert changed.shape == images.shape and changed.dtype == torch.uint8

@@ -13,9 +13,11 @@ from maple.networks import (
     Backbone,
     create_backbone,
     embed,
+    linear_head,
     list_backbones,
 )
 from maple.networks.architectures import create_network
+from maple.prediction.store import load_backbone, save_backbone
 
 
 def test_embedding_is_what_the_head_sees(backbone: Backbone) -> None:
@@ -98,3 +100,21 @@ def test_bad_arguments() -> None:
     with pytest.raises(UsageError, match="std"):
         create_backbone("resnet9", 2, std=(1, 0, 1))
     assert {"resnet9", "resnet18", "resnet20", "resnet32", "resnet44", "resnet56", "wrn-28-10"} <= set(list_backbones())
+
+
+def test_a_branch_leaves_the_head_beside_the_embedding(tmp_path):
+    torch.manual_seed(0)
+    backbone = create_backbone("wrn-10-1", 3, embedding_size=8, branch=True).eval()
+    x = torch.rand(2, 3, 16, 16)
+    embedding, logits = backbone(x)
+    pooled = backbone.body((x - backbone.mean[:, None, None]) / backbone.std[:, None, None])
+    torch.testing.assert_close(embedding, backbone.embedding_layer(pooled))
+    torch.testing.assert_close(logits, backbone.head(pooled))
+    assert (backbone.embedding_size, backbone.head_size) == (8, 64)
+    save_backbone(tmp_path / "weights.safetensors", backbone)
+    again = load_backbone(tmp_path / "weights.safetensors")
+    torch.testing.assert_close(again(x), (embedding, logits))
+    with pytest.raises(UsageError, match="--embedding-branch"):
+        linear_head(backbone)
+    with pytest.raises(UsageError, match="--embedding-size"):
+        create_backbone("wrn-10-1", 3, branch=True)

@@ -147,3 +147,29 @@ def test_sections_hold_only_plain_values():
     for recipe in list_recipes():
         for section in resolve_config({"recipe": recipe}).sections().values():
             assert all(isinstance(value, str | int | float | bool | list | None) for value in section.values())
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "nearest"),
+    [("schedule", "steps", "step"), ("triplet_mining", "al", "all"), ("optimizer", "mouon", "muon")],
+)
+def test_unknown_names_bring_the_nearest_one(key, value, nearest):
+    with pytest.raises(ConfigError, match=f"{value}.*'{nearest}'"):
+        resolve_config({key: value})
+
+
+def test_milestones_of_a_preset_follow_the_epochs():
+    assert resolve_config(preset="paper").train.milestones == (60, 120, 160)
+    assert resolve_config({"epochs": "20"}, preset="paper").train.milestones == (6, 12, 16)
+    shortest = resolve_config({"epochs": 1}, preset="paper").train
+    assert (shortest.schedule, shortest.milestones) == ("constant", ())
+    own = resolve_config({"epochs": 20, "milestones": ["19"]}, preset="paper").train
+    assert own.milestones == (19,)
+
+
+def test_the_two_sources_of_the_paper_are_two_presets():
+    text, code = (resolve_config(preset=name) for name in ("paper", "paper-code"))
+    assert (text.recipe.triplet_mining, text.train.optimizer, text.train.schedule) == ("all", "sgd", "step")
+    assert (code.recipe.triplet_mining, code.recipe.triplet_softness, code.train.optimizer) == ("hard", 0.0, "adam")
+    assert code.train.augment == "flip" and code.detector.covariance == "global"
+    assert {text.train.on_collapse, code.train.on_collapse} == {"stop"}

@@ -15,6 +15,7 @@ from sklearn.preprocessing import StandardScaler
 
 from clusters import moments_of, within_covariance
 from maple.errors import DataError, FitError, UsageError
+from maple.stats.background import fit_background
 from maple.stats.covariance import oas_covariance
 from maple.stats.gaussians import (
     Gaussians,
@@ -333,3 +334,20 @@ def test_the_map_has_two_axes_whatever_the_clusters():
         gaussians = fit_gaussians(Moments(n_clusters, 1).update(x, ids))
         seen = gaussians.on_map(gaussians.project(x))
         assert seen.shape == (50, 2) and np.isfinite(seen).all() and (seen[:, 1] == 0).all()
+
+
+@pytest.mark.parametrize("share", [0.7, 0.95])
+def test_without_standardising_components_are_those_of_the_centred_embeddings(blobs, share):
+    embeddings, labels = blobs
+    pca = PCA(n_components=share).fit(embeddings)
+    gaussians = fit_gaussians(
+        moments_of(embeddings, labels), explained_variance=share, covariance="global", standardise=False
+    )
+    projected = pca.transform(embeddings)  # (N, K)
+    centroids = np.stack([projected[labels == c].mean(0) for c in range(4)])
+    precision = np.linalg.inv(np.cov(projected.T, bias=True).reshape(projected.shape[1], -1))
+    expected = [[mahalanobis(row, centroid, precision) ** 2 for centroid in centroids] for row in projected[:20]]
+    np.testing.assert_allclose(gaussians.squared_distances(embeddings[:20]), expected, rtol=1e-7)
+    background = fit_background(moments_of(embeddings, labels), explained_variance=share, standardise=False)
+    left = embeddings - pca.inverse_transform(projected)
+    np.testing.assert_allclose(background.residuals(embeddings), (left**2).sum(1), rtol=1e-6, atol=1e-8)

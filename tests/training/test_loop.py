@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import itertools
 
 import numpy as np
@@ -14,6 +15,7 @@ from maple.data.batches import count_batches
 from maple.errors import DataError, TrainError, UsageError
 from maple.files import load_arrays
 from maple.networks import Backbone, create_backbone
+from maple.runs.config import resolve_config
 from maple.training.history import COLUMNS, history_csv
 from maple.training.loop import train_backbone
 from maple.training.loss import LossTerm
@@ -192,3 +194,44 @@ def test_missing_class_is_named(splits):
     with pytest.raises(DataError, match="class '3'"):
         torch.manual_seed(0)
         train_backbone(create_backbone("resnet9", 10), EAGER, splits.train, without, epochs=1)
+
+
+def test_a_collapse_stops_where_asked_to_and_can_go_on(splits, tmp_path):
+    def new():
+        torch.manual_seed(0)
+        layer = nn.Linear(3 * 8 * 8, 16)
+        nn.init.zeros_(layer.weight)
+        nn.init.ones_(layer.bias)
+        return Backbone(nn.Sequential(nn.Flatten(), layer), nn.Linear(16, 10), embedding_size=16)
+
+    recipe = create_recipe("triplet", triplet_softness=0.0)
+    options = {"epochs": 2, "batch_size": 64, "learning_rate": 1e-6, "show_progress": False, "folder": tmp_path}
+    with pytest.raises(TrainError, match=r"--triplet-mining all.*--on-collapse warn"):
+        train_backbone(new(), recipe, splits.train, splits.validation, on_collapse="stop", **options)
+    run = train_backbone(new(), recipe, splits.train, splits.validation, resume=True, **options)
+    assert [row["epoch"] for row in run.history] == [1, 2]
+
+
+@pytest.mark.parametrize("preset", ["paper", "paper-code"])
+def test_presets_of_the_paper_train_a_small_network(splits, preset):
+    """No collapse in three epochs on a small WRN, at the preset's own optimiser, batch and loss."""
+    config = resolve_config({"epochs": 3, "precision": "32-true", "seed": 0}, preset=preset)
+    torch.manual_seed(0)
+    model, recipe = config.model, config.recipe
+    backbone = create_backbone("wrn-10-1", 10, embedding_size=model.embedding_size, branch=model.embedding_branch)
+    run = train_backbone(backbone, recipe, splits.train, splits.validation, options=config.train, show_progress=False)
+    assert run.history[-1]["validation_accuracy"] > 0.3
+    assert run.history[-1]["spread"] > 0.1
+
+
+def test_losses_that_read_the_head_refuse_an_embedding_beside_it(few):
+    for recipe, option in ((MapleRecipe(), "prototype"), (create_recipe("duq"), "embedding-branch")):
+        backbone = create_backbone("wrn-10-1", 10, embedding_size=8, branch=True)
+        with pytest.raises(UsageError, match=option):
+            start(recipe, few, backbone=backbone, epochs=1)
+
+
+def test_a_head_beside_the_embedding_grows(few):
+    recipe = dataclasses.replace(EAGER, prototype_weight=0.0, head_growth="fresh", cluster_scope="class")
+    run = start(recipe, few, backbone=create_backbone("wrn-10-1", 10, embedding_size=8, branch=True), epochs=2)
+    assert run.backbone.head.weight.shape == (run.relabelling.n_clusters, 64)

@@ -8,6 +8,8 @@ import torch
 
 from maple.training.loss import (
     LossTerm,
+    all_triplets_loss,
+    boundary_distances,
     contrastive_loss,
     pairwise_distances,
     relative_spread,
@@ -124,3 +126,77 @@ def test_weights_scale_the_gradient_of_their_term():
     x = torch.tensor(2.0, requires_grad=True)
     weighted_sum({"square": LossTerm(x * x), "cube": LossTerm(x**3, weight=0.25)}).backward()
     assert float(x.grad) == 2 * 2 + 0.25 * 3 * 4
+
+
+def all_triplets_by_loops(embeddings: np.ndarray, targets: np.ndarray, margin: float, own: bool) -> float:
+    terms, n = [], range(len(targets))
+    for a in n:
+        positives = [p for p in n if p != a and targets[p] == targets[a]] or ([a] if own else [])
+        for p in positives:
+            for other in n:
+                if targets[other] != targets[a]:
+                    near, far = (np.linalg.norm(embeddings[a] - embeddings[i]) for i in (p, other))
+                    terms.append(max(near - far + margin, 0.0))
+    return float(np.mean(terms)) if terms else 0.0
+
+
+@pytest.mark.parametrize("own", [False, True])
+@pytest.mark.parametrize("n_targets", [1, 2, 4, 30])
+@pytest.mark.parametrize("margin", [0.0, 0.7])
+def test_all_triplets_equal_explicit_loops(rng, n_targets, margin, own):
+    embeddings = rng.normal(size=(17, 4))
+    targets = rng.integers(0, n_targets, 17)
+    loss = all_triplets_loss(torch.from_numpy(embeddings), torch.from_numpy(targets), margin, own)
+    assert float(loss) == pytest.approx(all_triplets_by_loops(embeddings, targets, margin, own), rel=1e-9)
+
+
+def test_gradient_of_all_triplets_is_that_of_the_cubic_formula(rng):
+    embeddings = torch.from_numpy(rng.normal(size=(11, 3))).requires_grad_()
+    targets = torch.from_numpy(rng.integers(0, 3, 11))
+    d, same = torch.cdist(embeddings, embeddings), targets[:, None] == targets[None, :]
+    valid = (same & ~torch.eye(11, dtype=torch.bool))[:, :, None] & ~same[:, None, :]  # (a, p, n)
+    cubic = torch.relu(d[:, :, None] - d[:, None, :] + 0.7)[valid].mean()
+    (expected,) = torch.autograd.grad(cubic, embeddings)
+    (found,) = torch.autograd.grad(all_triplets_loss(embeddings, targets, 0.7), embeddings)
+    torch.testing.assert_close(found, expected)
+
+
+def test_all_triplets_of_equal_images_have_finite_gradients():
+    embeddings = torch.ones(6, 3, requires_grad=True)
+    loss = all_triplets_loss(embeddings, torch.tensor([0, 0, 1, 1, 2, 2]), 0.5)
+    loss.backward()
+    assert loss.item() == pytest.approx(0.5) and torch.isfinite(embeddings.grad).all()
+
+
+def test_a_lone_image_can_be_its_own_positive(rng):
+    embeddings = torch.from_numpy(rng.normal(size=(3, 2)))
+    targets = torch.tensor([0, 1, 2])
+    nearest = torch.cdist(embeddings, embeddings).fill_diagonal_(torch.inf).amin(1)
+    assert float(triplet_loss(embeddings, targets, 0.7)) == 0
+    found = triplet_loss(embeddings, targets, 0.7, own_positive=True)
+    torch.testing.assert_close(found, torch.relu(0.7 - nearest).mean())
+
+
+def test_boundary_distances_are_those_to_the_hyperplanes(rng):
+    """The distance of e to the points where two logits are equal, by projection onto each hyperplane."""
+    embeddings, weight, bias = rng.normal(size=(7, 4)), rng.normal(size=(5, 4)), rng.normal(size=5)
+    logits = embeddings @ weight.T + bias
+    expected = []
+    for e, f in zip(embeddings, logits):
+        k = int(f.argmax())
+        distances = []
+        for m in set(range(5)) - {k}:
+            normal, offset = weight[k] - weight[m], bias[k] - bias[m]
+            foot = e - (normal @ e + offset) / (normal @ normal) * normal
+            assert abs(foot @ normal + offset) < 1e-9
+            distances.append(np.linalg.norm(e - foot))
+        expected.append(np.mean(distances))
+    found = boundary_distances(torch.from_numpy(logits), torch.from_numpy(weight))
+    np.testing.assert_allclose(found.numpy(), expected)
+
+
+def test_boundary_distances_have_finite_gradients(rng):
+    logits = torch.from_numpy(rng.normal(size=(6, 3))).requires_grad_()
+    weight = torch.from_numpy(rng.normal(size=(3, 4))).requires_grad_()
+    boundary_distances(logits, weight).sum().backward()
+    assert torch.isfinite(logits.grad).all() and torch.isfinite(weight.grad).all()

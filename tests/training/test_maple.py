@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional as F
 
 from maple.decisions.probability import class_probabilities
 from maple.errors import ConfigError, UsageError
 from maple.networks import Backbone
 from maple.runs.presets import list_presets, read_preset
-from maple.training.loss import contrastive_loss
+from maple.training.loss import boundary_distances, contrastive_loss
 from maple.training.maple import MapleRecipe, grow_linear
 from maple.training.recipe import Step, create_recipe, find_recipe
 from maple.training.relabel import PseudoLabels
@@ -121,6 +122,21 @@ def test_contrastive_loss_takes_the_place_of_the_triplet_loss():
     terms = create_recipe("triplet", metric_loss="contrastive", triplet_space="raw", margin=1.5).loss(step)
     assert float(terms["triplet"].value) == pytest.approx(float(contrastive_loss(step.embeddings, step.targets, 1.5)))
     assert terms["triplet"].weight == 1.0
+
+
+def test_cross_entropy_can_divide_logits_and_smooth_targets():
+    step = make_step(progress=1.0)
+    plain = create_recipe("cross-entropy")
+    for options, logits in (
+        ({"logit_norm": "length", "logit_temperature": 0.1}, 10 * F.normalize(step.logits, dim=1)),
+        ({"logit_norm": "boundary"}, step.logits / boundary_distances(step.logits, step.head.weight)[:, None]),
+        ({"logit_norm": "none"}, step.logits),
+    ):
+        found = create_recipe("cross-entropy", **options).loss(step)["cross_entropy"].value
+        torch.testing.assert_close(found, F.cross_entropy(logits, step.targets))
+    smooth = create_recipe("cross-entropy", label_smoothing=0.2).loss(step)["cross_entropy"].value
+    uniform = -step.logits.log_softmax(1).mean()
+    torch.testing.assert_close(smooth, 0.8 * plain.loss(step)["cross_entropy"].value + 0.2 * uniform)
 
 
 def history(*triplets, spread=0.5):

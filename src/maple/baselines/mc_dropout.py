@@ -53,6 +53,7 @@ class SampledBackbone(Backbone):
             backbone.head,
             embedding_size=backbone.embedding_size,
             embedding_layer=backbone.embedding_layer,
+            branch=backbone.branch,
             mean=backbone.mean.tolist(),
             std=backbone.std.tolist(),
             name=backbone.name,

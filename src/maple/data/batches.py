@@ -17,15 +17,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from maple.data._mixing import mix_batch
 from maple.data.image_set import ImageSet, read_pixels
 from maple.errors import DataError, UsageError, suggest
 from maple.text import plural
 
 Sampler = Literal["auto", "shuffle", "balanced"]
 
-AUGMENTATIONS = ("crop", "flip", "flip-both")
+AUGMENTATIONS = ("crop", "translate", "flip", "alternate-flip", "flip-both", "cutout", "mix")
 IMAGES_PER_CLASS = 4  # K of the balanced sampler
-_ORDER, _AUGMENT = 0, 1  # random streams
+_ORDER, _AUGMENT, _SIDE = 0, 1, 2  # random streams
 
 
 # --- augmentation ----------------------------------------------------------------------------------------------------
@@ -42,15 +43,21 @@ def parse_augment(augment: str) -> frozenset[str]:
         return frozenset()
     for name in sorted(names - set(AUGMENTATIONS)):
         raise UsageError(f"unknown augmentation '{name}': {suggest(name, [*AUGMENTATIONS, 'none'])}")
+    for pair in ({"crop", "translate"}, {"flip", "alternate-flip"}, {"flip-both", "alternate-flip"}):
+        if pair <= names:
+            raise UsageError(f"augmentation '{augment}': '{max(pair)}' and '{min(pair)}' exclude each other")
     return names
 
 
-def augment_batch(images: Tensor, augment: str, generator: torch.Generator) -> Tensor:
-    """Crop and flip each image of a batch (B, S, S, 3) in its own way.
+def augment_batch(images: Tensor, augment: str, generator: torch.Generator, mirrored: Tensor | None = None) -> Tensor:
+    """Augment each image of a batch (B, S, S, 3) on its own.
 
-    ``crop`` shifts by up to S / 8 pixels in both directions, with the border reflected; ``flip`` mirrors left-right,
-    ``flip-both`` left-right and up-down, each with probability one half. All of these only choose the row and the
-    column that a pixel is taken from, so that one gather does everything.
+    ``crop`` shifts by up to S / 8 pixels in both directions, with the border reflected, ``translate`` by up to S / 16;
+    ``flip`` mirrors left-right, ``flip-both`` left-right and up-down, each with probability one half;
+    ``alternate-flip`` mirrors the images in the mask ``mirrored`` (B,) of :func:`alternate_flips`. These only choose
+    the row and the column that a pixel is taken from, so one gather does everything. After it, ``mix`` mixes images
+    with fractals (:func:`~maple.data._mixing.mix_batch`) and ``cutout`` covers a square of half the side with the mean
+    colour of the batch (DeVries & Taylor 2017, https://arxiv.org/abs/1708.04552).
 
     >>> batch = torch.arange(2 * 8 * 8 * 3, dtype=torch.uint8).reshape(2, 8, 8, 3)
     >>> augment_batch(batch, "crop,flip", torch.Generator().manual_seed(0)).shape
@@ -62,21 +69,53 @@ def augment_batch(images: Tensor, augment: str, generator: torch.Generator) -> T
     n, size = images.shape[:2]
     rows = torch.arange(size).expand(n, size)  # (B, S): the row that each row of the result is taken from
     columns = rows
-    if "crop" in names:
-        rows = _shift(rows, size, generator)
-        columns = _shift(columns, size, generator)
+    if names & {"crop", "translate"}:
+        reach = size // 8 if "crop" in names else max(1, size // 16)
+        rows = _shift(rows, size, reach, generator)
+        columns = _shift(columns, size, reach, generator)
     if names & {"flip", "flip-both"}:
         columns = _mirror(columns, size, generator)
+    if "alternate-flip" in names:
+        if mirrored is None:
+            raise UsageError("augmentation 'alternate-flip' needs the mask of mirrored images: call alternate_flips")
+        columns = torch.where(mirrored[:, None], size - 1 - columns, columns)
     if "flip-both" in names:
         rows = _mirror(rows, size, generator)
     first = torch.arange(n)[:, None] * size  # (B, 1)
     flat = (first + rows)[:, :, None] * size + columns[:, None, :]  # (B, S, S): pixels of the whole batch, counted
-    return images.reshape(n * size * size, -1).index_select(0, flat.reshape(-1)).reshape(images.shape)
+    images = images.reshape(n * size * size, -1).index_select(0, flat.reshape(-1)).reshape(images.shape)
+    if "mix" in names:
+        images = mix_batch(images, generator)
+    return _cut_out(images, generator) if "cutout" in names else images
 
 
-def _shift(index: Tensor, size: int, generator: torch.Generator) -> Tensor:
-    """Shift (B, S) indices by up to S / 8 per image; indices beyond the border are reflected."""
-    reach = size // 8
+def alternate_flips(n_images: int, seed: int, epoch: int) -> Tensor:
+    """Mask (N,) of the training images that are mirrored in an epoch: half of them, and the other half in the next.
+
+    Each image is seen from both sides in any two epochs, which random flips leave to chance (Jordan 2024,
+    https://arxiv.org/abs/2404.00498).
+
+    >>> bool((alternate_flips(5, seed=0, epoch=1) ^ alternate_flips(5, seed=0, epoch=2)).all())
+    True
+    """
+    first = torch.rand(n_images, generator=_generator(seed, 0, _SIDE)) < 0.5
+    return first if epoch % 2 else ~first
+
+
+def _cut_out(images: Tensor, generator: torch.Generator) -> Tensor:
+    """Cover a square of half the side of each image (B, S, S, 3), around a random pixel."""
+    n, size = images.shape[:2]
+    centres = torch.randint(0, size, (2, n, 1), generator=generator)
+    reach = size // 4
+    index = torch.arange(size)
+    rows, columns = ((index >= centre - reach) & (index < centre + reach) for centre in centres)  # (B, S) each
+    covered = (rows[:, :, None] & columns[:, None, :])[..., None]  # (B, S, S, 1)
+    colour = images.float().mean((0, 1, 2)).round().to(images.dtype)  # (3,)
+    return torch.where(covered, colour, images)
+
+
+def _shift(index: Tensor, size: int, reach: int, generator: torch.Generator) -> Tensor:
+    """Shift (B, S) indices by up to ``reach`` per image; indices beyond the border are reflected."""
     shifted = index + torch.randint(-reach, reach + 1, (len(index), 1), generator=generator)
     return (size - 1) - ((size - 1) - shifted.abs()).abs()
 
@@ -220,14 +259,17 @@ def training_batches(
     if len(targets) != len(images):
         raise DataError(f"{len(images)} images but {len(targets)} targets: each image needs one target")
     augment = images.augment if augment == "auto" else augment
-    parse_augment(augment)
+    alternates = "alternate-flip" in parse_augment(augment)
+    mirrored = alternate_flips(len(images), epoch.seed, epoch.number) if alternates else None
     plan = plan_epoch(targets, epoch)
     generator = _generator(epoch.seed, epoch.number, _AUGMENT, epoch.rank)
 
     def read() -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         for index, batch in zip(plan, read_pixels(images, plan, workers)):
-            x = to_input(augment_batch(torch.from_numpy(batch), augment, generator))
-            yield x, torch.from_numpy(targets[index]), torch.from_numpy(index)
+            rows = torch.from_numpy(index)
+            sides = None if mirrored is None else mirrored[rows]
+            x = to_input(augment_batch(torch.from_numpy(batch), augment, generator, sides))
+            yield x, torch.from_numpy(targets[index]), rows
 
     return read()  # after the checks, which a generator would put off
 

@@ -180,11 +180,17 @@ class Densities:
             pca=self.options.pca,
             covariance=self.options.covariance,
             distance=self.options.distance,
+            standardise=self.options.standardise,
         )
 
     def _fit_background(self, exponent: float) -> Background:
         options, moments = self.options, self.moments.of(exponent)
-        return fit_background(moments, explained_variance=options.explained_variance, pca=options.pca)
+        return fit_background(
+            moments,
+            explained_variance=options.explained_variance,
+            pca=options.pca,
+            standardise=options.standardise,
+        )
 
     def with_full_covariances(self, batches: Batches) -> Self:
         """The densities with one covariance per cluster, from another pass over the training images."""

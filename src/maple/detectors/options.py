@@ -20,6 +20,9 @@ class DetectorOptions:
         0.95, "share of variance that PCA keeps", rare=True
     )
     pca: bool = option(True, "reduce the embeddings by PCA first", rare=True)
+    standardise: bool = option(
+        True, "divide each feature by its standard deviation before PCA; features are centred in any case", rare=True
+    )
     covariance: Literal["tied", "global", "full"] = option(
         "tied", "pooled within clusters (the paper), over all images, or one per cluster"
     )

@@ -45,7 +45,7 @@ def create_detector(detector: str | Detector, **options: Any) -> Detector:
     """A detector by name, with its options; an instance is returned as it is.
 
     >>> create_detector("maple", covariance="global")  # doctest: +ELLIPSIS
-    MapleDetector(explained_variance=0.95, pca=True, covariance='global', distance='mahalanobis', ...)
+    MapleDetector(explained_variance=0.95, pca=True, standardise=True, covariance='global', ...)
     >>> create_detector("mapel")
     Traceback (most recent call last):
     ...

@@ -26,7 +26,8 @@ class Backbone(nn.Module):
 
     ``body`` maps normalised images (x - mean) / std to (N, D'), ``embedding_layer`` these to embeddings (N, D) (the
     identity, unless an embedding size was asked for), ``head`` embeddings to logits (N, M). The embedding is exactly
-    the input of the head, so the classification loss shapes the space in which distances are measured.
+    the input of the head, so the classification loss shapes the space in which distances are measured. With ``branch``
+    the head reads the output of the body instead, and only losses of embeddings shape that space.
 
     >>> backbone = create_backbone("resnet9", n_classes=10)
     >>> embedding, logits = backbone(torch.rand(4, 3, 32, 32))
@@ -50,9 +51,11 @@ class Backbone(nn.Module):
         size: int | None = None,
         memory_format: torch.memory_format = torch.contiguous_format,
         shallow: str | None = None,
+        branch: bool = False,
     ) -> None:
         super().__init__()
         self.body = body
+        self.branch = branch  # whether the head reads the output of the body, beside the embedding
         self.shallow = shallow  # name of the intermediate layer of the body for the ``shallow`` score
         self.embedding_layer = nn.Identity() if embedding_layer is None else embedding_layer
         self.head = head
@@ -67,20 +70,35 @@ class Backbone(nn.Module):
         if not bool((self.std > 0).all()):
             raise UsageError(f"std is {tuple(std)}: the standard deviation of each channel must be positive")
 
+    @property
+    def head_size(self) -> int:
+        """Number of inputs of the head."""
+        if not self.branch:
+            return self.embedding_size
+        assert isinstance(self.embedding_layer, nn.Linear)
+        return self.embedding_layer.in_features
+
     def embed(self, x: Tensor) -> Tensor:
         """Embeddings (N, D) float32 of images (N, 3, H, W) in [0, 1]."""
+        return self.embedding_layer(self._pool(x)).float()
+
+    def _pool(self, x: Tensor) -> Tensor:
+        """Output (N, D') of the body for images (N, 3, H, W) in [0, 1]."""
         smallest = getattr(self.body, "min_size", 1)
         if x.ndim != 4 or x.shape[1] != 3 or min(x.shape[2:]) < smallest:
             raise UsageError(
                 f"images of shape {tuple(x.shape)}: the backbone takes (N, 3, H, W), at least {smallest} pixels a side"
             )
         x = normalise_images(x, self.mean, self.std).contiguous(memory_format=self.memory_format)
-        return self.embedding_layer(self.body(x)).float()
+        return self.body(x)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Embeddings (N, D) and logits (N, M), both float32, of images (N, 3, H, W) in [0, 1]."""
         if self.head is None:
             raise UsageError("the backbone has no head and so no logits: call Backbone.embed, or set backbone.head")
+        if self.branch:
+            pooled = self._pool(x)
+            return self.embedding_layer(pooled).float(), self.head(pooled.float()).float()
         embedding = self.embed(x)
         return embedding, self.head(embedding).float()
 
@@ -105,6 +123,11 @@ def linear_head(backbone: Backbone) -> LinearHead:
     (10, 128)
     """
     head = backbone.head
+    if backbone.branch:
+        raise UsageError(
+            "the head of the backbone does not read the embedding (--embedding-branch): detectors that recompute "
+            "logits need one that does"
+        )
     if not isinstance(head, nn.Linear):
         kind = "no head" if head is None else f"a head of type {type(head).__name__}"
         raise UsageError(f"the backbone has {kind}: detectors that recompute logits need a linear one")
@@ -114,7 +137,7 @@ def linear_head(backbone: Backbone) -> LinearHead:
 
 
 def list_backbones() -> list[str]:
-    """Names for ``create_backbone``; besides these, ``wrn-D-W`` for any depth D = 6n + 4 and any width W."""
+    """Names for ``create_backbone``; besides these, ``wrn-D-W`` for any depth 6n + 4 and ``airbench-W``."""
     return list_networks()
 
 
@@ -125,11 +148,13 @@ def create_backbone(
     embedding_size: int | None = None,
     mean: Sequence[float] | None = None,
     std: Sequence[float] | None = None,
+    branch: bool = False,
 ) -> Backbone:
     """A backbone with random weights and a linear head with ``n_classes`` outputs.
 
     ``embedding_size`` adds a linear layer between network and head; its output is the embedding (the paper's ResNet-50
-    has 640). ``mean`` and ``std`` default to ImageNet's, which the public weights expect.
+    has 640). With ``branch`` the head reads the output of the network, beside that layer. ``mean`` and ``std`` default
+    to ImageNet's, which the public weights expect.
 
     >>> create_backbone("wrn-10-1", n_classes=5, embedding_size=48).embedding_size
     48
@@ -143,15 +168,20 @@ def create_backbone(
     body = create_network(name)
     embedding_layer = None if embedding_size is None else nn.Linear(body.embedding_size, embedding_size)
     embedding_size = embedding_size or body.embedding_size
+    if branch and embedding_layer is None:
+        raise UsageError("--embedding-branch needs the size of the embedding: give --embedding-size, or leave it out")
+    head = nn.Linear(body.embedding_size if branch else embedding_size, n_classes)
+    body.initialise_head(head)
     backbone = Backbone(
         body,
-        nn.Linear(embedding_size, n_classes),
+        head,
         embedding_size=embedding_size,
         embedding_layer=embedding_layer,
         mean=IMAGENET_MEAN if mean is None else mean,
         std=IMAGENET_STD if std is None else std,
         name=name,
         shallow=body.shallow,
+        branch=branch,
     )
     return use_channels_last(backbone)
 

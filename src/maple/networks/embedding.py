@@ -125,7 +125,8 @@ def _no_outputs(backbone: Backbone, cluster_to_class: np.ndarray | None) -> Outp
     """Outputs (0, D) and (0, M) of no images, for ranks without a share of the images."""
     embedding = torch.empty(0, backbone.embedding_size, device=backbone.mean.device)
     with evaluating(backbone):
-        logits = None if backbone.head is None else backbone.head(embedding).cpu().numpy()
+        read = embedding.new_empty(0, backbone.head_size)
+        logits = None if backbone.head is None else backbone.head(read).cpu().numpy()
     none = np.empty(0, dtype=np.int64)
     return Outputs(embedding.cpu().numpy(), logits, none, none, cluster_to_class, _no_responses(backbone))
 

@@ -12,9 +12,14 @@ class ModelOptions:
     """The network and its recipe."""
 
     backbone: str = option(
-        "resnet9", "network: resnet9, resnet18, resnet20/32/44/56, wrn-D-W such as wrn-28-10, efficientnet-b0"
+        "resnet9", "network: resnet9, airbench[-W], resnet18, resnet20/32/44/56, resnet50, wrn-D-W, efficientnet-b0"
     )
     embedding_size: Positive | None = option(
         None, "size of a linear embedding in front of the head (default: none)", rare=True
+    )
+    embedding_branch: bool = option(
+        False,
+        "let the head read the output of the network beside that embedding, as in the published code",
+        rare=True,
     )
     recipe: str = option("maple", "training method: maple, cross-entropy or another name in maple methods")

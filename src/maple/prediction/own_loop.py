@@ -253,7 +253,7 @@ def resize_head(backbone: Backbone, n_outputs: int) -> None:
     """Give the backbone a linear head of ``n_outputs``, unless it has one; its weights are loaded next."""
     require_head(backbone)
     if isinstance(backbone.head, nn.Linear) and backbone.head.out_features != n_outputs:
-        backbone.head = nn.Linear(backbone.embedding_size, n_outputs).to(backbone.head.weight)
+        backbone.head = nn.Linear(backbone.head_size, n_outputs).to(backbone.head.weight)
 
 
 def require_head(backbone: Any) -> None:

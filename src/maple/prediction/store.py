@@ -77,6 +77,7 @@ def save_backbone(path: Path, backbone: Backbone) -> None:
         "backbone": backbone.name,
         "n_outputs": n_outputs,
         "embedding_size": asked,
+        "branch": backbone.branch,
         "made_by": None if backbone.made_by is None else backbone.made_by.to_dict(),
         "origin": None if backbone.origin is None else backbone.origin.to_dict(),
     }
@@ -122,13 +123,18 @@ def _new_backbone(metadata: dict[str, Any], shapes: Mapping[str, Sequence[int]],
         backbone = rebuild_model(Origin.from_dict(metadata["origin"]), shapes, trust=trust)
     else:
         has_head = any(name.startswith("head.") for name in shapes)
-        backbone = create_backbone(metadata["backbone"], n_outputs if has_head else 1, embedding_size=embedding_size)
+        backbone = create_backbone(
+            metadata["backbone"],
+            n_outputs if has_head else 1,
+            embedding_size=embedding_size,
+            branch=metadata.get("branch", False),
+        )
         backbone.head = backbone.head if has_head else None
     if maker is None:
         return backbone
     recipe = find_recipe(maker.recipe, maker.plugin).create(maker.options, f"options of recipe '{maker.recipe}'")
     if recipe.own_head or getattr(backbone.head, "out_features", None) != n_outputs:
-        backbone.head = recipe.build_head(backbone.embedding_size, n_outputs)
+        backbone.head = recipe.build_head(backbone.head_size, n_outputs)
     backbone.made_by = maker
     return recipe.rebuild(backbone)
 

@@ -80,6 +80,7 @@ def resolve_config(
         section: {**_section(base, section, method), **_section(file, section, method), **asked.get(section, {})}
         for section in (*SECTIONS, RECIPE)
     }
+    values["train"] = _follow_epochs(base.get("train", {}), values["train"])
     recipe = method.create(values.pop(RECIPE), f"section [{method.kind.section}]")
     built: dict[str, Any] = {
         name: build_options(SECTIONS[name], own, f"section [{name}]") for name, own in values.items()
@@ -124,6 +125,23 @@ def _section(sections: Mapping[str, Any], name: str, method: Method[Recipe]) -> 
         return sections.get(name, {})
     own = [values for section, values in sections.items() if _is_recipe(section, method)]
     return {key: value for values in own for key, value in values.items()}
+
+
+def _follow_epochs(preset: Mapping[str, Any], values: Values) -> Values:
+    """Scale the milestones of a preset to the number of epochs, if that is not the preset's.
+
+    >>> _follow_epochs({"epochs": 200, "milestones": [60, 120]}, {"epochs": 20, "milestones": [60, 120]})["milestones"]
+    [6, 12]
+    """
+    milestones, asked = preset.get("milestones"), str(values.get("epochs"))
+    if not milestones or list(values["milestones"]) != list(milestones) or not asked.isdecimal():
+        return values
+    epochs = int(asked)
+    moved = {round(milestone * epochs / preset["epochs"]) for milestone in milestones}
+    moved = {milestone for milestone in moved if 0 < milestone < epochs}
+    if not moved and values.get("schedule") == "step":
+        return {**values, "schedule": "constant", "milestones": []}
+    return {**values, "milestones": sorted(moved)}
 
 
 def _is_recipe(section: str, method: Method[Recipe]) -> bool:

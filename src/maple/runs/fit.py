@@ -148,7 +148,7 @@ def check_head(backbone: Backbone, splits: Splits) -> None:
     """Refuse a head for another number of classes."""
     if backbone.head is None:
         return
-    n_outputs, n_classes = count_outputs(backbone.head, backbone.embedding_size), len(splits.class_names)
+    n_outputs, n_classes = count_outputs(backbone.head, backbone.head_size), len(splits.class_names)
     if n_outputs != n_classes:
         raise UsageError(
             f"the head of '{backbone.name}' gives {n_outputs} logits, but '{splits.train.name}' has {n_classes} "

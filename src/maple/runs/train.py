@@ -46,6 +46,7 @@ from maple.runs.request import LEFT_OUT, RunRequest, absolute_path, absolute_sou
 from maple.runs.splits import announce_images, describe_classes, left_out_images, load_run_splits, order_like_head
 from maple.training.distributed import make_fabric, together
 from maple.training.loop import Run, snapshot_rows, train_backbone
+from maple.training.optimizers import check_schedule
 from maple.training.options import TrainOptions
 from maple.training.prepare import prepare_backbone
 from maple.training.resume import FREE_OPTIONS, started_otherwise
@@ -118,7 +119,14 @@ def new_network(model: ModelOptions, n_classes: int, seed: int, statistics: Stat
     """The network that the options describe, with random weights drawn from ``seed``."""
     torch.manual_seed(seed)
     mean, std = statistics or (None, None)
-    return create_backbone(model.backbone, n_classes, embedding_size=model.embedding_size, mean=mean, std=std)
+    return create_backbone(
+        model.backbone,
+        n_classes,
+        embedding_size=model.embedding_size,
+        branch=model.embedding_branch,
+        mean=mean,
+        std=std,
+    )
 
 
 # --- the plan ---------------------------------------------------------------------------------------------------------
@@ -228,6 +236,7 @@ def check_options(options: TrainOptions) -> None:
     """Refuse options that do not work together or on this machine, before images are read."""
     if options.augment != "auto":
         parse_augment(options.augment)
+    check_schedule(options)
     if options.precision == "16-mixed" and (options.accelerator == "cpu" or not torch.cuda.is_available()):
         raise UsageError("--precision 16-mixed needs a CUDA device: use auto, bf16-mixed or 32-true")
 
@@ -248,7 +257,7 @@ def _open_start(request: TrainRequest, config: RunConfig) -> Start:
     assert request.init is not None
     if request.resume:
         return Start(load_backbone(request.out / RunFile.START, trust=request.trust))
-    for name in ("backbone", "embedding_size"):
+    for name in ("backbone", "embedding_size", "embedding_branch"):
         if name in request.flags or name in request.file.get("model", {}):
             raise UsageError(f"{flag_name(name)} is for new networks, and --init names a trained one: leave it out")
     if absolute_source(request.init) == str(request.out.expanduser().resolve()):
@@ -264,7 +273,7 @@ def _follow_start(request: TrainRequest, config: RunConfig, start: Start) -> Run
     """The options with image size and fit of the network, and its name as the backbone."""
     assert request.init is not None
     given = {*request.flags, *request.file.get("data", {})}
-    model = dataclasses.replace(config.model, backbone=request.init, embedding_size=None)
+    model = dataclasses.replace(config.model, backbone=request.init, embedding_size=None, embedding_branch=False)
     return dataclasses.replace(follow_network(config, start.backbone.size, start.fit, given), model=model)
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from maple.stats.arrays import ArrayRecord, as_embeddings, normalise, row_blocks
 from maple.stats.covariance import shrink_if_few
-from maple.stats.gaussians import check_enough, inverse_deviation, principal_components
+from maple.stats.gaussians import check_enough, feature_scale, principal_components
 from maple.stats.moments import Moments
 
 
@@ -56,7 +56,9 @@ class Background(ArrayRecord):
         return np.nan_to_num(values, nan=np.finfo(np.float64).max, posinf=np.finfo(np.float64).max)
 
 
-def fit_background(moments: Moments, *, explained_variance: float = 0.95, pca: bool = True) -> Background:
+def fit_background(
+    moments: Moments, *, explained_variance: float = 0.95, pca: bool = True, standardise: bool = True
+) -> Background:
     """The background in the principal components that :func:`fit_gaussians` keeps for the same moments.
 
     With few images the variances are shrunk towards their mean, like the covariance within clusters.
@@ -67,6 +69,6 @@ def fit_background(moments: Moments, *, explained_variance: float = 0.95, pca: b
     array([2., 2., 2., 2.])
     """
     check_enough(moments, needs_within=False)
-    variances, matrix = principal_components(moments, explained_variance if pca else 1.0)
+    variances, matrix = principal_components(moments, explained_variance if pca else 1.0, standardise)
     variances = shrink_if_few(np.diag(variances), moments.n_images - 1).diagonal()
-    return Background(moments.mean, inverse_deviation(moments), matrix, variances, moments.norm_exponent)
+    return Background(moments.mean, feature_scale(moments, standardise), matrix, variances, moments.norm_exponent)

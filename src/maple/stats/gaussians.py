@@ -148,6 +148,7 @@ def fit_gaussians(
     pca: bool = True,
     covariance: str = "tied",
     distance: str = "mahalanobis",
+    standardise: bool = True,
 ) -> Gaussians:
     """Standardise, PCA, covariance and whitening from ``moments``, folded into one affine map.
 
@@ -159,7 +160,8 @@ def fit_gaussians(
     - ``global``: around the common mean;
     - ``full``: one per cluster, which needs a second pass: see :func:`with_full_covariances`; this gives the tied one.
 
-    ``distance="euclidean"`` leaves the standardised components unwhitened.
+    ``distance="euclidean"`` leaves the standardised components unwhitened. Without ``standardise`` PCA sees the
+    covariance itself, as in the published code: features with large variance then dominate the components.
 
     >>> rng = np.random.default_rng(0)
     >>> labels = np.arange(2000) % 2
@@ -170,7 +172,7 @@ def fit_gaussians(
     True
     """
     check_enough(moments, needs_within=covariance != "global" and distance == "mahalanobis")
-    eigenvalues, matrix = principal_components(moments, explained_variance if pca else 1.0)
+    eigenvalues, matrix = principal_components(moments, explained_variance if pca else 1.0, standardise)
     mean = moments.mean
     deviations = moments.means - mean  # (M, D)
     if distance == "mahalanobis" and covariance == "global":
@@ -188,9 +190,11 @@ def fit_gaussians(
     )
 
 
-def principal_components(moments: Moments, explained_variance: float) -> tuple[np.ndarray, np.ndarray]:
-    """Variances (K,) of the principal components of standardised embeddings, and the map (D, K) onto them."""
-    scale = inverse_deviation(moments)  # (D,)
+def principal_components(
+    moments: Moments, explained_variance: float, standardise: bool = True
+) -> tuple[np.ndarray, np.ndarray]:
+    """Variances (K,) of the principal components of scaled embeddings, and the map (D, K) onto them."""
+    scale = feature_scale(moments, standardise)  # (D,)
     correlation = moments.total_covariance * np.outer(scale, scale)  # (D, D)
     variances, axes = principal_axes(correlation, explained_variance)
     return variances, scale[:, None] * axes
@@ -228,15 +232,15 @@ def check_enough(moments: Moments, needs_within: bool) -> None:
         )
 
 
-def inverse_deviation(moments: Moments) -> np.ndarray:
-    """1 / standard deviation of each feature (D,); 0 drops constant features."""
+def feature_scale(moments: Moments, standardise: bool = True) -> np.ndarray:
+    """Factor of each feature (D,): 1 / standard deviation, or 1 without ``standardise``; 0 drops constant ones."""
     deviation = moments.deviation
     if not deviation.any():
         raise FitError(
             f"all {moments.n_images} embeddings are equal, the network has collapsed: train again with a lower "
             "learning_rate or triplet_weight, or add different images"
         )
-    return np.divide(1.0, deviation, out=np.zeros_like(deviation), where=deviation > 0)
+    return np.divide(1.0, deviation if standardise else 1.0, out=np.zeros_like(deviation), where=deviation > 0)
 
 
 def float32_suffices(moments: Moments, matrix: np.ndarray) -> bool:

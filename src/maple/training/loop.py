@@ -17,17 +17,18 @@ import numpy as np
 import torch
 from lightning_fabric import Fabric
 
-from maple.data.batches import Epoch, count_batches, training_batches
+from maple.data.batches import Epoch, count_batches, evaluation_batches, training_batches
 from maple.data.image_set import ImageSet
-from maple.errors import DataError, RunError, UsageError
+from maple.errors import DataError, RunError, TrainError, UsageError
 from maple.files import RunFile, write_atomic
-from maple.networks import Backbone, embed
+from maple.networks import Backbone, embed, normalise_images
 from maple.options import as_dict, build_options
 from maple.progress import TrainDisplay
 from maple.training.distributed import agree_on_buffers, gather_rows, make_fabric, mean_over_ranks, together
 from maple.training.head import NamedState, named_state
 from maple.training.history import History, history_csv
 from maple.training.loss import relative_spread
+from maple.training.optimizers import check_schedule
 from maple.training.options import TrainOptions
 from maple.training.prepare import head_for, prepare_backbone
 from maple.training.recipe import Recipe
@@ -37,6 +38,7 @@ from maple.training.step import TrainingStep, check_finite
 from maple.types import Outputs, Relabelling
 
 SNAPSHOT_IMAGES = 2000
+WHITENING_IMAGES = 5000  # enough for the eigenvectors of small patches
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,6 +82,7 @@ def train_backbone(
     if options is not None and keywords:
         raise UsageError(f"give the training options in options= or as keywords, not both: {', '.join(keywords)}")
     options = options or build_options(TrainOptions, keywords, "training options")
+    check_schedule(options)
     _check_classes(train, validation)
     folder = Path(folder) if folder is not None else None
     fabric = fabric or make_fabric(options)
@@ -147,14 +150,25 @@ class _Loop:
         self.step = TrainingStep(self.fabric, self.recipe, self.backbone, self.options, state)
 
     def start(self) -> None:
-        """Let the recipe see the images before the first step."""
+        """Let the network and the recipe see the images before the first step."""
+        fit_whitening = getattr(self.backbone.body, "fit_whitening", None)
+        if fit_whitening is not None:
+            with together(self.fabric):
+                fit_whitening(self._normalised_images(WHITENING_IMAGES))
         labels = self.train_images.labels
         self.recipe.start(self.backbone, self._embed_training_rows, labels, self.options.seed)
+
+    def _normalised_images(self, n: int) -> torch.Tensor:
+        """At most n training images (N, 3, S, S), evenly spaced, not augmented, normalised as in the backbone."""
+        rows = np.linspace(0, len(self.train_images) - 1, min(n, len(self.train_images))).astype(np.int64)
+        batches = evaluation_batches(self.train_images, indices=rows, workers=self.options.workers)
+        mean, std = self.backbone.mean.cpu(), self.backbone.std.cpu()
+        return torch.cat([normalise_images(x, mean, std) for x, _ in batches])
 
     # One epoch
 
     def run_epoch(self, epoch: int, display: TrainDisplay) -> None:
-        started = time.monotonic()
+        started, cpu_started = time.monotonic(), time.process_time()
         losses = self._train_epoch(epoch, display)
         validation = self._embed_validation()
         self._check_finite("an embedding or logit", validation.embeddings, validation.logits, epoch=epoch)
@@ -171,13 +185,23 @@ class _Loop:
         relabelling = time.monotonic()
         row |= self._relabel(epoch, validation, probabilities)
         row["relabel_seconds"] = round(time.monotonic() - relabelling, 2)
-        row |= {"clusters": self.clusters.current.n_clusters, "seconds": round(time.monotonic() - started, 2)}
+        row |= {
+            "clusters": self.clusters.current.n_clusters,
+            "images": self._images_per_epoch(),
+            "cpu_seconds": round(time.process_time() - cpu_started, 2),  # of all threads of this process
+            "seconds": round(time.monotonic() - started, 2),
+        }
         self.epoch = epoch
         self.history.append(row)
         display.end_epoch(row)
-        self._warn_once(display)
         with together(self.fabric):
             self._save()
+        self._look_for_collapse(display)
+
+    def _images_per_epoch(self) -> int:
+        """Images of an epoch over all processes; the last, incomplete batch may be dropped."""
+        steps = count_batches(len(self.train_images), self.options.batch_size, self.fabric.world_size)
+        return min(len(self.train_images), steps * self.options.batch_size)
 
     def _train_epoch(self, epoch: int, display: TrainDisplay) -> dict[str, float]:
         """One pass over the training images; the mean loss and the means of its unweighted terms."""
@@ -253,12 +277,15 @@ class _Loop:
             "spread": float(relative_spread(torch.from_numpy(validation.embeddings))),
         }
 
-    def _warn_once(self, display: TrainDisplay) -> None:
-        """Warn that the embeddings have collapsed, after the first epoch in which they have."""
+    def _look_for_collapse(self, display: TrainDisplay) -> None:
+        """Warn of collapsed embeddings or stop, after the first epoch in which they have collapsed."""
         found = None if self.warned else self.recipe.find_collapse(self.history, self.options.epochs)
-        if found is not None:
-            self.warned = True
-            display.warn(found)
+        if found is None:
+            return
+        if self.options.on_collapse == "stop":
+            raise TrainError(f"{found}; to continue all the same, add --resume --on-collapse warn")
+        self.warned = True
+        display.warn(found)
 
     def _take_snapshots(self, epoch: int, validation: Outputs) -> None:
         """Keep embeddings from before the first split (from half-way if there is none), and from the end."""
@@ -327,7 +354,7 @@ class _Loop:
         backbone = self.backbone
         assert backbone.head is not None
         n_outputs = self.clusters.current.n_clusters
-        backbone.head = head_for(backbone.head, self.recipe, backbone.embedding_size, weights, n_outputs)
+        backbone.head = head_for(backbone.head, self.recipe, backbone.head_size, weights, n_outputs)
         try:
             backbone.load_state_dict(weights)
         except RuntimeError:

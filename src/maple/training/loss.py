@@ -40,8 +40,10 @@ def pairwise_distances(embeddings: Tensor) -> Tensor:
     return torch.where(zero, 0, torch.where(zero, 1, squared).sqrt())
 
 
-def triplet_loss(embeddings: Tensor, targets: Tensor, margin: float, softness: float = 0.0) -> Tensor:
-    r"""Triplet loss with one positive and one negative distance per anchor, from all the others in the batch.
+def triplet_loss(
+    embeddings: Tensor, targets: Tensor, margin: float, softness: float = 0.0, own_positive: bool = False
+) -> Tensor:
+    r"""Triplet loss with one positive and one negative distance per anchor, from all other images in the batch.
 
     .. math:: \frac{1}{|A|} \sum_{a \in A} \max\{d^+_a - d^-_a + \alpha,\; 0\}
 
@@ -53,15 +55,14 @@ def triplet_loss(embeddings: Tensor, targets: Tensor, margin: float, softness: f
     mining then collapses the embeddings, soft mining does not.
 
     An anchor takes part only if the batch holds another image of its target *and* one of a different target; an image
-    is never its own positive. Without any such anchor the loss is 0.
+    is never its own positive, except with ``own_positive`` if it has no other. Without any such anchor the loss is 0.
 
     >>> points = torch.tensor([[0.0], [1.0], [3.0], [9.0]])
     >>> triplet_loss(points, torch.tensor([0, 0, 1, 2]), margin=2.0)  # ((1 - 3 + 2) + (1 - 2 + 2)) / 2
     tensor(0.5000)
     """
     distances = pairwise_distances(embeddings)  # (B, B)
-    same = targets[:, None] == targets[None, :]  # (B, B)
-    positive = same & ~torch.eye(len(targets), dtype=torch.bool, device=targets.device)
+    positive, same = _pairs(targets, own_positive)  # (B, B) each
     anchors = positive.any(1) & (~same).any(1)  # (B,)
     if not anchors.any():
         return embeddings.sum() * 0
@@ -73,6 +74,45 @@ def triplet_loss(embeddings: Tensor, targets: Tensor, margin: float, softness: f
         farthest = _soft_mean(distances, positive, 1 / softness)
         nearest = _soft_mean(distances, negative, -1 / softness)
     return F.relu(farthest - nearest + margin).mean()
+
+
+def all_triplets_loss(embeddings: Tensor, targets: Tensor, margin: float, own_positive: bool = False) -> Tensor:
+    r"""Triplet loss averaged over all valid triplets of the batch, as in the text of the paper.
+
+    .. math:: \frac{1}{|T|} \sum_{(a, p, n) \in T} \max\{d_{ap} - d_{an} + \alpha,\; 0\}
+
+    T holds all (a, p, n) with p another image of a's target and n one of a different target. With the negative
+    distances of an anchor sorted, those below :math:`d_{ap} + \alpha` come first and their sum is a cumulative one:
+    memory and time grow with the square of the batch, not with its cube. Without any triplet the loss is 0.
+
+    >>> points = torch.tensor([[0.0], [1.0], [3.0]])
+    >>> all_triplets_loss(points, torch.tensor([0, 0, 1]), margin=2.0)  # ((1 - 3 + 2) + (1 - 2 + 2)) / 2
+    tensor(0.5000)
+    """
+    distances = pairwise_distances(embeddings)  # (B, B)
+    positive, same = _pairs(targets, own_positive)  # (B, B) each
+    n_triplets = (positive.sum(1) * (~same).sum(1)).sum()
+    if n_triplets == 0:
+        return embeddings.sum() * 0
+    reach = distances + margin  # (B, B): negatives nearer than this add to the loss
+    negatives = distances.masked_fill(same, torch.inf).sort(1).values  # (B, B), ascending, then inf
+    nearer = torch.searchsorted(negatives.detach(), reach.detach())  # (B, B): number of nearer negatives
+    sums = F.pad(negatives.masked_fill(negatives.isinf(), 0).cumsum(1), (1, 0))  # (B, B + 1): of the first n
+    terms = nearer * reach - sums.gather(1, nearer)  # (B, B): anchor and positive, summed over negatives
+    return terms[positive].sum() / n_triplets
+
+
+def _pairs(targets: Tensor, own_positive: bool = False) -> tuple[Tensor, Tensor]:
+    """Masks (B, B) of the positive pairs and of all pairs with equal targets.
+
+    An image is its own positive only with ``own_positive``, and only if it has no other.
+    """
+    same = targets[:, None] == targets[None, :]
+    itself = torch.eye(len(targets), dtype=torch.bool, device=targets.device)
+    positive = same & ~itself
+    if own_positive:
+        positive |= itself & ~positive.any(1, keepdim=True)
+    return positive, same
 
 
 def contrastive_loss(embeddings: Tensor, targets: Tensor, margin: float) -> Tensor:
@@ -87,8 +127,7 @@ def contrastive_loss(embeddings: Tensor, targets: Tensor, margin: float) -> Tens
     tensor(1.1250)
     """
     distances = pairwise_distances(embeddings)  # (B, B)
-    same = targets[:, None] == targets[None, :]  # (B, B)
-    positive = same & ~torch.eye(len(targets), dtype=torch.bool, device=targets.device)
+    positive, same = _pairs(targets)  # (B, B) each
     near = distances.square()[positive].sum() / positive.sum().clamp_min(1)
     far = F.relu(margin - distances).square()[~same].sum() / (~same).sum().clamp_min(1)
     return near + far
@@ -126,3 +165,21 @@ def prototype_loss(embeddings: Tensor, prototypes: Tensor, targets: Tensor, scal
     """
     cosines = F.normalize(embeddings, dim=1) @ F.normalize(prototypes, dim=1).T  # (N, M)
     return F.cross_entropy(scale * cosines, targets)
+
+
+def boundary_distances(logits: Tensor, weight: Tensor) -> Tensor:
+    r"""Mean distance (N,) of embeddings to the boundaries between their class and all others, from logits (N, M).
+
+    .. math:: \frac{1}{M - 1} \sum_{m \ne k} \frac{f_k - f_m}{\lVert w_k - w_m \rVert}, \quad k = \arg\max f
+
+    Longer embeddings do not increase logits divided by it (ELogitNorm, Ding et al. 2025,
+    https://arxiv.org/abs/2504.11434); ``weight`` (M, D) is that of the head.
+
+    >>> boundary_distances(torch.tensor([[3.0, 0.0]]), torch.tensor([[2.0, 0.0], [0.0, 0.0]]))
+    tensor([1.5000])
+    """
+    best = logits.argmax(1)  # (N,)
+    gaps = logits.gather(1, best[:, None]) - logits  # (N, M), 0 for the class itself
+    lengths = pairwise_distances(weight)[best]  # (N, M)
+    others = F.one_hot(best, logits.shape[1]) == 0
+    return torch.where(others, gaps / torch.where(others, lengths, 1).clamp_min(1e-7), 0).sum(1) / others.sum(1)

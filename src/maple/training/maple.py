@@ -20,16 +20,24 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from maple.decisions.probability import class_probabilities
 from maple.errors import ConfigError, UsageError
-from maple.options import as_dict
+from maple.networks import Backbone
+from maple.options import as_dict, flag_name
 from maple.stats.splitting import Clustering, split_clusters
 from maple.training.hard_classes import find_hard_classes
-from maple.training.loss import LossTerm, contrastive_loss, prototype_loss, triplet_loss
+from maple.training.loss import (
+    LossTerm,
+    all_triplets_loss,
+    boundary_distances,
+    contrastive_loss,
+    prototype_loss,
+    triplet_loss,
+)
 from maple.training.options import MapleOptions
 from maple.training.recipe import RECIPES, EmbedRows, Recipe, Step, register_recipe
-from maple.types import About, Outputs, Relabelling
+from maple.types import About, Relabelling
 
+GUESSING = 1.5  # times the accuracy of guessing: below this the network has not learned
 AT_MARGIN = 0.02  # relative distance within which the triplet loss counts as equal to its margin
 _PAPER = ("Venkataramanan et al. 2023", "https://openaccess.thecvf.com/ICCV2023_workshops/UnCV")
 _PLAIN = ("Hendrycks & Gimpel 2017", "https://arxiv.org/abs/1610.02136")
@@ -75,14 +83,22 @@ class MapleRecipe(MapleOptions, Recipe):
     def compares_images(self) -> bool:
         return self.triplet
 
+    def prepare(self, backbone: Backbone) -> None:
+        """Refuse losses that read the head through the embedding if the head does not read that."""
+        if not (backbone.branch and self.triplet):
+            return
+        for option in ("prototype_weight", "cross_entropy_norm"):
+            if getattr(self, option):
+                raise UsageError(
+                    f"{option} compares embeddings with rows of the head, which does not read them "
+                    f"(--embedding-branch): use {flag_name(option)} 0"
+                )
+
     def loss(self, step: Step) -> dict[str, LossTerm]:
-        terms = {"cross_entropy": LossTerm(F.cross_entropy(self._training_logits(step), step.targets))}
+        logits = self._divide_logits(self._training_logits(step), step.head)
+        terms = {"cross_entropy": LossTerm(F.cross_entropy(logits, step.targets, label_smoothing=self.label_smoothing))}
         if self.triplet:
-            points = self._space(step.embeddings, self.triplet_space)
-            if self.metric_loss == "contrastive":
-                value = contrastive_loss(points, step.targets, self.margin)
-            else:
-                value = triplet_loss(points, step.targets, self.margin, self.triplet_softness)
+            value = self._metric_loss(step)
             terms["triplet"] = LossTerm(value, self.triplet_weight * self._warmed_up(step.progress))
         if self.triplet and self.prototype_weight and isinstance(step.head, nn.Linear):
             value = prototype_loss(step.embeddings, step.head.weight, step.targets, self.prototype_scale)
@@ -99,29 +115,59 @@ class MapleRecipe(MapleOptions, Recipe):
             return step.logits
         return step.head(self.cross_entropy_norm * F.normalize(step.embeddings, dim=1)).float()
 
+    def _metric_loss(self, step: Step) -> Tensor:
+        points = F.normalize(step.embeddings, dim=1) if self.triplet_space == "normalised" else step.embeddings
+        own_positive = self.triplet_lone == "self"
+        if self.metric_loss == "contrastive":
+            return contrastive_loss(points, step.targets, self.margin)
+        if self.triplet_mining == "all":
+            return all_triplets_loss(points, step.targets, self.margin, own_positive)
+        return triplet_loss(points, step.targets, self.margin, self.triplet_softness, own_positive)
+
+    def _divide_logits(self, logits: Tensor, head: nn.Module) -> Tensor:
+        """Logits (B, M) over their length (LogitNorm, https://arxiv.org/abs/2205.09310), or as ``logit_norm`` says."""
+        if self.logit_norm == "length":
+            return logits / (self.logit_temperature * logits.norm(dim=1, keepdim=True)).clamp_min(1e-7)
+        if self.logit_norm == "boundary":
+            if not isinstance(head, nn.Linear):
+                raise UsageError(f"logit_norm 'boundary' needs a linear head, not {type(head).__name__}")
+            return logits / boundary_distances(logits, head.weight)[:, None].clamp_min(1e-7)
+        return logits
+
     def find_collapse(self, history: list[dict[str, Any]], epochs: int) -> str | None:
         found = super().find_collapse(history, epochs)
         if not self.triplet:
             return found
-        if not found and self.metric_loss == "triplet" and self._sits_at_margin(history, epochs):
+        checks_margin = not found and self.metric_loss == "triplet"
+        if checks_margin and (self._sits_at_margin(history, epochs) or self._starts_at_margin(history)):
             found = f"the triplet loss sits at its margin ({history[-1]['triplet']:.3f}): lower --learning-rate"
+        if found and self.triplet_mining == "hard" and self.triplet_softness == 0:
+            found = f"{found}, use --triplet-mining all"
         return found and f"{found}, raise --triplet-warmup, or use --triplet-space normalised"
 
     def _sits_at_margin(self, history: list[dict[str, Any]], epochs: int) -> bool:
         """Whether the last two epochs, at full weight, had a triplet loss equal to the margin; one may pass by."""
         return len(history) > 1 and all(
-            self._warmed_up((row["epoch"] - 1) / epochs) == 1
-            and abs(row["triplet"] - self.margin) < AT_MARGIN * self.margin
-            for row in history[-2:]
+            self._warmed_up((row["epoch"] - 1) / epochs) == 1 and self._is_at_margin(row) for row in history[-2:]
         )
+
+    def _starts_at_margin(self, history: list[dict[str, Any]]) -> bool:
+        """Whether the first epoch, at full weight, ended at the margin and no better than guessing."""
+        first = history[0]
+        return (
+            len(history) == 1
+            and self.triplet_warmup == 0
+            and self.triplet_weight > 0
+            and self._is_at_margin(first)
+            and first.get("validation_accuracy", 1.0) < GUESSING / first["clusters"]
+        )
+
+    def _is_at_margin(self, row: dict[str, Any]) -> bool:
+        return abs(row["triplet"] - self.margin) < AT_MARGIN * self.margin
 
     def options(self) -> dict[str, Any]:
         settings = {key: value for key, value in as_dict(self).items() if key not in ("triplet", "clustering")}
         return {"recipe": self.name, **settings}
-
-    def class_probabilities(self, outputs: Outputs) -> np.ndarray:
-        assert outputs.logits is not None and outputs.cluster_to_class is not None
-        return class_probabilities(outputs.logits, outputs.cluster_to_class, self.class_rule)
 
     def relabel(
         self,
@@ -163,10 +209,6 @@ class MapleRecipe(MapleOptions, Recipe):
     def _warmed_up(self, progress: float) -> float:
         """The share of its weight that the triplet loss has by now."""
         return min(1.0, progress / self.triplet_warmup) if self.triplet_warmup else 1.0
-
-    @staticmethod
-    def _space(embeddings: Tensor, space: str) -> Tensor:
-        return F.normalize(embeddings, dim=1) if space == "normalised" else embeddings
 
 
 def grow_linear(head: nn.Linear, relabelling: Relabelling) -> nn.Linear:

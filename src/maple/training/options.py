@@ -16,7 +16,9 @@ class TrainOptions:
 
     epochs: Positive = option(16, "passes over the training images")
     batch_size: Positive = option(128, "images per step, over all devices")
-    optimizer: Literal["sgd", "adam"] = option("sgd", "optimiser")
+    optimizer: Literal["sgd", "adam", "muon"] = option(
+        "sgd", "optimiser; 'muon' orthogonalises the steps of convolutions and trains the rest by SGD"
+    )
     learning_rate: Annotated[float, Interval(gt=0)] = option(
         0.1,
         "learning rate; the peak of the schedule",
@@ -25,10 +27,20 @@ class TrainOptions:
     momentum: Share = option(0.9, "momentum of SGD", rare=True)
     nesterov: bool = option(True, "Nesterov momentum", rare=True)
     weight_decay: NonNegative = option(5e-4, "weight decay", search=Range((1e-4, 5e-4, 2e-3), (1e-5, 1e-2), log=True))
-    schedule: Literal["triangular", "cosine", "constant"] = option(
+    schedule: Literal["triangular", "linear", "cosine", "step", "constant"] = option(
         "triangular", "learning rate over the epochs", rare=True
     )
-    augment: str = option("auto", "'auto', 'none', or a list of crop, flip, flip-both", rare=True)
+    milestones: tuple[Positive, ...] = option(
+        (), "epochs after which schedule 'step' lowers the learning rate", rare=True
+    )
+    step_factor: Annotated[float, Interval(gt=0, lt=1)] = option(
+        0.2, "factor of the learning rate at each milestone", rare=True
+    )
+    augment: str = option(
+        "auto",
+        "'auto', 'none', or a list of crop or translate (half as far), flip, alternate-flip or flip-both, cutout, mix",
+        rare=True,
+    )
     sampler: Literal["auto", "shuffle", "balanced"] = option(
         "auto", "'balanced' draws several images of each of several classes; 'auto': if triplets need it", rare=True
     )
@@ -44,6 +56,9 @@ class TrainOptions:
     )
     allocator: bool = option(True, "keep freed memory for the next step (Linux, CPU)", rare=True)
     checkpoint_every: Positive = option(1, "epochs between checkpoints", rare=True)
+    on_collapse: Literal["warn", "stop"] = option(
+        "warn", "what to do if all embeddings become one point; presets of the paper stop", rare=True
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,6 +77,18 @@ class MapleOptions:
         needs="triplet",
         search=Range((0.0, 5.0, 10.0, 20.0)),
     )
+    logit_norm: Literal["none", "length", "boundary"] = option(
+        "none",
+        "divide logits in the cross-entropy by their length (LogitNorm) or by the mean distance to the decision "
+        "boundaries (ELogitNorm)",
+        rare=True,
+    )
+    logit_temperature: Annotated[float, Interval(gt=0)] = option(
+        0.04, "factor of the length that logit_norm 'length' divides by", rare=True
+    )
+    label_smoothing: Annotated[float, Interval(ge=0, lt=1)] = option(
+        0.0, "share of each target that the cross-entropy spreads evenly over all classes", rare=True
+    )
     margin: NonNegative = option(
         0.5, "margin of the triplet loss", needs="triplet", search=Range((0.3, 0.5, 0.7), (0.1, 1.5))
     )
@@ -75,12 +102,24 @@ class MapleOptions:
     triplet_warmup: Share = option(
         0.25, "share of the training over which that weight grows from 0", rare=True, needs="triplet"
     )
+    triplet_mining: Literal["hard", "all"] = option(
+        "hard",
+        "'hard' compares one positive and one negative distance per image, 'all' averages over all triplets",
+        rare=True,
+        needs="triplet",
+    )
     triplet_softness: NonNegative = option(
         0.2,
         "0 compares the hardest positive and negative in the batch, larger values weighted means",
         rare=True,
         needs="triplet",
         search=Range((0.0, 0.2, 0.5), (0.0, 1.0)),
+    )
+    triplet_lone: Literal["skip", "self"] = option(
+        "skip",
+        "images without another of their target in the batch: left out, or their own positive at distance 0",
+        rare=True,
+        needs="triplet",
     )
     triplet_space: Literal["normalised", "raw"] = option(
         "normalised", "embeddings that the triplet loss compares", rare=True, needs="triplet"

@@ -107,7 +107,7 @@ class Recipe(ABC):
     def class_probabilities(self, outputs: Outputs) -> np.ndarray:
         """Class probabilities (N, C) for validation."""
         assert outputs.logits is not None and outputs.cluster_to_class is not None
-        return class_probabilities(outputs.logits, outputs.cluster_to_class)
+        return class_probabilities(outputs.logits, outputs.cluster_to_class, self.class_rule)
 
     def relabel(
         self,

@@ -58,8 +58,13 @@ class PseudoLabels:
         return Adopted(classes, state, self._shift(backbone, validation, probabilities))
 
     def _shift(self, backbone: Backbone, validation: Outputs, probabilities: np.ndarray) -> float:
-        """The largest change of any class probability (N, C), with the embeddings of before."""
+        """The largest change of any class probability (N, C), with the embeddings of before.
+
+        NaN if the head does not read the embedding: its logits would need another pass over the images.
+        """
         assert backbone.head is not None
+        if backbone.branch:
+            return float("nan")
         with torch.no_grad():
             embeddings = torch.from_numpy(validation.embeddings).to(backbone.mean.device)
             logits = backbone.head(embeddings).float().cpu().numpy()

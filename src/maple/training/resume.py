@@ -19,7 +19,8 @@ from maple.training.head import NamedState
 from maple.training.history import History
 from maple.types import Relabelling
 
-FREE_OPTIONS = {"workers", "checkpoint_every", "devices", "nodes", "accelerator", "allocator"}  # change no result
+# Options that change no result
+FREE_OPTIONS = {"workers", "checkpoint_every", "devices", "nodes", "accelerator", "allocator", "on_collapse"}
 
 
 @dataclass(frozen=True, eq=False)

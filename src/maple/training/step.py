@@ -78,7 +78,7 @@ class TrainingStep:
         """One update, when ``share`` of ``epoch`` (counted from 1) is done; the loss and its unweighted terms."""
         progress = min(1.0, (epoch - 1 + share) / self.options.epochs)
         for group in self.raw_optimizer.param_groups:
-            group["lr"] = learning_rate_at(progress, self.options)
+            group["lr"] = group.get("rate_factor", 1.0) * learning_rate_at(progress, self.options)
         step = forward_batch(self.recipe, self.backbone, images, targets, progress, self._forward)
         with together(self.fabric):
             loss = compute_loss(self.recipe, step)

@@ -21,6 +21,7 @@ def count(module: nn.Module) -> int:
     [
         ("resnet9", 128, 0.41, 2),
         ("resnet18", 512, 11.2, 1),
+        ("resnet50", 2048, 23.5, 1),  # 25.6 with a head for 1000 classes
         ("resnet20", 64, 0.27, 2),  # He et al. 2016, table 6
         ("resnet32", 64, 0.46, 2),
         ("resnet44", 64, 0.66, 2),

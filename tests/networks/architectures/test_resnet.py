@@ -33,3 +33,13 @@ def test_pooling_before_normalisation_equals_pooling_behind_it_in_eval_mode() ->
     x = torch.randn(2, 3, 8, 8)
     with torch.no_grad():
         torch.testing.assert_close(block(x.clone()), pool(relu(norm(conv(x)))))
+
+
+def test_resnet50_is_the_one_of_the_public_weight_files() -> None:
+    """torchvision's ``resnet50`` has 25,557,032 parameters, 2,049,000 of them in its head, and these names."""
+    with torch.device("meta"):
+        network = create_network("resnet50")
+        assert sum(p.numel() for p in network.parameters()) == 25_557_032 - 2_049_000
+        assert network(torch.empty(2, 3, 224, 224)).shape == (2, 2048)
+    keys = network.state_dict().keys()
+    assert {"conv1.weight", "layer1.0.downsample.0.weight", "layer4.2.bn3.running_var"} <= keys

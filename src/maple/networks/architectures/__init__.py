@@ -1,4 +1,4 @@
-"""Architectures, one file per family: ResNets, wide ResNets, EfficientNet.
+"""Architectures, one file per family: ResNets, wide ResNets, EfficientNet, airbench.
 
 Every module of this folder is imported here, so a new architecture is one new file that registers itself.
 """
@@ -17,7 +17,7 @@ for _module in pkgutil.iter_modules(__path__):
 
 
 def list_networks() -> list[str]:
-    """Registered names; besides these, ``wrn-D-W`` for any depth D = 6n + 4 and any width W."""
+    """Registered names; besides these, ``wrn-D-W`` for any depth D = 6n + 4 and width W, and ``airbench-W``."""
     return list(NETWORKS)
 
 
@@ -40,5 +40,5 @@ def create_network(name: str) -> Network:
         return NETWORKS[name]()
     for pattern, make in FAMILIES.items():
         if match := re.fullmatch(pattern, name):
-            return make(*map(int, match.groups()))
+            return make(*match.groups())
     raise UsageError(f"unknown backbone '{name}': {suggest(name, NETWORKS)}")

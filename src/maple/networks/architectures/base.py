@@ -6,15 +6,16 @@ a pattern::
     @register_network("resnet9")
     class ResNet9(Network): ...
 
-    @register_family(r"wrn-(\d+)-(\d+)", examples=((16, 4), (28, 10)))
-    def wide_resnet(depth: int, width: int) -> WideResNet: ...
+    @register_family(r"wrn-(\d+)-(\d+)", examples=("wrn-16-4", "wrn-28-10"))
+    def wide_resnet(depth: str, width: str) -> WideResNet: ...
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from torch import nn
 
@@ -34,6 +35,9 @@ class Network(nn.Module):
     embedding_size: int
     shallow: str  # intermediate layer for the ``shallow`` score: its channels still respond to texture and colour
 
+    def initialise_head(self, head: nn.Linear) -> None:
+        """Set the initial weights of a new head, in place; by default those of torch."""
+
     def _initialise(self) -> None:
         """He et al. 2015 (https://arxiv.org/abs/1502.01852): convolutions keep the variance through ReLUs."""
         for layer in self.modules():
@@ -42,7 +46,7 @@ class Network(nn.Module):
 
 
 NETWORKS: dict[str, Callable[[], Network]] = {}
-FAMILIES: dict[str, Callable[..., Network]] = {}  # regular expression to a function of the integers in its groups
+FAMILIES: dict[str, Callable[..., Network]] = {}  # regular expression to a function of its groups
 
 
 def register_network(name: str) -> Callable[[Maker], Maker]:
@@ -57,25 +61,21 @@ def register_network(name: str) -> Callable[[Maker], Maker]:
     return register
 
 
-def register_family(pattern: str, examples: Sequence[tuple[Any, ...]]) -> Callable[[Maker], Maker]:
-    """Decorator: make all names that match ``pattern`` known; ``examples`` are the arguments that listings name."""
+def register_family(pattern: str, examples: Sequence[str]) -> Callable[[Maker], Maker]:
+    """Decorator: make all names that match ``pattern`` known; listings show the ``examples``.
+
+    The decorated function takes the groups of the pattern; an optional group that is absent is ``None``.
+    """
 
     def register(make: Maker) -> Maker:
         FAMILIES[pattern] = make
-        for arguments in examples:
-            NETWORKS[_fill(pattern, arguments)] = partial(make, *arguments)
+        for name in examples:
+            match = re.fullmatch(pattern, name)
+            assert match is not None, name
+            NETWORKS[name] = partial(make, *match.groups())
         return make
 
     return register
-
-
-def _fill(pattern: str, arguments: tuple[Any, ...]) -> str:
-    r"""The name of one member of a family.
-
-    >>> _fill(r"wrn-(\d+)-(\d+)", (28, 10))
-    'wrn-28-10'
-    """
-    return pattern.replace(r"(\d+)", "{}").format(*arguments)
 
 
 def conv3x3(n_in: int, n_out: int, stride: int = 1) -> nn.Conv2d:

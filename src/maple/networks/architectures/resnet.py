@@ -1,6 +1,6 @@
-"""Residual networks for small images: ResNet-9, the CIFAR ResNets and ResNet-18.
+"""Residual networks: ResNet-9, the CIFAR ResNets and ResNet-18 for small images, ResNet-50 for images of 224 pixels.
 
-The parameter names of the CIFAR ResNets are those of the public weight files.
+The parameter names of the CIFAR ResNets and of ResNet-50 are those of the public weight files.
 """
 
 from __future__ import annotations
@@ -141,6 +141,61 @@ def cifar_resnet(depth: int) -> ResNet:
 def resnet18() -> ResNet:
     """ResNet-18 of He et al. 2016 with a 3x3 stem for small images: 11.2 M parameters, embedding 512."""
     return ResNet(2, widths=(64, 128, 256, 512), option="B")
+
+
+class Bottleneck(nn.Module):
+    """1x1, 3x3 and 1x1 convolutions beside a shortcut (He et al. 2016); ``stride`` is that of the 3x3 convolution."""
+
+    def __init__(self, n_in: int, width: int, stride: int) -> None:
+        super().__init__()
+        n_out = 4 * width
+        self.conv1 = conv1x1(n_in, width)
+        self.bn1 = nn.BatchNorm2d(width)
+        self.conv2 = conv3x3(width, width, stride)
+        self.bn2 = nn.BatchNorm2d(width)
+        self.dropout = nn.Dropout(0.0)
+        self.conv3 = conv1x1(width, n_out)
+        self.bn3 = nn.BatchNorm2d(n_out)
+        self.downsample: nn.Module = nn.Identity()
+        if stride != 1 or n_in != n_out:
+            self.downsample = nn.Sequential(conv1x1(n_in, n_out, stride), nn.BatchNorm2d(n_out))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.relu(self.bn1(self.conv1(x)), inplace=True)
+        y = self.dropout(F.relu(self.bn2(self.conv2(y)), inplace=True))
+        return F.relu(self.bn3(self.conv3(y)) + self.downsample(x), inplace=True)
+
+
+@register_network("resnet50")
+class ResNet50(Network):
+    """ResNet-50 (He et al. 2016) with a 7x7 stem, for images of 224 pixels: the paper's network for ImageNet.
+
+    23.5 M parameters, an embedding of 2048 (in the paper 640, behind a linear layer).
+    """
+
+    min_size = 32
+    embedding_size = 2048
+    shallow = "layer2"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(3, 64, 7, stride=2, padding=3, bias=False)
+        self.bn1 = nn.BatchNorm2d(64)
+        n_in = 64
+        for stage, n_blocks in enumerate((3, 4, 6, 3), start=1):
+            width = 32 * 2**stage
+            blocks = [
+                Bottleneck(4 * width if i else n_in, width, 2 if stage > 1 and i == 0 else 1) for i in range(n_blocks)
+            ]
+            self.add_module(f"layer{stage}", nn.Sequential(*blocks))
+            n_in = 4 * width
+        self._initialise()
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.max_pool2d(F.relu(self.bn1(self.conv1(x)), inplace=True), 3, stride=2, padding=1)
+        for stage in range(1, 5):
+            x = self.get_submodule(f"layer{stage}")(x)
+        return x.mean(dim=(2, 3))  # (N, D)
 
 
 for _depth in (20, 32, 44, 56):

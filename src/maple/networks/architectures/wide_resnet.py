@@ -57,9 +57,10 @@ class WideResNet(Network):
         return F.relu(self.bn(x), inplace=True).mean(dim=(2, 3))  # (N, D)
 
 
-@register_family(r"wrn-(\d+)-(\d+)", examples=((16, 4), (28, 10), (40, 2)))
-def wide_resnet(depth: int, width: int) -> WideResNet:
+@register_family(r"wrn-(\d+)-(\d+)", examples=("wrn-16-4", "wrn-28-10", "wrn-40-2"))
+def wide_resnet(depth_digits: str, width_digits: str) -> WideResNet:
     """A wide ResNet of any depth 6n + 4 and any width."""
+    depth, width = int(depth_digits), int(width_digits)
     name = f"wrn-{depth}-{width}"
     if depth < 10 or depth % 6 != 4:
         below = max(10, depth - (depth - 4) % 6)

@@ -15,7 +15,7 @@ def list_presets() -> list[str]:
     """The names that ``--preset`` takes.
 
     >>> list_presets()
-    ['finetune', 'paper', 'paper-diatoms', 'paper-imagenet']
+    ['finetune', 'paper', 'paper-code', 'paper-diatoms', 'paper-imagenet']
     """
     return sorted(path.stem for path in _FOLDER.glob("*.toml"))
 

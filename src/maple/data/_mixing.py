@@ -1,0 +1,116 @@
+"""PixMix-like augmentation: images mixed with generated fractals, without outside data.
+
+PixMix (Hendrycks et al. 2022, https://arxiv.org/abs/2112.05135) mixes training images with structurally complex
+pictures, which improves the detection of unknown images. The publication downloads its pictures; here they are
+attractors of random iterated function systems, drawn from a seed.
+
+Letters for shapes: B images in a batch, S side of the square, F fractals, P points of a fractal.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+import torch
+from torch import Tensor
+
+N_FRACTALS = 500
+MAPS = 4  # affine maps of a system
+POINTS, STEPS, SETTLED = 300, 60, 10  # points iterated at once, their steps, first steps that are not drawn
+MAX_ROUNDS = 4  # k of the publication for CIFAR
+BETA = 3.0  # beta of the publication
+
+
+@cache
+def make_fractals(size: int, n: int = N_FRACTALS, seed: int = 0) -> Tensor:
+    """Pictures (F, S, S, 3), uint8: coloured attractors of random affine maps on a coloured background.
+
+    >>> make_fractals(16, n=3).shape
+    torch.Size([3, 16, 16, 3])
+    """
+    rng = np.random.default_rng(seed)
+    matrices, shifts, weights = _random_systems(rng, n)
+    colours = rng.random((n, MAPS, 3))
+    pictures = np.repeat(rng.random((n, 1, 3)) * rng.random((n, 1, 1)), size * size, axis=1)  # (F, S * S, 3)
+    points = rng.random((n, POINTS, 2))
+    rows = np.arange(n)[:, None]
+    for step in range(STEPS):
+        chosen = (rng.random((n, POINTS, 1)) > weights.cumsum(1)[:, None, :-1]).sum(2)  # (F, P): index of the map
+        points = np.einsum("fpij,fpj->fpi", matrices[rows, chosen], points) + shifts[rows, chosen]
+        if step < SETTLED:
+            continue
+        low, high = points.min(1, keepdims=True), points.max(1, keepdims=True)
+        places = ((points - low) / np.maximum(high - low, 1e-9) * (size - 1e-6)).astype(int)  # (F, P, 2)
+        pictures[rows, places[..., 0] * size + places[..., 1]] = colours[rows, chosen]
+    return torch.from_numpy((pictures * 255).astype(np.uint8)).reshape(n, size, size, 3)
+
+
+def _random_systems(rng: np.random.Generator, n: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Contractions (F, MAPS, 2, 2), shifts (F, MAPS, 2) and probabilities (F, MAPS), by the area of the map."""
+    turn, lean = rng.uniform(0, 2 * np.pi, (2, n, MAPS))
+    scales = rng.uniform(0.2, 0.85, (n, MAPS, 2))
+
+    def rotation(angle: np.ndarray) -> np.ndarray:
+        cosine, sine = np.cos(angle), np.sin(angle)
+        return np.stack([np.stack([cosine, -sine], -1), np.stack([sine, cosine], -1)], -2)
+
+    matrices = rotation(turn) * scales[..., None, :] @ rotation(lean)
+    areas = scales.prod(-1) + 0.05
+    return matrices, rng.uniform(-1, 1, (n, MAPS, 2)), areas / areas.sum(1, keepdims=True)
+
+
+def mix_batch(images: Tensor, generator: torch.Generator) -> Tensor:
+    """Mix each image of a batch (B, S, S, 3), uint8, with up to four fractals or changed copies of itself.
+
+    Each round adds or multiplies, with random shares in which the image usually dominates.
+    """
+    n, size = images.shape[:2]
+    fractals = make_fractals(size)
+    start = images.to(torch.float32).div_(255)
+    mixed = torch.where(_coin(n, generator), start, _change(start, generator))
+    rounds = torch.randint(0, MAX_ROUNDS + 1, (n,), generator=generator)
+    for number in range(MAX_ROUNDS):
+        rows = torch.nonzero(rounds > number)[:, 0]
+        if not len(rows):
+            break
+        pictures = fractals[torch.randint(0, len(fractals), (len(rows),), generator=generator)]
+        others = torch.where(
+            _coin(len(rows), generator), pictures.to(torch.float32).div_(255), _change(start[rows], generator)
+        )
+        mixed[rows] = _mix(mixed[rows], others, generator)
+    return mixed.mul_(255).round_().to(torch.uint8)
+
+
+def _mix(first: Tensor, second: Tensor, generator: torch.Generator) -> Tensor:
+    """Sums or products of images in [0, 1], with the weights of the publication."""
+    n = len(first)
+    own, other = _beta(n, generator), 1 - _beta(n, generator)  # Beta(3, 1) and Beta(1, 3)
+    added = (own * (2 * first - 1) + other * (2 * second - 1) + 1) / 2
+    multiplied = (2 * first).clamp_min(1e-6) ** own * (2 * second).clamp_min(1e-6) ** other / 2
+    return torch.where(_coin(n, generator), added, multiplied).clamp_(0, 1)
+
+
+def _change(images: Tensor, generator: torch.Generator) -> Tensor:
+    """Solarise, posterise or stretch the contrast of each image (B, S, S, 3) in [0, 1]."""
+    n = len(images)
+    choice = torch.randint(0, 3, (n, 1, 1, 1), generator=generator)
+    solarised = torch.where(images > 0.5 + 0.5 * _uniform(n, generator), 1 - images, images)
+    levels = torch.randint(2, 9, (n, 1, 1, 1), generator=generator)
+    posterised = (images * levels).floor().div(levels).clamp_max(1)
+    low, high = images.amin((1, 2), keepdim=True), images.amax((1, 2), keepdim=True)
+    stretched = (images - low) / (high - low).clamp_min(1e-3)
+    return torch.where(choice == 0, solarised, torch.where(choice == 1, posterised, stretched))
+
+
+def _uniform(n: int, generator: torch.Generator) -> Tensor:
+    return torch.rand((n, 1, 1, 1), generator=generator)
+
+
+def _coin(n: int, generator: torch.Generator) -> Tensor:
+    return _uniform(n, generator) < 0.5
+
+
+def _beta(n: int, generator: torch.Generator) -> Tensor:
+    """Draws of Beta(3, 1), by inversion: the cube root of uniform numbers."""
+    return _uniform(n, generator) ** (1 / BETA)
