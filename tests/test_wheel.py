@@ -26,7 +26,8 @@ def wheel(tmp_path_factory) -> Path:
 
 def test_wheel_holds_templates_and_types(wheel):
     names = zipfile.ZipFile(wheel).namelist()
-    assert "maple/templates/report.html.j2" in names
+    for folder, suffix in (("reporting/templates", "j2"), ("deploy/serve/static", "js"), ("runs/presets", "toml")):
+        assert any(name.startswith(f"maple/{folder}/") and name.endswith(suffix) for name in names), folder
     assert "maple/py.typed" in names
     assert not any(name.startswith("tests") for name in names)
 
@@ -40,14 +41,17 @@ def test_wheel_runs_by_itself(wheel, tmp_path):
     zipfile.ZipFile(wheel).extractall(packages)
     (packages / "dependencies.pth").write_text("\n".join(site.getsitepackages()))
 
+    outside = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+
     def maple(*arguments: str) -> str:
         command = [str(python), "-m", "maple", *arguments]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        environment = {**outside, "OMP_NUM_THREADS": "1"}
         done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment, timeout=300)
         assert done.returncode == 0, done.stderr
         return done.stdout
 
-    where = subprocess.run([python, "-c", "import maple; print(maple.__file__)"], capture_output=True, text=True)
+    command = [python, "-c", "import maple; print(maple.__file__)"]
+    where = subprocess.run(command, capture_output=True, text=True, env=outside)
     assert str(packages) in where.stdout
     assert "predict" in maple("--help")
     maple("train", "digits", "--out", "run", "--epochs", "1")

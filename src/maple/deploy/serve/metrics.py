@@ -1,4 +1,4 @@
-"""What the service counts, for Prometheus: requests, batches, scores, images flagged, and whether images have drifted.
+"""Prometheus metrics of the service: requests, batches, scores, flagged images and drift.
 
 Drift is watched as in :mod:`maple.decisions.drift`, in two ways. The betting martingale sees every image in its
 order and rings
@@ -54,7 +54,7 @@ def score_buckets(calibration_scores: np.ndarray) -> tuple[float, ...]:
 
 
 class DriftWatch:
-    """The scores of late against those of calibration; memory does not grow with the number of images.
+    """Recent scores compared with the calibration scores, in constant memory.
 
     Betting costs about as much as a small network. Since any way to cut a stream gives the same wealth, scores wait
     until somebody looks or ``PENDING_IMAGES`` have come.
@@ -83,13 +83,13 @@ class DriftWatch:
                 self._bet()
 
     def alarm(self) -> bool:
-        """Whether the alarm went off, in this stream or an earlier one: it stays."""
+        """Whether an alarm was raised, in this stream or an earlier one."""
         with self._lock:
             self._bet()
             return self._alarm
 
     def log_wealth(self) -> float:
-        """The evidence of the current stream; the alarm goes off at -log(level)."""
+        """Log of the test martingale of the current stream; an alarm is raised at -log(level)."""
         with self._lock:
             self._bet()
             return float(self._stream.log_wealth_[-1]) if len(self._stream) else 0.0
@@ -112,7 +112,7 @@ class DriftWatch:
 
 
 class ServeMetrics:
-    """All that is counted, in a registry of its own."""
+    """All metrics, in their own registry."""
 
     def __init__(self, calibration_scores: np.ndarray, n_waiting: Callable[[], int]) -> None:
         self._registry = registry = CollectorRegistry()
@@ -130,7 +130,7 @@ class ServeMetrics:
             self.refused.labels(reason)
         self._batches = Histogram("maple_batch_images", "Images per batch.", buckets=_IMAGES, registry=registry)
         self._images = Counter("maple_images", "Images predicted.", registry=registry)
-        self._flagged = Counter("maple_images_flagged", "Images called out-of-distribution.", registry=registry)
+        self._flagged = Counter("maple_images_flagged", "Images flagged as out-of-distribution.", registry=registry)
         self._scores = Histogram(
             "maple_score",
             "Scores; the bounds are quantiles of the calibration scores.",
@@ -142,7 +142,7 @@ class ServeMetrics:
         self._lock = threading.Lock()
         self._gauge(
             "maple_share_flagged",
-            f"Share of the last {WINDOW_IMAGES} images that was called out-of-distribution.",
+            f"Share of the last {WINDOW_IMAGES} images that was flagged as out-of-distribution.",
             self._share_flagged,
         )
         self._drift = DriftWatch(calibration_scores) if len(calibration_scores) else None
@@ -157,10 +157,10 @@ class ServeMetrics:
         )
         self._gauge(
             "maple_drift_log_wealth",
-            f"Evidence for drift: log wealth of a gambler who bets on it; the alarm is at {-np.log(LEVEL):.2f}.",
+            f"Log of the conformal test martingale; an alarm is raised at {-np.log(LEVEL):.2f}.",
             drift.log_wealth,
         )
-        self._gauge("maple_drift_alarm", "Whether that alarm ever went off: 0 or 1.", drift.alarm)
+        self._gauge("maple_drift_alarm", "1 if the drift alarm was ever raised, else 0.", drift.alarm)
 
     def _gauge(self, name: str, about: str, value: Callable[[], float]) -> None:
         Gauge(name, about, registry=self._registry).set_function(value)
@@ -182,5 +182,5 @@ class ServeMetrics:
             self._drift.update(prediction.score[np.isfinite(prediction.score)])
 
     def to_text(self) -> bytes:
-        """All of it, in the text format of Prometheus."""
+        """All metrics in the Prometheus text format."""
         return generate_latest(self._registry)

@@ -95,7 +95,7 @@ async function errorSentence(answer) {
   } catch {
     /* not JSON: somebody between the page and the service answered */
   }
-  return `The service answered with status ${answer.status}: try again, or ask whoever runs it.`;
+  return `The service answered with status ${answer.status}: try again, or report it to the operator.`;
 }
 
 const asSentence = (text) => text[0].toUpperCase() + text.slice(1) + (/[.!?]$/.test(text) ? "" : ".");

@@ -321,7 +321,7 @@ class Page {
       try {
         this.add(await droppedFiles(event.dataTransfer));
       } catch {
-        this.#note("Something that was dropped cannot be read: choose the images instead.");
+        this.#note("A dropped item cannot be read: choose the images instead.");
       }
     });
   }

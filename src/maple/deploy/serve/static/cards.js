@@ -120,7 +120,7 @@ export class Card {
       ["Score", figure(prediction.score)],
       ["Typicality", share(prediction.typicality)],
       ["Nearest cluster", `${prediction.cluster}, ${prediction.md_class}`],
-      ["Network alone", prediction.softmax_class],
+      ["Softmax class", prediction.softmax_class],
       ["On the map", prediction.position.map(figure).join(", ")],
       ...prediction.probabilities.map((one) => [`p(${one.class})`, share(one.probability)]),
     ];

@@ -60,7 +60,7 @@ export class Level {
     const { decision } = this;
     if (!this.isCalibrated) {
       return (
-        "The model is not calibrated, so that there are no p-values and no verdicts. Calibrate it with images like " +
+        "The model is not calibrated: there are no p-values and no verdicts. Calibrate it with images like " +
         "those it will see: maple update RUN --calibrate IMAGES, then serve it again."
       );
     }
@@ -77,7 +77,7 @@ export class Level {
       ? "in-distribution images of each predicted class that has its own threshold"
       : "in-distribution images";
     const promise =
-      `Out is where the p-value is at most ${this.value}: this flags at most ${percent(this.value)} of ${of}, ` +
+      `An image is flagged if its p-value is at most ${this.value}: this flags at most ${percent(this.value)} of ${of}, ` +
       `on average over calibration sets (${count(decision)}).`;
     if (decision.confidence === null) return promise;
     return `${promise} The ${percent(decision.confidence)} confidence of the run’s own threshold is not kept.`;
