@@ -1,4 +1,4 @@
-"""What several baselines share: the cross-entropy, and logits of averaged probabilities."""
+"""Shared by several baselines: the cross-entropy recipe, and logits of averaged probabilities."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class CrossEntropy(Recipe):
 def average_logits(logits: Tensor) -> Tensor:
     """Logits (N, C) of the average probabilities of S networks, from theirs (S, N, C).
 
-    They are log p + F, with the average probability p of a class and the mean log-sum-exp F of the networks: the
-    softmax of these logits is the average probability, and their log-sum-exp the average of those of the networks. So
-    every detector of logits works on averages.
+    They are log p + F, with the average probability p of a class and the mean log-sum-exp F of the networks: their
+    softmax is the average probability, their log-sum-exp the average of those of the networks. Every detector that
+    reads logits therefore works on them.
 
     >>> import torch
     >>> parts = torch.tensor([[[0.8, 0.2]], [[0.4, 0.6]]]).log()

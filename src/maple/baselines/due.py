@@ -1,17 +1,16 @@
 r"""DUE: spectral normalisation, also of batch normalisation, and a sparse variational Gaussian process as head.
 
 van Amersfoort et al. 2021, https://arxiv.org/abs/2102.11409. Each class c has a Gaussian process :math:`f_c` over
-embeddings, with its own mean, amplitude and length scale, represented by its values u at P inducing points that all
-classes share. Their posterior is approximated by :math:`q(u) = N(m, S)`, so that of :math:`f(x)` is a Gaussian whose
-variance grows to the prior's away from the inducing points. All parameters are learned together with the network, by
-the evidence lower bound over N training images (Hensman et al. 2015,
-https://arxiv.org/abs/1411.2005),
+embeddings, with its own mean, amplitude and length scale, represented by its values u at P inducing points shared by
+all classes. Their posterior is approximated by :math:`q(u) = N(m, S)`, so that of :math:`f(x)` is a Gaussian whose
+variance approaches that of the prior away from the inducing points. All parameters are learned together with the
+network, by the evidence lower bound over N training images (Hensman et al. 2015, https://arxiv.org/abs/1411.2005),
 
 .. math:: \frac{1}{B} \sum_b E_q \log \mathrm{softmax}_{y_b}\, f(x_b) - \frac{1}{N} \mathrm{KL}(q(u) \Vert p(u)).
 
 Kernels and variational inference are those of GPyTorch. Defaults are those of the authors' CIFAR-10 experiment,
 ``train_due.py`` in https://github.com/y0ast/DUE: layers bounded by 3, an RBF kernel, ten samples per image in training.
-What differs:
+Differences:
 
 - There, as many inducing points as classes; here, at least 20, which costs little with few classes.
 - There, dropout of 0.3 in every block of the network in training; here, none.
@@ -39,7 +38,7 @@ from torch.nn.utils import parametrize
 from maple.baselines.base import average_logits
 from maple.baselines.spectral import BoundedBatchNorm2d, bound_layers, fold
 from maple.errors import DataError, TrainError, UsageError
-from maple.networks import Backbone
+from maple.networks import Backbone, listening
 from maple.options import AboveZero, Positive, Range, option
 from maple.training.loss import LossTerm
 from maple.training.recipe import EmbedRows, Recipe, Step, register_recipe
@@ -88,7 +87,7 @@ class Prior(nn.Module):
 
 
 class Scaled(nn.Module):
-    r"""Parametrisation of a tensor as a multiple of what is learned.
+    r"""Parametrisation of a tensor as a multiple of the learned one.
 
     It scales the speed at which gradients move the tensor by the square of ``factor``, and changes nothing else. The
     mean of q(u) is in standard deviations of the prior and must grow to about ten of them to separate the classes, but
@@ -208,17 +207,14 @@ def batch_statistics(backbone: Backbone) -> Iterator[None]:
     Running statistics of an untrained network do not describe its later embeddings.
     """
 
-    def by_batch(layer: nn.BatchNorm2d, inputs: tuple[Tensor], output: Tensor) -> Tensor:
+    def by_batch(key: int, layer: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> Tensor:
+        assert isinstance(layer, nn.BatchNorm2d)
         weight = layer.bounded_weight() if isinstance(layer, BoundedBatchNorm2d) else layer.weight
         return F.batch_norm(inputs[0], None, None, weight, layer.bias, training=True, eps=layer.eps)
 
     layers = [layer for layer in backbone.modules() if isinstance(layer, nn.BatchNorm2d)]
-    handles = [layer.register_forward_hook(by_batch) for layer in layers]
-    try:
+    with listening(dict(enumerate(layers)), by_batch):
         yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 @register_recipe("due")

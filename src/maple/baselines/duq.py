@@ -11,7 +11,7 @@ moving averages of the projections of their class. A two-sided penalty keeps the
 kernels with respect to the image near 1, so that a change of the image changes the embedding.
 
 The kernels of an image do not sum to 1. Its class probabilities, used for calibration error and likelihood, are the
-kernels over their sum (the softmax of :math:`\log K_c`): they tell which class is nearest, not how near it is. The
+kernels over their sum (the softmax of :math:`\log K_c`): they rank the classes but ignore the distance. The
 method's own detector ranks images by its confidence :math:`\max_c K_c`.
 """
 
@@ -136,9 +136,9 @@ class DuqRecipe(Recipe):
     https://github.com/y0ast/deterministic-uncertainty-quantification, with centroids of 128 instead of 512 numbers,
     which suits embeddings of 128. Like there, the cross-entropy is a mean over the classes, against which the weight of
     the penalty is set. Unlike there, the centroids are moved by the embeddings of the step itself, made in training
-    mode by the network from before it; the authors' code makes them anew after the step, by a second pass over the
-    batch in evaluation mode (batch normalisation by running statistics), which is saved here. The penalty needs second
-    derivatives; with weight 0 they are not computed.
+    mode by the network from before it; the authors' code recomputes them after the step, by a second pass over the
+    batch in evaluation mode (batch normalisation by running statistics), which this code avoids. The penalty needs
+    second derivatives; with weight 0 they are not computed.
 
     >>> recipe = DuqRecipe(length_scale=0.3)
     >>> recipe.build_head(embedding_size=64, n_outputs=10).centroids.shape

@@ -102,9 +102,9 @@ def join_runs(runs: list[Run], recipe: EnsembleRecipe, folder: Path | None = Non
 
 
 def _mean_row(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """One row of the history: means over the members, but the sum of their seconds."""
+    """One row of the history: means over the members, sums of their seconds."""
     row = {
         key: float(np.mean([other[key] for other in rows])) if isinstance(value, float) else value
         for key, value in rows[0].items()
     }
-    return row | {"seconds": sum(other["seconds"] for other in rows)}
+    return row | {key: sum(other[key] for other in rows) for key in ("cpu_seconds", "seconds")}

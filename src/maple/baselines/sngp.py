@@ -22,7 +22,7 @@ them, up to :math:`a^2 / s`, and scales the logits down (mean-field approximatio
 
 Defaults are those of the authors' CIFAR-10 experiment, ``baselines/cifar/sngp.py`` in
 https://github.com/google/uncertainty-baselines: 1024 features, likelihood 'gaussian', an exact sum that starts anew
-with each epoch, s = 1, :math:`\lambda = 25`, normalised embeddings, no bias, and layers bounded by 6. What differs:
+with each epoch, s = 1, :math:`\lambda = 25`, normalised embeddings, no bias, and layers bounded by 6. Differences:
 
 - There, a tenth of the filters is dropped in every block in training (filter-wise dropout); here, none.
 - There, a fixed random projection maps embeddings to 128 numbers, their normalisation has a learned scale and offset,
@@ -61,8 +61,8 @@ class RandomFeatureHead(nn.Module):
     The precision matrix is a buffer that :meth:`accumulate` adds to and :meth:`reset` clears; its factor, which gives
     variances, is computed on first use.
 
-    ``likelihood`` is what an image adds to that matrix: 'gaussian' the square of its features, 'multinomial' that
-    square times p (1 - p).
+    ``likelihood`` sets the term that an image adds to that matrix: 'gaussian' the square of its features,
+    'multinomial' that square times p (1 - p).
 
     ``space`` 'normalised' brings each embedding to mean 0 and length 1 (layer normalisation without parameters) before
     the kernel. The scale of embeddings changes by orders of magnitude while a network learns, so with a fixed length
@@ -79,7 +79,7 @@ class RandomFeatureHead(nn.Module):
     frequencies: Tensor  # (R, D)
     phases: Tensor  # (R,)
     precision: Tensor  # (R, R) float64, without the ridge: small beside a sum over many images
-    n_images: Tensor  # (), how many the precision has seen
+    n_images: Tensor  # (), number of images in the precision
     factor: Tensor | None  # (R, R) lower triangular L, with L' L = inverse of the precision and its ridge
 
     def __init__(
@@ -172,8 +172,8 @@ def mean_field_logits(logits: Tensor, variance: Tensor, factor: float) -> Tensor
 
     Their softmax approximates the mean of the softmax over the posterior (Lu et al. 2020,
     https://arxiv.org/abs/2006.07584). :math:`\lambda = \pi / 8` comes from the probit approximation of the logistic;
-    the authors of SNGP tune it instead, to 25 on CIFAR-10. As variances fall with the number of training images, fewer
-    images want a smaller one.
+    the authors of SNGP tune it instead, to 25 on CIFAR-10. Variances fall with the number of training images, so fewer
+    images need a smaller factor.
 
     >>> mean_field_logits(torch.tensor([[2.0, 4.0]]), torch.tensor([3.0]), factor=1.0)
     tensor([[1., 2.]])

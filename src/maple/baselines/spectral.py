@@ -30,7 +30,7 @@ from torch.nn import functional as F
 from torch.nn.utils import parametrize
 
 from maple.errors import UsageError
-from maple.networks import Backbone
+from maple.networks import Backbone, evaluating, listening
 
 FIRST_ITERATIONS = 30  # of the power method, from a random direction
 EXAMPLE_SIZE = 32  # side of the images if backbone.size is not set
@@ -199,21 +199,15 @@ def _input_shapes(backbone: Backbone) -> dict[nn.Conv2d | nn.Linear, Shape]:
     """Shape (1, ...) of one input of each convolution and linear layer of the embedding; the largest if it varies."""
     shapes: dict[nn.Conv2d | nn.Linear, Shape] = {}
 
-    def record(layer: Any, inputs: tuple[Tensor, ...]) -> None:
+    def record(key: int, layer: Any, inputs: tuple[Any, ...], output: Any) -> None:
         size = inputs[0].shape
         shape = (1, *(size[1:] if isinstance(layer, nn.Conv2d) else size[-1:]))
         shapes[layer] = max(shape, shapes.get(layer, shape))
 
     layers = [layer for layer in backbone.modules() if isinstance(layer, nn.Conv2d | nn.Linear)]
-    handles = [layer.register_forward_pre_hook(record) for layer in layers]
-    side, training = backbone.size or EXAMPLE_SIZE, backbone.training
-    try:
-        with torch.no_grad():
-            backbone.eval().embed(torch.zeros(1, 3, side, side, device=backbone.mean.device))
-    finally:
-        backbone.train(training)
-        for handle in handles:
-            handle.remove()
+    side = backbone.size or EXAMPLE_SIZE
+    with evaluating(backbone), listening(dict(enumerate(layers)), record):
+        backbone.embed(torch.zeros(1, 3, side, side, device=backbone.mean.device))
     return shapes
 
 

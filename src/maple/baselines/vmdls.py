@@ -5,19 +5,19 @@ https://openreview.net/forum?id=ScLeuUUi9gq. The head makes of an embedding f a 
 
 .. math:: q(z \mid x) = \mathcal N\big(m(f), \operatorname{diag} s^2(f)\big),
 
-which a Kullback-Leibler divergence draws to the prior :math:`\mathcal N(\mu_y, \sigma^2 I)` of its class. The class is
+which a Kullback-Leibler divergence pulls to the prior :math:`\mathcal N(\mu_y, \sigma^2 I)` of its class. The class is
 that of the nearest :math:`\mu_c`, and the squared distance to it is the score: images unlike any class lie between the
-Gaussians and around the origin, where there is no class.
+Gaussians and around the origin.
 
 This is a reduced form. It keeps the latent space of the paper, computed by one pass through one network:
 
-- There the means are those of the latent points of the epoch before, and a triplet and a distancing loss push the
-  classes apart; there is no cross-entropy. Here the means are fixed and orthonormal, the arrangement those losses aim
-  at, so that no class can drift or fall onto another; the cross-entropy of the class posteriors :math:`p(c \mid z)`
+- In the paper the means are those of the latent points of the previous epoch, and a triplet and a distancing loss push
+  the classes apart; there is no cross-entropy. Here the means are fixed and orthonormal, the arrangement those losses
+  aim at, so no class can drift or merge with another; the cross-entropy of the class posteriors :math:`p(c \mid z)`
   pulls a point to its own mean and away from the others.
-- There the score is the log-likelihood under one Gaussian with a full covariance per class, fitted after the training
-  to latent means side by side with the features of earlier layers. Here it is the distance in the latent space alone.
-- There the log-likelihoods are weighted by the reconstruction error of a separate autoencoder. Here there is none.
+- In the paper the score is the log-likelihood under one Gaussian with a full covariance per class, fitted after the
+  training to latent means concatenated with features of earlier layers. Here it is the distance in the latent space.
+- In the paper the reconstruction error of a separate autoencoder weights the log-likelihoods. Here there is none.
 
 Its figures therefore do not measure the method of the paper.
 """

@@ -1,9 +1,8 @@
-"""What other packages need before they can be imported here.
+"""Import torchvision, also if its compiled operators do not match the installed torch.
 
-A torchvision built for CUDA does not import next to a torch built for the CPU: its compiled operators are missing, but
-it describes two of them (``nms``, ``qnms``) to torch while it is imported. pip brings such pairs together. Transforms,
-models and data sets need no compiled operator, so that it is enough to define the two by name and to import again.
-:func:`import_torchvision` is the one place where that is done.
+A torchvision built for CUDA cannot be imported with a torch built for the CPU: its compiled operators are missing, but
+on import it registers two of them (``nms``, ``qnms``) with torch. pip installs such pairs. Transforms, models and data
+sets need no compiled operator, so :func:`import_torchvision` defines the two by name and imports torchvision again.
 """
 
 from __future__ import annotations
@@ -18,21 +17,21 @@ from maple.errors import UsageError
 
 OPERATORS = ("nms", "qnms")
 SCHEMA = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
-_libraries: list[Any] = []  # torch forgets an operator when the library that defined it is collected
+_libraries: list[Any] = []  # keeps the operators: torch drops them when their library is collected
 
 
 def import_torchvision() -> ModuleType:
-    """The package ``torchvision``, also where its compiled operators do not fit the installed torch.
+    """The package ``torchvision``, also if its compiled operators do not match the installed torch.
 
-    Call it before importing what imports torchvision itself (timm, torchmetrics, pytorch-ood). Where nothing is wrong,
-    it is a plain import; where a repair was needed, it says so once.
+    Call it before importing packages that import torchvision (timm, torchmetrics, pytorch-ood). Without a mismatch it
+    is a plain import; with one it warns once.
     """
     try:
         return import_module("torchvision")
     except ModuleNotFoundError as error:
         if error.name != "torchvision":
             raise
-        raise UsageError("this needs torchvision, which is not installed: pip install torchvision") from None
+        raise UsageError("torchvision is not installed: pip install torchvision") from None
     except RuntimeError as error:
         if "operator torchvision::" not in str(error):
             raise
@@ -41,14 +40,14 @@ def import_torchvision() -> ModuleType:
     repaired = import_module("torchvision")
     warnings.warn(
         "torchvision was built for another torch and its compiled operators are missing: transforms, models and "
-        "datasets work, operators such as nms do not; install the torchvision of this torch to have them",
+        "datasets work, operators such as nms do not; install the torchvision that matches this torch to use them",
         stacklevel=2,
     )
     return repaired
 
 
 def _define_operators() -> None:
-    """Name the operators that torchvision describes to torch."""
+    """Define the operators that torchvision registers with torch."""
     from torch.library import Library
 
     library = Library("torchvision", "FRAGMENT")
@@ -58,6 +57,6 @@ def _define_operators() -> None:
 
 
 def _forget_torchvision() -> None:
-    """Drop what a failed import left behind, so that the next one starts anew."""
+    """Remove the modules of a failed import, so that the next import starts from scratch."""
     for name in [name for name in sys.modules if name.partition(".")[0] == "torchvision"]:
         del sys.modules[name]

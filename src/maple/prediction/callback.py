@@ -1,7 +1,7 @@
 """A callback for Lightning: a :class:`~maple.prediction.own_loop.Relabeller` that the Trainer calls.
 
-``MapleCallback`` is made when it is first asked for, of :class:`MapleHooks` and the ``Callback`` of whichever of the
-packages ``pytorch_lightning`` and ``lightning`` there is, so that this module can be imported without them.
+``MapleCallback`` is created on first use from :class:`MapleHooks` and the ``Callback`` of ``pytorch_lightning`` or
+``lightning``, so this module can be imported without them.
 ``examples/lightning_callback.py`` is a whole program.
 """
 
@@ -27,23 +27,24 @@ from maple.prediction.predictor import Predictor
 from maple.training.head import optimizes
 from maple.training.recipe import Recipe
 
-PACKAGES = {"pytorch_lightning": "pytorch_lightning", "lightning": "lightning.pytorch"}  # and where Callback is
+PACKAGES = {
+    "pytorch_lightning": "pytorch_lightning",
+    "lightning": "lightning.pytorch",
+}  # to the module with Callback
 
 
 class MapleHooks:
-    """What ``maple.MapleCallback`` does in a training by Lightning: pseudo-labels, splits between epochs, and the fit.
+    """Hooks of ``maple.MapleCallback`` for Lightning: pseudo-labels, splits between epochs, and the fit.
 
-    The ``LightningModule`` has a :class:`~maple.networks.Backbone` in its attribute ``backbone`` (or as
-    named), and its
-    batches are (x, label, index), as :class:`~maple.prediction.own_loop.Indexed` makes them. Whatever its
-    ``training_step`` does
-    with labels, it now does with pseudo-labels: it gets a batch in which they are in their place, and the batch of the
-    loader stays as it is. ``callback.session.loss(backbone, x, label)`` is the recipe's loss.
+    The ``LightningModule`` has a :class:`~maple.networks.Backbone` in its attribute ``backbone`` (or another name that
+    is given), and its batches are (x, label, index), as :class:`~maple.prediction.own_loop.Indexed` makes them. Its
+    ``training_step`` gets batches with pseudo-labels in place of labels; the batches of the loader are not changed.
+    ``callback.session.loss(backbone, x, label)`` is the loss of the recipe.
 
     ``train`` are the training images without augmentation, in the order of the indices. ``history`` has one entry per
-    epoch, and after the training ``predictor`` is there, fitted on ``train``, ``validation`` and ``calibration``.
-    Checkpoints of Lightning hold the clusters, and a training goes on from them with the head of its size, as does a
-    second ``trainer.fit`` with the same module; with another module a training of its own begins.
+    epoch; after the training ``predictor`` is fitted on ``train``, ``validation`` and ``calibration``. Checkpoints of
+    Lightning contain the clusters: a training resumes from them with a head of the right size. A second ``trainer.fit``
+    with the same module continues as well; another module starts a new training.
     """
 
     def __init__(
@@ -62,24 +63,24 @@ class MapleHooks:
         self.train, self.validation, self.calibration = train, validation, calibration
         self.backbone = backbone
         self.history: list[EpochEnd] = []
-        self._hooked: WeakSet[Backbone] = WeakSet()  # those that get a head of the size that is loaded
-        self._network: Backbone | None = None  # whose head the session belongs to
+        self._hooked: WeakSet[Backbone] = WeakSet()  # those whose head is resized before weights are loaded
+        self._network: Backbone | None = None  # the network of the session
         self._session: Relabeller | None = None
         self._predictor: Predictor | None = None
         self._restored: dict[str, Any] | None = None
-        self._earlier: int | None = None  # epochs that other Trainers have done; not known yet
-        self._unwrap: Callable[[], None] | None = None  # gives the module its own training_step again
+        self._earlier: int | None = None  # epochs of earlier Trainers; None if not known yet
+        self._unwrap: Callable[[], None] | None = None  # restores the training_step of the module
 
     @property
     def session(self) -> Relabeller:
-        """The relabelling of the network that is trained."""
+        """The relabelling of the trained network."""
         if self._session is None:
             raise UsageError("MapleCallback has no session before the training: call trainer.fit first")
         return self._session
 
     @property
     def predictor(self) -> Predictor:
-        """The predictor of the network; fitted when it is asked for, where Lightning did not end the training."""
+        """The predictor of the network; fitted on first use if the training did not end normally."""
         if self._predictor is None:
             session = self.session
             assert self._network is not None
@@ -95,7 +96,7 @@ class MapleHooks:
                     "MapleCallback works in one process: give the Trainer devices=1, or use train_backbone"
                 )
             if not trainer.max_epochs or trainer.max_epochs < 1:
-                raise UsageError("MapleCallback has to know how long the training takes: give the Trainer max_epochs")
+                raise UsageError("MapleCallback needs the length of the training: give the Trainer max_epochs")
         backbone = self._find_backbone(pl_module)
         if backbone not in self._hooked:
             backbone.register_load_state_dict_pre_hook(_fit_head_to_state)
@@ -106,7 +107,7 @@ class MapleHooks:
                 self._session, self._earlier = self._make_session(trainer.max_epochs), 0
             elif not np.array_equal(self._session.class_labels, self.train.labels):
                 raise UsageError(
-                    "the training images of the callback are not those that this network was trained with before: make "
+                    "the training images of the callback are not those of the earlier training of this network: create "
                     "a new MapleCallback, and a module with a head for the classes"
                 )
             else:
@@ -119,14 +120,10 @@ class MapleHooks:
     def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
         self._restore(pl_module)
 
-    def on_test_start(self, trainer: Any, pl_module: Any) -> None:
-        self._restore(pl_module)
-
-    def on_predict_start(self, trainer: Any, pl_module: Any) -> None:
-        self._restore(pl_module)
+    on_test_start = on_predict_start = on_validation_start
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """Count on where a second ``trainer.fit`` follows a first, and put pseudo-labels into what is trained with."""
+        """Continue the count of epochs in a second ``trainer.fit``, and replace labels by pseudo-labels."""
         session, self._predictor = self.session, None
         if self._earlier is None:
             self._earlier = session.epoch - trainer.current_epoch
@@ -134,14 +131,14 @@ class MapleHooks:
         self._unwrap = _wrap_training_step(pl_module, self._relabel_batch)
 
     def _relabel_batch(self, batch: Any) -> Any:
-        """A batch with pseudo-labels in the place of labels; the tensors of the one that is given stay as they are."""
+        """A batch with pseudo-labels in place of labels; the tensors of the given batch are not changed."""
         if not isinstance(batch, tuple | list) or len(batch) != 3 or not isinstance(batch[1], torch.Tensor):
             raise UsageError(
                 "batches must be (x, label, index): wrap the training data, DataLoader(maple.Indexed(...))"
             )
         x, labels, index = batch
         parts = (x, self.session.labels[index.cpu()].to(labels.device), index)
-        make: Callable[[Any], Any] = getattr(batch, "_make", type(batch))  # of a named tuple, or of a tuple or list
+        make: Callable[[Any], Any] = getattr(batch, "_make", type(batch))  # a named tuple, a tuple or a list
         return make(parts)
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
@@ -182,12 +179,12 @@ class MapleHooks:
         self._restored = dict(state_dict)
 
     def _turn_to(self, backbone: Backbone) -> None:
-        """Begin anew where a network is not the one before."""
+        """Start a new history if the network is another one."""
         if backbone is not self._network:
             self._network, self._session, self._predictor, self.history = backbone, None, None, []
 
     def _restore(self, pl_module: Any) -> None:
-        """Take up the clusters of a checkpoint; its weights, with a head of their size, are in the network by now."""
+        """Load the clusters of a checkpoint; its weights are already in the network, with a head of their size."""
         if self._restored is None:
             return
         backbone = self._find_backbone(pl_module)
@@ -214,11 +211,11 @@ class MapleHooks:
 
 
 def _wrap_training_step(module: Any, change: Callable[[Any], Any]) -> Callable[[], None]:
-    """Let a module's ``training_step`` get changed batches; what gives it its own again."""
+    """Pass changed batches to the ``training_step`` of a module; returns a function that restores it."""
     own = module.training_step
-    replaced = vars(module).get("training_step")  # where others have wrapped it, as Lightning does what is compiled
+    replaced = vars(module).get("training_step")  # set if it is wrapped already, as in compiled modules
 
-    @wraps(own)  # by which Lightning finds its arguments
+    @wraps(own)  # Lightning reads its signature
     def training_step(batch: Any, *arguments: Any, **named: Any) -> Any:
         return own(change(batch), *arguments, **named)
 
@@ -233,7 +230,7 @@ def _wrap_training_step(module: Any, change: Callable[[Any], Any]) -> Callable[[
 
 
 def _fit_head_to_state(backbone: Any, state_dict: dict[str, Any], prefix: str, *_: Any) -> None:
-    """Before weights are loaded, give the backbone a head of the size they have."""
+    """Before weights are loaded, resize the head of the backbone to them."""
     weight = state_dict.get(f"{prefix}head.weight")
     if weight is not None:
         resize_head(backbone, len(weight))
@@ -241,14 +238,14 @@ def _fit_head_to_state(backbone: Any, state_dict: dict[str, Any], prefix: str, *
 
 @cache
 def _make_callback() -> type:
-    """The class of Lightning's own with these hooks; of the package that is in use, where there are two."""
+    """A subclass of Lightning's ``Callback`` with these hooks; of the imported package if two are installed."""
     there = [name for name in PACKAGES if name in sys.modules] or [name for name in PACKAGES if find_spec(name)]
     if not there:
         raise UsageError(
             "MapleCallback needs Lightning, which is not installed: pip install 'maple-uncertainty[lightning]'"
         )
     if find_spec("torchvision") is not None:
-        import_torchvision()  # which Lightning's metrics import
+        import_torchvision()  # Lightning's metrics import it
     base = import_module(PACKAGES[there[0]]).Callback
     return type("MapleCallback", (MapleHooks, base), {"__doc__": MapleHooks.__doc__, "__module__": __name__})
 

@@ -1,7 +1,7 @@
-"""The processes of a training: how many there are, and how they agree on arrays and on errors.
+"""Processes of a training: their number, and how they exchange arrays and errors.
 
-Every process runs the same program on its share of the images. They talk through ``torch.distributed``, set up by
-Lightning Fabric, which starts them itself or finds those that torchrun or SLURM started.
+Every process runs the same program on its share of the images. They communicate by ``torch.distributed``, set up by
+Lightning Fabric, which starts them or uses those that torchrun or SLURM started.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def make_fabric(options: TrainOptions) -> Fabric:
     if precision == "auto":
         precision = "bf16-mixed" if bfloat16_is_fast("cpu" if on_cpu else None) else "32-true"
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Fabric's advice on processes and workers is not for our users
+        warnings.simplefilter("ignore")  # Fabric's advice on processes and workers does not apply here
         try:
             fabric = Fabric(
                 accelerator=options.accelerator,
@@ -53,7 +53,7 @@ def make_fabric(options: TrainOptions) -> Fabric:
     return fabric
 
 
-# --- how many --------------------------------------------------------------------------------------------------------
+# --- number of processes ---------------------------------------------------------------------------------------------
 
 
 class Launch(NamedTuple):
@@ -65,9 +65,9 @@ class Launch(NamedTuple):
 
 
 def count_processes(options: TrainOptions) -> tuple[int, int]:
-    """Devices and nodes: as started by torchrun or SLURM where one of them started this process, else as asked for.
+    """Devices and nodes: those of torchrun or SLURM if one of them started this process, else those of the options.
 
-    An option at its default, 1, follows the launcher; any other number has to agree with it.
+    An option at its default, 1, follows the launcher; any other number must equal that of the launcher.
     """
     found = find_launch()
     if found is None:
@@ -82,7 +82,7 @@ def count_processes(options: TrainOptions) -> tuple[int, int]:
 
 
 def find_launch() -> Launch | None:
-    """What torchrun or SLURM says in the environment; None where neither started this process."""
+    """The launch that torchrun or SLURM describes in the environment; None if neither started this process."""
     if TorchElasticEnvironment.detect():
         devices = int(os.environ["LOCAL_WORLD_SIZE"])
         return Launch("torchrun", devices, int(os.environ["WORLD_SIZE"]) // devices)
@@ -97,9 +97,9 @@ def find_launch() -> Launch | None:
 
 @contextmanager
 def together(fabric: Fabric) -> Iterator[None]:
-    """A block in which one process may fail alone: its error is raised in all of them.
+    """A block whose error in one process is raised in all of them.
 
-    Otherwise the others would wait for ever for the one that is gone. The block itself must not communicate.
+    Without it the other processes would wait for the failed one for ever. The block itself must not communicate.
     """
     if fabric.world_size == 1:
         yield
@@ -118,7 +118,7 @@ def together(fabric: Fabric) -> Iterator[None]:
 
 def _share(fabric: Fabric, error: Exception | None) -> list[MapleError]:
     """The errors of all processes, in order of their ranks."""
-    if error is not None and not isinstance(error, MapleError):  # of a type that may not travel
+    if error is not None and not isinstance(error, MapleError):  # of a type that may not be serialisable
         error = TrainError(f"process {fabric.global_rank} failed with {type(error).__name__}: {error}")
     found: list[MapleError | None] = [None] * fabric.world_size
     torch.distributed.all_gather_object(found, error)

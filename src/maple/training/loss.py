@@ -11,14 +11,14 @@ from torch.nn import functional as F
 
 
 class LossTerm(NamedTuple):
-    """One term of the loss: ``value`` is what the history shows, ``weight * value`` what is minimised."""
+    """One term of the loss: the history shows ``value``, training minimises ``weight * value``."""
 
     value: Tensor  # ()
     weight: float = 1.0
 
 
 def weighted_sum(terms: Mapping[str, LossTerm]) -> Tensor:
-    """The loss that its terms make.
+    """The sum of all terms, each times its weight.
 
     >>> weighted_sum({"a": LossTerm(torch.tensor(3.0)), "b": LossTerm(torch.tensor(4.0), weight=0.5)})
     tensor(5.)
@@ -120,7 +120,7 @@ def contrastive_loss(embeddings: Tensor, targets: Tensor, margin: float) -> Tens
 
     .. math:: \frac{1}{|P|} \sum_{ij \in P} d_{ij}^2 + \frac{1}{|N|} \sum_{ij \in N} \max\{\alpha - d_{ij},\; 0\}^2
 
-    P are the pairs of one target, N those of two. A kind that the batch does not hold adds nothing.
+    P are the pairs of equal targets, N those of different ones. A kind that is absent from the batch adds 0.
 
     >>> points = torch.tensor([[0.0], [1.0], [3.0]])
     >>> contrastive_loss(points, torch.tensor([0, 0, 1]), margin=2.5)  # 1 + (0 + 0.25) / 2
@@ -154,9 +154,9 @@ def prototype_loss(embeddings: Tensor, prototypes: Tensor, targets: Tensor, scal
 
     .. math:: -\frac{1}{N} \sum_n \log \frac{\exp(s \cos(e_n, w_{y_n}))}{\sum_m \exp(s \cos(e_n, w_m))}
 
-    On the unit sphere, where distances are measured, it draws an image to the direction of its class and away from all
-    others (Wang et al. 2017, https://arxiv.org/abs/1704.06369). No pairs are mined, so that it does not depend on what
-    the batch holds, and with several prototypes per class it is a smoothed triplet loss (Qian et al. 2019,
+    On the unit sphere, where distances are measured, it pulls an image to the direction of its class and away from all
+    others (Wang et al. 2017, https://arxiv.org/abs/1704.06369). It mines no pairs, so it does not depend on the
+    composition of the batch; with several prototypes per class it is a smoothed triplet loss (Qian et al. 2019,
     https://arxiv.org/abs/1909.05235).
 
     >>> e = torch.eye(2)

@@ -58,7 +58,7 @@ _PLAIN = ("Hendrycks & Gimpel 2017", "https://arxiv.org/abs/1610.02136")
 )
 @dataclass(frozen=True, kw_only=True)
 class MapleRecipe(MapleOptions, Recipe):
-    """Cross-entropy, with the triplet loss and with relabelling unless switched off.
+    """Cross-entropy with triplet loss and relabelling, each of which can be switched off.
 
     >>> MapleRecipe(margin=0.5, clustering=False).name
     'triplet'
@@ -106,10 +106,10 @@ class MapleRecipe(MapleOptions, Recipe):
         return terms
 
     def _training_logits(self, step: Step) -> Tensor:
-        """What the cross-entropy sees (B, M): logits of embeddings that all have one length, or of those there are.
+        """Logits (B, M) for the cross-entropy: of embeddings scaled to ``cross_entropy_norm``, or of plain embeddings.
 
-        A network cannot lower that loss by longer embeddings, so that their length is left to say how much of what it
-        knows an image shows (Regmi et al. 2024, https://arxiv.org/abs/2305.17797).
+        With equal norms longer embeddings do not lower the loss, so the norm is free to express familiarity (Regmi et
+        al. 2024, https://arxiv.org/abs/2305.17797).
         """
         if not (self.triplet and self.cross_entropy_norm):
             return step.logits
@@ -146,7 +146,7 @@ class MapleRecipe(MapleOptions, Recipe):
         return found and f"{found}, raise --triplet-warmup, or use --triplet-space normalised"
 
     def _sits_at_margin(self, history: list[dict[str, Any]], epochs: int) -> bool:
-        """Whether the last two epochs, at full weight, had a triplet loss equal to the margin; one may pass by."""
+        """Whether the last two epochs, at full weight, had a triplet loss equal to the margin."""
         return len(history) > 1 and all(
             self._warmed_up((row["epoch"] - 1) / epochs) == 1 and self._is_at_margin(row) for row in history[-2:]
         )
@@ -207,7 +207,7 @@ class MapleRecipe(MapleOptions, Recipe):
         return grow_linear(head, relabelling), True
 
     def _warmed_up(self, progress: float) -> float:
-        """The share of its weight that the triplet loss has by now."""
+        """Share of its weight that the triplet loss has at ``progress``."""
         return min(1.0, progress / self.triplet_warmup) if self.triplet_warmup else 1.0
 
 

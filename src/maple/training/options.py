@@ -1,13 +1,18 @@
-"""Options of training and of MAPLE's recipe; light, for the command line."""
+"""Options of training and of MAPLE's recipe; without torch, for the command line."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Literal
 
 from annotated_types import Interval
 
 from maple.options import NonNegative, Positive, Range, Seed, Share, option
+
+_rare = partial(option, rare=True)  # not listed by --help, which names the common options only
+_rare_metric = partial(_rare, needs="triplet")
+_rare_clustering = partial(_rare, needs="clustering")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,40 +29,33 @@ class TrainOptions:
         "learning rate; the peak of the schedule",
         search=Range((0.3, 1.0, 3.0), (0.1, 3.0), log=True, relative=True),
     )
-    momentum: Share = option(0.9, "momentum of SGD", rare=True)
-    nesterov: bool = option(True, "Nesterov momentum", rare=True)
+    momentum: Share = _rare(0.9, "momentum of SGD")
+    nesterov: bool = _rare(True, "Nesterov momentum")
     weight_decay: NonNegative = option(5e-4, "weight decay", search=Range((1e-4, 5e-4, 2e-3), (1e-5, 1e-2), log=True))
-    schedule: Literal["triangular", "linear", "cosine", "step", "constant"] = option(
-        "triangular", "learning rate over the epochs", rare=True
+    schedule: Literal["triangular", "linear", "cosine", "step", "constant"] = _rare(
+        "triangular", "learning rate over the epochs"
     )
-    milestones: tuple[Positive, ...] = option(
-        (), "epochs after which schedule 'step' lowers the learning rate", rare=True
-    )
-    step_factor: Annotated[float, Interval(gt=0, lt=1)] = option(
-        0.2, "factor of the learning rate at each milestone", rare=True
-    )
-    augment: str = option(
+    milestones: tuple[Positive, ...] = _rare((), "epochs after which schedule 'step' lowers the learning rate")
+    step_factor: Annotated[float, Interval(gt=0, lt=1)] = _rare(0.2, "factor of the learning rate at each milestone")
+    augment: str = _rare(
         "auto",
         "'auto', 'none', or a list of crop or translate (half as far), flip, alternate-flip or flip-both, cutout, mix",
-        rare=True,
     )
-    sampler: Literal["auto", "shuffle", "balanced"] = option(
-        "auto", "'balanced' draws several images of each of several classes; 'auto': if triplets need it", rare=True
+    sampler: Literal["auto", "shuffle", "balanced"] = _rare(
+        "auto", "'balanced' draws several images of each of several classes; 'auto': if triplets need it"
     )
     seed: Seed = option(0, "seed of weights, order and augmentation")
-    precision: Literal["auto", "32-true", "bf16-mixed", "16-mixed"] = option(
-        "auto", "'auto' takes bfloat16 where the hardware has it", rare=True
+    precision: Literal["auto", "32-true", "bf16-mixed", "16-mixed"] = _rare(
+        "auto", "'auto' takes bfloat16 where the hardware has it"
     )
     accelerator: Literal["auto", "cpu", "cuda", "mps"] = option("auto", "device to train on")
     devices: Positive = option(1, "processes on this machine; gradients are averaged")
-    nodes: Positive = option(1, "machines; start the same command on each with torchrun or SLURM", rare=True)
-    workers: Annotated[int, Interval(ge=0)] = option(
-        2, "processes that decode images which do not fit in memory", rare=True
-    )
-    allocator: bool = option(True, "keep freed memory for the next step (Linux, CPU)", rare=True)
-    checkpoint_every: Positive = option(1, "epochs between checkpoints", rare=True)
-    on_collapse: Literal["warn", "stop"] = option(
-        "warn", "what to do if all embeddings become one point; presets of the paper stop", rare=True
+    nodes: Positive = _rare(1, "machines; start the same command on each with torchrun or SLURM")
+    workers: Annotated[int, Interval(ge=0)] = _rare(2, "processes that decode images which do not fit in memory")
+    allocator: bool = _rare(True, "keep freed memory for the next step (Linux, CPU)")
+    checkpoint_every: Positive = _rare(1, "epochs between checkpoints")
+    on_collapse: Literal["warn", "stop"] = _rare(
+        "warn", "what to do if all embeddings become one point; presets of the paper stop"
     )
 
 
@@ -67,76 +65,51 @@ class MapleOptions:
 
     triplet: bool = option(True, "add the triplet loss", flag=False)
     clustering: bool = option(True, "split hard classes into clusters", flag=False)
-    metric_loss: Literal["triplet", "contrastive"] = option(
-        "triplet", "metric loss of pairs of embeddings", rare=True, needs="triplet"
-    )
-    cross_entropy_norm: NonNegative = option(
+    metric_loss: Literal["triplet", "contrastive"] = _rare_metric("triplet", "metric loss of pairs of embeddings")
+    cross_entropy_norm: NonNegative = _rare_metric(
         0.0,
         "norm of embeddings in the cross-entropy during training; 0 keeps their own norm",
-        rare=True,
-        needs="triplet",
         search=Range((0.0, 5.0, 10.0, 20.0)),
     )
-    logit_norm: Literal["none", "length", "boundary"] = option(
+    logit_norm: Literal["none", "length", "boundary"] = _rare(
         "none",
         "divide logits in the cross-entropy by their length (LogitNorm) or by the mean distance to the decision "
         "boundaries (ELogitNorm)",
-        rare=True,
     )
-    logit_temperature: Annotated[float, Interval(gt=0)] = option(
-        0.04, "factor of the length that logit_norm 'length' divides by", rare=True
+    logit_temperature: Annotated[float, Interval(gt=0)] = _rare(
+        0.04, "factor of the length that logit_norm 'length' divides by"
     )
-    label_smoothing: Annotated[float, Interval(ge=0, lt=1)] = option(
-        0.0, "share of each target that the cross-entropy spreads evenly over all classes", rare=True
+    label_smoothing: Annotated[float, Interval(ge=0, lt=1)] = _rare(
+        0.0, "share of each target that the cross-entropy spreads evenly over all classes"
     )
     margin: NonNegative = option(
         0.5, "margin of the triplet loss", needs="triplet", search=Range((0.3, 0.5, 0.7), (0.1, 1.5))
     )
-    triplet_weight: NonNegative = option(
-        1.0,
-        "weight of the triplet loss",
-        rare=True,
-        needs="triplet",
-        search=Range((0.3, 1.0, 3.0), (0.03, 3.0), log=True),
+    triplet_weight: NonNegative = _rare_metric(
+        1.0, "weight of the triplet loss", search=Range((0.3, 1.0, 3.0), (0.03, 3.0), log=True)
     )
-    triplet_warmup: Share = option(
-        0.25, "share of the training over which that weight grows from 0", rare=True, needs="triplet"
+    triplet_warmup: Share = _rare_metric(0.25, "share of the training over which that weight grows from 0")
+    triplet_mining: Literal["hard", "all"] = _rare_metric(
+        "hard", "'hard' compares one positive and one negative distance per image, 'all' averages over all triplets"
     )
-    triplet_mining: Literal["hard", "all"] = option(
-        "hard",
-        "'hard' compares one positive and one negative distance per image, 'all' averages over all triplets",
-        rare=True,
-        needs="triplet",
-    )
-    triplet_softness: NonNegative = option(
+    triplet_softness: NonNegative = _rare_metric(
         0.2,
         "0 compares the hardest positive and negative in the batch, larger values weighted means",
-        rare=True,
-        needs="triplet",
         search=Range((0.0, 0.2, 0.5), (0.0, 1.0)),
     )
-    triplet_lone: Literal["skip", "self"] = option(
-        "skip",
-        "images without another of their target in the batch: left out, or their own positive at distance 0",
-        rare=True,
-        needs="triplet",
+    triplet_lone: Literal["skip", "self"] = _rare_metric(
+        "skip", "images without another of their target in the batch: left out, or their own positive at distance 0"
     )
-    triplet_space: Literal["normalised", "raw"] = option(
-        "normalised", "embeddings that the triplet loss compares", rare=True, needs="triplet"
+    triplet_space: Literal["normalised", "raw"] = _rare_metric(
+        "normalised", "embeddings that the triplet loss compares"
     )
-    prototype_weight: NonNegative = option(
+    prototype_weight: NonNegative = _rare_metric(
         1.0,
         "weight of the prototype loss, a cross-entropy of cosines to the rows of the head",
-        rare=True,
-        needs="triplet",
         search=Range((0.3, 1.0, 3.0), (0.03, 3.0), log=True),
     )
-    prototype_scale: Annotated[float, Interval(gt=0)] = option(
-        10.0,
-        "factor of the cosines in the prototype loss",
-        rare=True,
-        needs="triplet",
-        search=Range((5.0, 10.0, 20.0), (3.0, 40.0), log=True),
+    prototype_scale: Annotated[float, Interval(gt=0)] = _rare_metric(
+        10.0, "factor of the cosines in the prototype loss", search=Range((5.0, 10.0, 20.0), (3.0, 40.0), log=True)
     )
     relabel_every: Positive = option(
         10,
@@ -153,39 +126,27 @@ class MapleOptions:
     max_clusters: Positive = option(
         5, "clusters per class at most", needs="clustering", search=Range((3, 5, 7, 10), (2, 10))
     )
-    min_cluster_size: Positive = option(
-        20, "images per cluster at least", rare=True, needs="clustering", search=Range((10, 20, 50), (5, 100), log=True)
+    min_cluster_size: Positive = _rare_clustering(
+        20, "images per cluster at least", search=Range((10, 20, 50), (5, 100), log=True)
     )
-    cluster_method: Literal["xmeans", "gmeans", "tmeans", "kmeans"] = option(
+    cluster_method: Literal["xmeans", "gmeans", "tmeans", "kmeans"] = _rare_clustering(
         "tmeans",
         "clustering of a hard class; 'tmeans' splits only if held-out images gain, 'xmeans' is the paper's",
-        rare=True,
-        needs="clustering",
         search=Range(("xmeans", "gmeans", "tmeans", "kmeans")),
     )
-    cluster_space: Literal["raw", "normalised", "projected", "whitened"] = option(
+    cluster_space: Literal["raw", "normalised", "projected", "whitened"] = _rare_clustering(
         "normalised",
         "space of the clustering: embeddings as they are, normalised, in the leading components of each class, or "
         "whitened",
-        rare=True,
-        needs="clustering",
         search=Range(("raw", "normalised", "projected", "whitened")),
     )
-    cluster_components: Positive = option(
-        5, "leading components of a class that cluster_space 'projected' keeps", rare=True, needs="clustering"
+    cluster_components: Positive = _rare_clustering(
+        5, "leading components of a class that cluster_space 'projected' keeps"
     )
-    head_growth: Literal["keep", "fresh"] = option(
-        "keep",
-        "'keep' grows the head without changing any class probability; 'fresh' starts a new head",
-        rare=True,
-        needs="clustering",
+    head_growth: Literal["keep", "fresh"] = _rare_clustering(
+        "keep", "'keep' grows the head without changing any class probability; 'fresh' starts a new head"
     )
-    cluster_scope: Literal["cluster", "class"] = option(
-        "cluster",
-        "'cluster' splits existing clusters; 'class' clusters the whole class again at each event",
-        rare=True,
-        needs="clustering",
+    cluster_scope: Literal["cluster", "class"] = _rare_clustering(
+        "cluster", "'cluster' splits existing clusters; 'class' clusters the whole class again at each event"
     )
-    class_rule: Literal["sum", "max"] = option(
-        "sum", "class probability from its clusters: their sum or the largest", rare=True
-    )
+    class_rule: Literal["sum", "max"] = _rare("sum", "class probability from its clusters: their sum or the largest")

@@ -1,4 +1,4 @@
-"""Recipes: how a network learns. A recipe owns the head, the loss and what happens between epochs.
+"""Recipes: how a network learns. A recipe owns the head, the loss and the changes between epochs.
 
 To add one, derive from :class:`Recipe` and register it::
 
@@ -37,9 +37,9 @@ EmbedRows = Callable[[np.ndarray], np.ndarray]  # indices of training images (n,
 
 @dataclass(frozen=True, eq=False)
 class Step:
-    """One step of the training: a batch, and what the network made of it."""
+    """One step of the training: a batch and the outputs of the network."""
 
-    images: Tensor  # (B, 3, H, W) in [0, 1]; with gradients where the recipe asks for them
+    images: Tensor  # (B, 3, H, W) in [0, 1]; with gradients if the recipe needs them
     embeddings: Tensor  # (B, D) float32
     logits: Tensor  # (B, M) float32
     targets: Tensor  # (B,) int64
@@ -59,36 +59,36 @@ class Step:
 
 
 class Recipe(ABC):
-    """What the one training loop asks of a method. The order of calls is that of the methods here."""
+    """A training method, as the training loop calls it; the methods are in the order of the calls."""
 
     name: str = ""
     about: ClassVar[About]
-    section: ClassVar[str]  # of config.toml, with its options; named after the recipe
+    section: ClassVar[str]  # section of config.toml with its options; named after the recipe
     class_rule: Literal["sum", "max"] = "sum"  # class probability from its clusters
     own_head: ClassVar[bool] = False  # whether its head replaces the linear one of the backbone
     needs_image_gradients: ClassVar[bool] = False
-    one_process: ClassVar[bool] = False  # whether it keeps a running state that several processes would not share
-    own_detector: ClassVar[str] = "softmax"  # whose score is the method's own
-    remedy: ClassVar[str] = "lower --learning-rate"  # where the training diverges
+    one_process: ClassVar[bool] = False  # whether it has a running state that processes do not share
+    own_detector: ClassVar[str] = "softmax"  # detector with the score of the method
+    remedy: ClassVar[str] = "lower --learning-rate"  # advice if the training diverges
 
     def prepare(self, backbone: Backbone) -> None:  # noqa: B027
-        """Change a fresh backbone in place before the optimiser sees it; most have nothing to change."""
+        """Change a new backbone in place, before the optimiser is made; by default nothing."""
 
     def start(self, backbone: Backbone, embed_rows: EmbedRows, labels: np.ndarray, seed: int) -> None:  # noqa: B027
-        """Set up what depends on the images, before the first epoch; not called where a training is resumed."""
+        """Initialise from the training images, before the first epoch; not called when a training is resumed."""
 
     def begin_epoch(self, backbone: Backbone, epoch: int, epochs: int) -> None:  # noqa: B027
-        """Set up what depends on the epoch (counted from 1)."""
+        """Prepare for the epoch (counted from 1)."""
 
     def after_step(self, step: Step) -> None:  # noqa: B027
-        """Update what is not learned by gradients; ``step`` is detached."""
+        """Update state that is not learned by gradients; ``step`` is detached."""
 
     def finish(self, backbone: Backbone) -> Backbone:
         """The backbone for predictions, after the last epoch; parametrisations are folded away."""
         return backbone
 
     def rebuild(self, backbone: Backbone) -> Backbone:
-        """What :meth:`finish` returned, from a new backbone with a head of this recipe: how a run is loaded."""
+        """The result of :meth:`finish`, from a new backbone with a head of this recipe; called when a run is loaded."""
         return backbone
 
     @property
@@ -118,7 +118,7 @@ class Recipe(ABC):
         embed_rows: EmbedRows,
         seed: int,
     ) -> Relabelling | None:
-        """New pseudo-labels after ``epoch`` (counted from 1), or ``None`` to go on with the current ones.
+        """New pseudo-labels after ``epoch`` (counted from 1), or ``None`` to keep the current ones.
 
         ``probabilities`` (N, C) and ``labels`` (N,) are those of the validation images; ``embed_rows`` gives the
         embeddings of training images by index.
@@ -130,7 +130,7 @@ class Recipe(ABC):
         raise NotImplementedError(f"{type(self).__name__} relabels, but does not say how its head grows")
 
     def find_collapse(self, history: list[dict[str, Any]], epochs: int) -> str | None:
-        """A warning if the embeddings have lost what told the classes apart, else ``None``.
+        """A warning if the embeddings no longer separate the classes, else ``None``.
 
         ``history`` has one row per finished epoch of ``epochs``: among others ``epoch``, the mean of each loss term and
         ``spread``, the relative spread of the validation embeddings.
@@ -144,7 +144,7 @@ class Recipe(ABC):
         return None
 
     def options(self) -> dict[str, Any]:
-        """The settings that a resumed run must share with the run it continues."""
+        """The options that a resumed run must share with the run it continues."""
         return {"recipe": self.name, **(as_dict(self) if is_dataclass(self) else {})}
 
 
