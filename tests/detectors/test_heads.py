@@ -197,7 +197,7 @@ def test_restored_detectors_have_their_head(train, new, head, name):
     detector = create_detector(name).fit(train, head=head)
     arrays, metadata = detector.get_state()
     restored = restore_detector({key: array.copy() for key, array in arrays.items()}, metadata)
-    np.testing.assert_array_equal(restored.head.weight, head.weight)
+    np.testing.assert_array_equal(restored.head_.weight, head.weight)
     np.testing.assert_array_equal(restored.score(new), detector.score(new))
 
 

@@ -48,7 +48,7 @@ class Detector(ABC):
     needs_head: ClassVar[bool] = False  # whether it recomputes logits with the linear head
     records: ClassVar[dict[str, type[ArrayRecord]]] = {}  # learned records by name, without the underscore
     fitted_: bool = False
-    head_: LinearHead | None = None
+    head_: LinearHead  # if ``needs_head``
 
     def fit(
         self,
@@ -64,14 +64,10 @@ class Detector(ABC):
         trained on. With several processes, each passes its share of the training images, all validation images, and a
         function that sums an array over processes. ``head`` is required if ``needs_head``.
         """
-        if self.needs_head and head is None:
-            raise UsageError(
-                f"the '{self.name}' detector needs the linear head of the network: fit it with "
-                "head=linear_head(backbone)"
-            )
         self._check_options()
+        if self.needs_head:
+            self.head_ = self._check_head(head)
         self.fitted_ = False
-        self.head_ = head if self.needs_head else None
         self._fit(Batches(outputs, sum_over_ranks, self.name), validation)
         self.fitted_ = True
         return self
@@ -102,6 +98,11 @@ class Detector(ABC):
     def _option_values(self) -> dict[str, Any]:
         return as_dict(self) if is_dataclass(self) else {}
 
+    def _check_head(self, head: LinearHead | None) -> LinearHead:
+        if head is None:
+            raise UsageError(f"the '{self.name}' detector needs the head: fit it with head=linear_head(backbone)")
+        return head
+
     def _check_options(self) -> None:
         """Validate the options; constructors only store them."""
         if is_dataclass(self):
@@ -117,9 +118,9 @@ class Detector(ABC):
     def get_state(self) -> State:
         """Everything learned, as arrays and plain values: the input of :func:`restore_detector`."""
         self._check_fitted()
-        arrays = {} if self.head_ is None else add_prefix("head.", self.head_._asdict())
+        arrays = add_prefix("head.", self.head_._asdict()) if self.needs_head else {}
         metadata = {"detector": self.name, "options": self._option_values()}
-        for name in [name[:-1] for name in vars(self) if name.endswith("_") and name not in vars(Detector)]:
+        for name in [name[:-1] for name in vars(self) if name.endswith("_") and name not in _OWN]:
             value = getattr(self, f"{name}_")
             if name in self.records:
                 arrays |= add_prefix(f"{name}.", value.to_arrays())
@@ -142,6 +143,9 @@ class Detector(ABC):
             detector.head_ = LinearHead(**with_prefix(arrays, "head."))
         detector.fitted_ = True
         return detector
+
+
+_OWN = ("fitted_", "head_")  # attributes of all detectors
 
 
 class Batches:

@@ -37,19 +37,13 @@ class _HeadDetector(Detector):
 
     needs_head: ClassVar[bool] = True
 
-    @property
-    def head(self) -> LinearHead:
-        """The head that the detector was fitted with."""
-        assert self.head_ is not None
-        return self.head_
-
     def _logits(self, embeddings: np.ndarray) -> np.ndarray:
         """Logits (N, M) of embeddings (N, D)."""
-        return embeddings @ self.head.weight.T + self.head.bias
+        return embeddings @ self.head_.weight.T + self.head_.bias
 
     def _blocks(self, outputs: Outputs) -> Iterator[tuple[slice, np.ndarray]]:
         """Row slices and blocks (B, D) of the embeddings, in float64."""
-        embeddings = finite_embeddings(outputs, self.head.weight.shape[1])
+        embeddings = finite_embeddings(outputs, self.head_.weight.shape[1])
         for rows in row_blocks(*embeddings.shape):
             yield rows, embeddings[rows].astype(np.float64)
 
@@ -277,8 +271,8 @@ class VimDetector(VimOptions, _HeadDetector):
 
     def _fit(self, batches: Batches, validation: Outputs | None) -> None:
         batches = batches.held()
-        moments = moments_of_all(batches, self.head.weight.shape[1])
-        self.space_ = self._principal_space(moments.moved_to(head_origin(self.head)))
+        moments = moments_of_all(batches, self.head_.weight.shape[1])
+        self.space_ = self._principal_space(moments.moved_to(head_origin(self.head_)))
         self.alpha_ = self._match(batches)
 
     def _principal_space(self, moments: Moments) -> Background:

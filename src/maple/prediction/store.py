@@ -18,6 +18,7 @@ from maple.files import RunFile, load_arrays, save_arrays, write_atomic
 from maple.networks import Backbone, MadeBy, Origin, create_backbone, rebuild_model
 from maple.options import as_dict, build_options
 from maple.prediction.predictor import Predictor
+from maple.stats.arrays import add_prefix, with_prefix
 from maple.training.recipe import find_recipe
 
 _CALIBRATION = "calibration."  # prefix of the names of its arrays
@@ -27,7 +28,7 @@ def save_predictor(folder: Path, predictor: Predictor) -> None:
     """Write weights and detector into a run folder."""
     save_backbone(folder / RunFile.WEIGHTS, predictor.backbone)
     arrays, metadata = predictor.detector.get_state()
-    calibration = {_CALIBRATION + name: array for name, array in predictor.calibration.to_arrays().items()}
+    calibration = add_prefix(_CALIBRATION, predictor.calibration.to_arrays())
     save_arrays(
         folder / RunFile.DETECTOR,
         {**arrays, **calibration},
@@ -54,9 +55,6 @@ def load_predictor(folder: str | Path, *, trust: bool = False) -> Predictor:
     if not folder.is_dir():
         raise RunError(f"'{folder}' is not a run folder: train one with maple train DATA --out '{folder}'")
     arrays, metadata = load_arrays(folder / RunFile.DETECTOR)
-    calibration = {
-        name.removeprefix(_CALIBRATION): arrays.pop(name) for name in list(arrays) if name.startswith(_CALIBRATION)
-    }
     return Predictor(
         load_backbone(folder / RunFile.WEIGHTS, trust=trust),
         MapleDetector.from_state(arrays, metadata["detector"]),
@@ -64,7 +62,7 @@ def load_predictor(folder: str | Path, *, trust: bool = False) -> Predictor:
         size=metadata["size"],
         fit=metadata["fit"],
         probability=Probability.from_dict(metadata),
-        calibration=Calibration.from_arrays(calibration),
+        calibration=Calibration.from_arrays(with_prefix(arrays, _CALIBRATION)),
         options=build_options(DecisionOptions, metadata["options"], f"'{folder / RunFile.DETECTOR}'"),
     )
 

@@ -109,10 +109,11 @@ def serial_if_small(points: np.ndarray) -> threadpool_limits:
     return threadpool_limits(1 if points.size < _SERIAL_SIZE else None)
 
 
-def random_halves(points: np.ndarray, random: np.random.RandomState) -> tuple[np.ndarray, np.ndarray]:
-    """Two random halves of the points."""
+def random_halves(points: np.ndarray, random: np.random.RandomState) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Two random halves of the points, in both orders."""
     order = random.permutation(len(points))
-    return points[order[::2]], points[order[1::2]]
+    first, second = points[order[::2]], points[order[1::2]]
+    return [(first, second), (second, first)]
 
 
 class _Model(NamedTuple):

@@ -95,10 +95,8 @@ class GMeans(GrowingMeans):
         return super().fit(X)
 
     def _gain(self, points: np.ndarray, labels: np.ndarray, room: int, random: np.random.RandomState) -> float:
-        critical_value = anderson_darling_critical_value(self.significance / 2)
-        halves = random_halves(points, random)
-        statistics = (self._statistic(*pair, random) for pair in (halves, halves[::-1]))
-        return max(statistics) - critical_value
+        statistics = (self._statistic(*halves, random) for halves in random_halves(points, random))
+        return max(statistics) - anderson_darling_critical_value(self.significance / 2)
 
     def _statistic(self, fitted: np.ndarray, tested: np.ndarray, random: np.random.RandomState) -> float:
         """Anderson-Darling statistic of ``tested`` along the vector between the two clusters of ``fitted``.

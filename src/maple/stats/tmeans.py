@@ -97,8 +97,7 @@ class TMeans(GrowingMeans):
     """
 
     def _gain(self, points: np.ndarray, labels: np.ndarray, room: int, random: np.random.RandomState) -> float:
-        halves = random_halves(points, random)
-        return sum(self._judged(*pair, random) for pair in (halves, halves[::-1]))
+        return sum(self._judged(*halves, random) for halves in random_halves(points, random))
 
     def _judged(self, fitted: np.ndarray, held_out: np.ndarray, random: np.random.RandomState) -> float:
         """Gain on ``held_out`` of the bisection of ``fitted``; minus infinity if ``fitted`` cannot be bisected."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 import numpy as np
@@ -38,6 +38,14 @@ _MAGNITUDES = (0.0, 0.0005, 0.001, 0.0014, 0.002, 0.005, 0.01)  # candidates for
 _ATTACK = 0.05  # size of the adversarial step, on images in [0, 1]
 _TUNING_IMAGES = 1000  # of each kind, to choose the step and fit the weights of layers
 _FAR = 1000.0
+_ABOUT = About(
+    "Mahalanobis distances of several layers",
+    "Lee et al. 2018",
+    "https://arxiv.org/abs/1807.03888",
+    passes="1 forward; per layer 1 backward, 1 forward",
+    needs="image gradients, several layers",
+    adds="class means and a covariance per layer",
+)
 _MIN_EXAMPLES = 20  # images of each kind to fit the weights of layers
 
 
@@ -240,13 +248,8 @@ class LeeDetector(LayerDistances):
     (40,)
     """
 
-    about: ClassVar[About] = About(
-        "Mahalanobis distances of several layers, tuned on in-distribution images only",
-        "Lee et al. 2018",
-        "https://arxiv.org/abs/1807.03888",
-        passes="1 forward; per layer 1 backward, 1 forward",
-        needs="image gradients, several layers",
-        adds="class means and a covariance per layer",
+    about: ClassVar[About] = replace(
+        _ABOUT, title="Mahalanobis distances of several layers, tuned on in-distribution images only"
     )
 
     def _compare(
@@ -291,13 +294,10 @@ class LeeOodDetector(LayerDistances):
     True
     """
 
-    about: ClassVar[About] = About(
-        "Mahalanobis distances of several layers, tuned on out-of-distribution images",
-        "Lee et al. 2018",
-        "https://arxiv.org/abs/1807.03888",
-        passes="1 forward; per layer 1 backward, 1 forward",
+    about: ClassVar[About] = replace(
+        _ABOUT,
+        title="Mahalanobis distances of several layers, tuned on out-of-distribution images",
         needs="image gradients, several layers, out-of-distribution images to be tuned on",
-        adds="class means and a covariance per layer",
     )
     learns_from_ood: ClassVar[bool] = True
 
