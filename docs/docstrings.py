@@ -1,9 +1,9 @@
-"""Docstrings as Markdown: what mkdocstrings shows is what they say, however it is marked up.
+"""Convert docstrings to Markdown for mkdocstrings.
 
-Docstrings here are plain text with a few marks of reStructuredText. A Griffe extension rewrites those for Markdown,
-when the package is read (never imported, hence without torch):
+Docstrings are plain text with a few elements of reStructuredText. A Griffe extension converts these to Markdown while
+it reads the package, which is not imported (no torch needed):
 
-- ``:func:`x` `` and its kind become code,
+- roles such as ``:func:`x` `` become code,
 - ``.. math::`` becomes a formula,
 - doctest examples, blocks after ``::`` and tables of ``====`` become code blocks.
 """
@@ -20,7 +20,7 @@ ROLE = re.compile(r":(?:func|class|meth|mod|attr|data):`~?([^`]+)`")
 MATH = re.compile(r"^( *)\.\. math::(.*(?:\n(?: *\S.*))*)", flags=re.MULTILINE)
 LITERAL = re.compile(r"::\n\n((?:(?: +\S.*)?\n)+)")
 TABLE = re.compile(r"^=+ +=[= ]*\n(?:.+\n)+?=+ +=[= ]*$", flags=re.MULTILINE)
-EXAMPLE = re.compile(r"^( *)>>> .*(?:\n\1\S.*)*", flags=re.MULTILINE)
+EXAMPLE = re.compile(r"^( *)>>> .*(?:\n\1 *\S.*)*", flags=re.MULTILINE)
 
 
 def to_markdown(text: str) -> str:
@@ -28,6 +28,8 @@ def to_markdown(text: str) -> str:
 
     >>> to_markdown("See :func:`~maple.embed`.\n\n>>> 1 + 1  # doctest: +SKIP\n2")
     'See `maple.embed`.\n\n```pycon\n>>> 1 + 1\n2\n```'
+    >>> to_markdown(">>> np.eye(2)\narray([[1., 0.],\n       [0., 1.]])")
+    '```pycon\n>>> np.eye(2)\narray([[1., 0.],\n       [0., 1.]])\n```'
     >>> print(to_markdown("So\n\n.. math:: a = b,\n          c\n\nand"))
     So
     <BLANKLINE>

@@ -1,10 +1,9 @@
-"""What mkdocs does for this site beyond its own: formulas, generated tables, and links that leave ``docs/``.
+"""Hooks of mkdocs for this site: formulas, generated tables, and links to files outside ``docs/``.
 
-- ``$...$`` and ``$$...$$`` become MathML, which browsers draw by themselves: no script, no download.
-- ``<!-- commands -->``, ``<!-- options -->`` and ``<!-- names -->`` in a page are replaced by what the command line,
-  the configuration and the package say of themselves.
-- Pages may link to any file of the repository, as they do for readers of the repository itself. Files outside ``docs/``
-  are copied into the site, at their own path.
+- ``$...$`` and ``$$...$$`` become MathML, which browsers render without a script.
+- ``<!-- commands -->``, ``<!-- options -->`` and ``<!-- names -->`` in a page are replaced by tables generated from
+  the command line, the options and the public names.
+- Pages may link to any file of the repository. Linked files outside ``docs/`` are copied into the site at their path.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import html
 import inspect
 import posixpath
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import fields
 from importlib import import_module
 from pathlib import Path
@@ -28,15 +27,15 @@ ROOT = Path(__file__).parents[1]
 DOCS = "docs/"
 LINK = re.compile(r"(\]\()([^)#\s]+)")
 FORMULA = re.compile(r'<(span|div) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>', flags=re.DOTALL)
-MADE_OF = {"MapleCallback": "MapleHooks"}  # public names that are made when asked for, and the class they are made of
-NAV_ONLY = ("results/README.md", "CHANGELOG.md")  # pages outside docs/ that the navigation names
+MADE_OF = {"MapleCallback": "MapleHooks"}  # public names created on first use, and the class behind them
+NAV_ONLY = ("results/README.md", "CHANGELOG.md")  # pages outside docs/ in the navigation
 
 
 # ------------------------------------------------------------------------------------------------------------ files
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add whatever pages link to outside ``docs/``."""
+    """Add the files outside ``docs/`` that pages link to."""
     waiting = [*NAV_ONLY, *(target for file in files.documentation_pages() for target in _outside(DOCS + file.src_uri))]
     while waiting:
         path = waiting.pop()
@@ -56,7 +55,7 @@ def _outside(path: str) -> Iterator[str]:
 
 
 def _repository_path(page: str, target: str) -> str | None:
-    """Where a link leads; ``None`` out of the repository, as to another site."""
+    """The target of a link in the repository; ``None`` for a target outside it."""
     if re.match("[a-z]+:", target):
         return None
     full = posixpath.normpath(posixpath.join(posixpath.dirname(page), target))
@@ -64,18 +63,18 @@ def _repository_path(page: str, target: str) -> str | None:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Lead links to where things are in the site; fill in tables."""
+    """Rewrite links for the site and insert the generated tables."""
     here = page.file.src_uri
     in_docs = Path(page.file.abs_src_path).is_relative_to(ROOT / DOCS)
     source = DOCS + here if in_docs else here
 
-    def lead(match: re.Match) -> str:
+    def rewrite(match: re.Match) -> str:
         full = _repository_path(source, match[2])
         if full is None:
             return match[0]
         return match[1] + posixpath.relpath(full.removeprefix(DOCS), posixpath.dirname(here) or ".")
 
-    markdown = LINK.sub(lead, markdown)
+    markdown = LINK.sub(rewrite, markdown)
     for name, table in TABLES.items():
         marker = f"<!-- {name} -->"
         if marker in markdown:
@@ -140,7 +139,7 @@ def _flags(option: Any, kind: Any) -> str:
 
 
 def _word(kind: Any) -> str:
-    """What stands for a value of this type.
+    """The placeholder for a value of this type.
 
     >>> _word(Path | None), _word(float), _word(list[str] | None)
     ('PATH', 'NUMBER', 'TEXT')
@@ -150,7 +149,7 @@ def _word(kind: Any) -> str:
 
 
 def _help(parameter: Any) -> str:
-    """What the help says, without its markup; with the default, unless that is in the text."""
+    """The help text without markup, with the default unless the text has it."""
     text = re.sub(r"\\(?=\[)|\[/?(?:dim)?\]", "", parameter.help or "")
     if parameter.param_type_name == "option":
         if parameter.required:
@@ -165,18 +164,29 @@ def options() -> str:
     from maple.runs.config import SECTIONS
     from maple.training.recipe import find_recipe, list_recipes
 
-    parts = [_section(name, group.__doc__ or "", fields(group)) for name, group in SECTIONS.items()]
+    parts = [_section(name, group) for name, group in SECTIONS.items()]
     kinds = dict.fromkeys(find_recipe(name).kind for name in list_recipes())
-    parts += [_section(kind.section, kind.__doc__ or "", fields(kind)) for kind in kinds]
+    parts += [_section(kind.section, kind) for kind in kinds]
     return "\n\n".join(parts)
 
 
-def _section(name: str, doc: str, found: Iterable[Any]) -> str:
-    shown = [f for f in found if f.metadata.get("flag", True)]
-    rows = [(f"`{f.name}`", _default(f.default), _cell(f.metadata.get("help", ""))) for f in shown]
+def _section(name: str, group: type) -> str:
+    hints = get_type_hints(group, include_extras=True)
+    shown = (each for each in fields(group) if each.metadata.get("flag", True))
+    rows = [
+        (f"`{each.name}`", _values(hints[each.name]), _default(each.default), _cell(each.metadata.get("help", "")))
+        for each in shown
+    ]
     heading = f"## `[{name}]` {{ #{name.replace('_', '-')} }}"
-    summary = inspect.cleandoc(doc).partition("\n\n")[0]
-    return "\n\n".join([heading, summary, _table(("key", "default", "meaning"), rows)])
+    return "\n\n".join([heading, _summary(group), _table(("key", "values", "default", "meaning"), rows)])
+
+
+def _values(annotation: Any) -> str:
+    """The values that an option takes, with spaces where a narrow column may break them."""
+    from maple.cli._flags import value_text
+
+    text = value_text(annotation) or ("true|false" if annotation is bool else "TEXT")
+    return _cell(text.replace("|", " | "))
 
 
 def _default(value: Any) -> str:
@@ -195,14 +205,18 @@ def names() -> str:
     for name in maple.__all__:
         described = MADE_OF.get(name, name)
         found = getattr(import_module(maple._EXPORTS[name]), described)
-        summary = inspect.cleandoc(found.__doc__ or "").partition("\n\n")[0].replace("``", "`")
-        summary = re.sub(r":[a-z]+:(?=`)", "", summary)  # roles
-        rows.append((f"[`maple.{name}`][{found.__module__}.{described}]", _cell(summary)))
-    return _table(("name", ""), rows)
+        rows.append((f"[`maple.{name}`][{found.__module__}.{described}]", _cell(_summary(found))))
+    return _table(("name", "summary"), rows)
+
+
+def _summary(described: Any) -> str:
+    """The first paragraph of a docstring, without roles."""
+    first = inspect.cleandoc(described.__doc__ or "").partition("\n\n")[0].replace("``", "`")
+    return re.sub(r":[a-z]+:(?=`)", "", first)
 
 
 def _cell(text: str) -> str:
-    """Text that may stand in a cell of a table: no bars, no tags, in one line."""
+    """Text for a cell of a table: no bars, no tags, in one line."""
     return html.escape(" ".join(str(text).split()), quote=False).replace("|", "&#124;").replace("*", "&#42;")
 
 
