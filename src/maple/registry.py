@@ -28,6 +28,7 @@ from maple.types import About
 
 Kind = TypeVar("Kind")
 AnyClass = TypeVar("AnyClass", bound=type)
+_REGISTRIES = ("maple.detectors.registry", "maple.training.recipe")
 _loading: list[str] = []  # plug-ins that are being imported, innermost last
 _registries: list[Registry[Any]] = []
 
@@ -81,8 +82,7 @@ class Registry(Generic[Kind]):
             self._check(name, kind)
             if not fixed:
                 kind.name = name  # type: ignore[attr-defined]
-            plugin = _loading[-1] if _loading else ""
-            self._methods[name] = Method(name, kind, about or About.of(kind), fixed, plugin)
+            self._methods[name] = Method(name, kind, about or About.of(kind), fixed, self._plugin_loading(kind))
             return kind
 
         return decorate
@@ -117,7 +117,9 @@ class Registry(Generic[Kind]):
 
     def _hint(self, name: str, plugin: str | None) -> str:
         if plugin:
-            return f"the run was made with the plug-in '{plugin}': give --plugin {plugin}, or install it"
+            return (
+                f"the run was made with the plug-in '{plugin}': install it, or give --plugin {plugin} if you trust it"
+            )
         if module := self._modules.get(name):
             return f"it needs an extra: pip install 'maple-uncertainty[{self._missing.get(module, 'torch')}]'"
         return suggest(name, self._methods)
@@ -156,7 +158,7 @@ class Registry(Generic[Kind]):
         try:
             with _registering(point.module):
                 point.load()
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             warn(f"the {self.word} '{point.name}' of the plug-in '{point.module}' is left out: {_one_line(error)}")
 
     # -- checks
@@ -172,8 +174,12 @@ class Registry(Generic[Kind]):
                 raise UsageError(f"option '{each.name}' of {self.word} '{name}' has no default: give it one")
             if any(_is_member(vars(base).get(each.name)) for base in kind.__mro__[1:]):
                 raise UsageError(f"option '{each.name}' of {self.word} '{name}' is a name of its base class: rename it")
-        if _loading:
+        if self._plugin_loading(kind):
             self._check_owner(name, kind)
+
+    def _plugin_loading(self, kind: type) -> str:
+        """The plug-in that defines a class; empty for classes of the package, even if a plug-in imports them first."""
+        return "" if not _loading or kind.__module__ in self._modules.values() else _loading[-1]
 
     def _check_owner(self, name: str, kind: type) -> None:
         """``--set NAME.OPTION`` must say whether an option is the recipe's or the detector's."""
@@ -211,11 +217,13 @@ def load_plugin(module: str) -> None:
     if here not in sys.path:
         sys.path.append(here)  # last: a file here must not replace an installed package
     try:
+        for registry in _REGISTRIES:  # whose names and options it is checked against
+            import_module(registry)
         with _registering(module):
             import_module(module)
     except MapleError as error:
         raise UsageError(f"plug-in '{module}': {error}") from None
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise UsageError(f"cannot import the plug-in '{module}' ({_one_line(error)}): check --plugin") from None
 
 

@@ -75,6 +75,9 @@ def test_the_users_own_file_may_name_plugins(capsys):
     Path("mine.toml").write_text('plugin = ["my_recipe"]\n[cosine]\nscale = 5\n')
     assert run(*TRAIN, "--config", "mine.toml", "--out", "other") == 0
     assert read_toml(Path("other/config.toml"))["cosine"]["scale"] == 5.0
+    Path("run.toml").write_text('plugin = ["wrong_plugin"]\n' + Path("made/config.toml").read_text())
+    assert run(*TRAIN, "--config", "run.toml", "--out", "third") == 2
+    assert "run.toml" in flat(capsys.readouterr().err) and "wrong_plugin" not in sys.modules
     Path("wrong.toml").write_text("plugin = 3\n")
     assert run(*TRAIN, "--config", "wrong.toml", "--out", "third") == 2
     assert "wrong.toml" in flat(capsys.readouterr().err)
@@ -103,6 +106,7 @@ class Mine(Recipe):
         (BASE.format(name="knn", option="k"), "'k'"),
         ("def (", "SyntaxError"),
         ("import nosuchmodule", "nosuchmodule"),
+        ("raise SystemExit", "SystemExit"),
     ],
 )
 def test_wrong_plugins_are_one_error(text, named, capsys):
@@ -110,6 +114,21 @@ def test_wrong_plugins_are_one_error(text, named, capsys):
     assert run("train", "digits", "--plugin", "wrong_plugin", "--recipe", "mine", "--out", "none") == 2
     errors = capsys.readouterr().err
     assert named in errors and "Traceback" not in errors and not Path("none").exists()
+
+
+def test_plugins_are_checked_and_recorded_in_a_fresh_process(tmp_path):
+    """Nothing is imported yet: the plug-in is the first to load the methods of the package."""
+    write_plugins(tmp_path)
+    (tmp_path / "clash.py").write_text(BASE.format(name="knn", option="k"))
+    command = [sys.executable, "-m", "maple", "methods"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    options = {"cwd": tmp_path, "env": environment, "capture_output": True, "text": True}
+    both = ("--plugin", "my_detector", "--plugin", "my_recipe", "--json")
+    listed = subprocess.run([*command, "maple", *both], **options)
+    assert listed.returncode == 0, listed.stderr
+    assert {each["plugin"] for each in json.loads(listed.stdout)} == {None}
+    clash = subprocess.run([*command, "--plugin", "clash"], **options)
+    assert clash.returncode == 2 and "'k'" in clash.stderr
 
 
 def test_entry_points_need_no_flag(tmp_path):

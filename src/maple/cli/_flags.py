@@ -193,6 +193,8 @@ def read_config(path: Path | None) -> dict[str, Any]:
     modules = sections.pop("plugin", [])
     if not isinstance(modules, list) or not all(isinstance(module, str) for module in modules):
         raise ConfigError(f"'plugin' in '{path}' is {modules!r}: write a list of module names, plugin = ['my_module']")
+    if modules and "origin" in sections:
+        raise ConfigError(f"'{path}' belongs to a run, whose plug-ins are never imported: give --plugin {modules[0]}")
     _load_plugins(modules)
     return sections
 

@@ -177,7 +177,7 @@ def _check_names(method: Method[Recipe]) -> None:
 def _check_recipe_sections(file: Mapping[str, Any], method: Method[Recipe]) -> None:
     for section in file:
         if section not in SECTIONS and not _is_recipe(section, method):
-            raise UsageError(f"section [{section}] belongs to another recipe than {method.name}: leave it out")
+            raise UsageError(f"section [{section}] is not of the chosen recipe '{method.name}': remove it")
     for key in method.fixed:
         if key in _section(file, RECIPE, method):
             raise ConfigError(f"'{key}' is fixed by the name of the recipe: set recipe in section [model] instead")
@@ -205,7 +205,7 @@ def _flag_section(option: str, method: Method[Recipe]) -> str:
     if not owners:
         raise ConfigError(f"unknown option '{option}': {suggest(option, _all_options(method))}")
     owner = "maple" if "maple" in owners else owners[0]
-    raise UsageError(f"{flag_name(option)} belongs to --recipe {owner}, not to {method.name}: leave it out")
+    raise UsageError(f"{flag_name(option)} needs --recipe {owner}, not {method.name}: add it or leave it out")
 
 
 def _all_options(method: Method[Recipe]) -> list[str]:
@@ -222,7 +222,7 @@ def _owned_section(owner: str, option: str, method: Method[Recipe]) -> str:
     if name is None:
         raise _unknown_owner(owner, option)
     if find_recipe(name).kind is not method.kind:
-        raise UsageError(f"--set {owner}.{option} belongs to --recipe {name}, not to {method.name}: leave it out")
+        raise UsageError(f"--set {owner}.{option} needs --recipe {name}, not {method.name}: add it or leave it out")
     if option in find_recipe(name).options and option not in method.options:
         raise UsageError(f"--set {owner}.{option} has no effect with --recipe {method.name}: leave it out")
     if option in method.fixed:
@@ -236,5 +236,5 @@ def _unknown_owner(owner: str, option: str) -> UsageError:
             f"--set {owner}.{option}: '{owner}' is a detector to compare with: give it to "
             f"maple evaluate --detector {owner}"
         )
-    known = [*SECTIONS, *RECIPES.names(), *DETECTORS.names()]
+    known = {*SECTIONS, *RECIPES.names(), *DETECTORS.names()}
     return UsageError(f"--set {owner}.{option}: unknown method '{owner}', {suggest(owner, known)}")
