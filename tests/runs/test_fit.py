@@ -109,7 +109,7 @@ def rows(path: Path) -> list[dict[str, str]]:
 def test_the_run_is_like_any_other(finished):
     expected = {
         "config.toml", "weights.safetensors", "detector.safetensors", "classes.json", "gallery", "results.json",
-        "report.html",
+        "report.html", ".lock",
     }  # fmt: skip
     assert {path.name for path in finished.iterdir()} == expected
     config, classes = read_toml(finished / "config.toml"), load_json(finished / "classes.json")
@@ -225,29 +225,29 @@ def test_a_run_is_replaced_only_if_asked(finished, here, tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("options", "named"),
     [
-        (["MODEL", "--calibrate", "unseen.npz"], "add --trust"),
-        (["MODEL", "--trust"], "give some with --calibrate"),
-        (["resnet20", "--calibrate", "unseen.npz"], "without weights: give those of yours with --weights"),
-        (["resnet81", "--calibrate", "unseen.npz"], "did you mean 'resnet18'"),
-        (["MODEL", "--calibrate", "unseen.npz", "--trust", "--size", 9], "the module failed on images of 9 pixels"),
+        (["MODEL", "--calibrate", "unseen.npz"], "--trust"),
+        (["MODEL", "--trust"], "--calibrate"),
+        (["resnet20", "--calibrate", "unseen.npz"], "--weights"),
+        (["resnet81", "--calibrate", "unseen.npz"], "'resnet18'"),
+        (["MODEL", "--calibrate", "unseen.npz", "--trust", "--size", 9], "9 pixels"),
         (["MODEL", "--calibrate", "unseen.npz", "--trust", "--size", 8, "--ood", "a=nowhere"], "nowhere"),
-        (["MODEL", "--calibrate", "unseen.npz", "--trust", "--size", 8, "--mean", "1,2"], "three numbers"),
-        (["MODEL", "--calibrate", "unseen.npz", "--trust", "--size", 8, "--classes", 7], "gives 5 logits, not 7"),
-        (["MODEL", "--calibrate", "unseen.npz", "--trust", "--size", 8, "--head", "fc"], "no layer 'fc'"),
+        (["MODEL", "--calibrate", "unseen.npz", "--trust", "--size", 8, "--mean", "1,2"], "mean"),
+        (["MODEL", "--calibrate", "unseen.npz", "--trust", "--size", 8, "--classes", 7], "--classes"),
+        (["MODEL", "--calibrate", "unseen.npz", "--trust", "--size", 8, "--head", "fc"], "'fc'"),
     ],
 )
-def test_refusals(here, tmp_path, capsys, options, message):
+def test_refusals(here, tmp_path, capsys, options, named):
     model = here[1] if options[0] == "MODEL" else options[0]
     assert run("fit", model, "--data", "train.npz", *options[1:], "--out", tmp_path / "run") == 2
-    assert message in flat(capsys.readouterr().err)
+    assert named in flat(capsys.readouterr().err)
     assert not (tmp_path / "run").exists()
 
 
 def test_a_head_for_other_classes_is_refused(here, digits):
     splits = load_splits(digits.subset(digits.labels < 4).with_class_names("0123"))
-    with pytest.raises(UsageError, match=r"gives 5 logits, but 'digits' has 4 classes.*--drop-head"):
+    with pytest.raises(UsageError, match="--drop-head"):
         check_head(open_model(here[1], trust=True, size=8), splits)
 
 

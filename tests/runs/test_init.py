@@ -349,7 +349,7 @@ def test_there_is_no_run_without_its_network(here, own_run, tmp_path, monkeypatc
         patch.setattr("maple.runs.folder.to_toml", kill)
         with pytest.raises(Killed):
             train("--init", own_run, "--out", tmp_path / "run")
-    assert [path.name for path in (tmp_path / "run").iterdir()] == [RunFile.START]
+    assert {path.name for path in (tmp_path / "run").iterdir()} == {RunFile.START, RunFile.LOCK}
 
 
 @pytest.mark.parametrize("file", ["weights.safetensors", "network/theirs.pt"])
@@ -359,7 +359,7 @@ def test_a_file_that_would_be_replaced_is_no_start(here, own_run, tmp_path, caps
     (run_folder / file).parent.mkdir(exist_ok=True)
     shutil.copy(own_run / "weights.safetensors", run_folder / file)
     assert train("--init", "resnet9", "--weights", run_folder / file, "--out", run_folder, "--overwrite") == 2
-    assert "is in the run folder and would be replaced: choose another --out" in flat(capsys.readouterr().err)
+    assert f"'{run_folder / file}'" in flat(capsys.readouterr().err)
     assert (run_folder / file).is_file()
 
 
@@ -383,7 +383,7 @@ def test_a_trained_network_learns_slowly(here, own_run, tmp_path, monkeypatch, c
     config = read_toml(tmp_path / "run" / "config.toml")
     found = (config["train"]["learning_rate"], config["train"]["weight_decay"], config["recipe"]["relabel_every"])
     assert found == expected
-    assert ("what is not given is as in --preset finetune" in flat(capsys.readouterr().err)) == said
+    assert ("--preset finetune" in flat(capsys.readouterr().err)) == said
     assert config["origin"]["preset"] == ("finetune" if said else "paper")
 
 
@@ -391,7 +391,7 @@ def test_help_says_what_can_be_started_from(capsys):
     assert run("train", "--help") == 0
     said = flat(capsys.readouterr().out.replace("│", " "))
     panel = said[said.index("Start from a trained network") :]
-    assert "but for compiled graphs" in panel and "let that network run code, which python: does" in panel
+    assert "except compiled graphs" in panel and "--trust" in panel
     assert "TorchScript" not in said
 
 
@@ -400,7 +400,7 @@ def test_help_says_what_can_be_started_from(capsys):
 
 def test_members_of_an_ensemble_start_from_the_network(here, tmp_path, digits, before_saving):
     _, model, module = here
-    options = ("--recipe", "ensemble", "--members", 2, *STILL, "--trust")
+    options = ("--recipe", "ensemble", "--set", "ensemble.members=2", *STILL, "--trust")
     assert train("--init", model, *options, "--out", tmp_path / "run") == 0
     predictor = check_loaded(tmp_path / "run", before_saving, digits, trust=True)
     assert predictor.backbone.embedding_size == 96
@@ -411,7 +411,7 @@ def test_members_of_an_ensemble_start_from_the_network(here, tmp_path, digits, b
 
 def test_members_get_new_heads_where_classes_are_others(here, tmp_path, digits, before_saving):
     _, model, module = here
-    options = ("--recipe", "ensemble", "--members", 2, *STILL, "--trust")
+    options = ("--recipe", "ensemble", "--set", "ensemble.members=2", *STILL, "--trust")
     assert train("--init", model, *options, "--out", tmp_path / "run", data="three.npz") == 0
     predictor = check_loaded(tmp_path / "run", before_saving, digits, trust=True)
     first, second = predictor.backbone.head.members
@@ -437,7 +437,7 @@ def test_a_recipe_that_would_change_the_network_is_refused(digits):
         with torch.no_grad():
             next(start.body.parameters()).mul_(factor)
         if refused:
-            with pytest.raises(UsageError, match=r"recipe 'sngp' would change what 'resnet9' has learned"):
+            with pytest.raises(UsageError, match="'sngp'.*'resnet9'"):
                 try_recipe(SngpRecipe(), start, N_CLASSES, FABRIC, digits)
         else:
             try_recipe(SngpRecipe(), start, N_CLASSES, FABRIC, digits)
@@ -452,7 +452,7 @@ def test_layers_that_a_recipe_cannot_prepare(digits):
 
     module = nn.Sequential(nn.AdaptiveAvgPool2d(2), Padding(3, 4, 5), nn.AdaptiveAvgPool2d(1), nn.Flatten())
     backbone = wrap_backbone(nn.Sequential(*module, nn.Linear(4, N_CLASSES)))
-    with pytest.raises(UsageError, match=r"recipe 'sngp' cannot prepare the layers of 'Sequential' \(RuntimeError"):
+    with pytest.raises(UsageError, match="'sngp'.*'Sequential'"):
         try_recipe(SngpRecipe(), backbone, N_CLASSES, FABRIC, digits)
 
 
@@ -488,7 +488,7 @@ def test_what_has_no_part_in_the_embedding_is_not_trained(place, digits):
     assert still == {"body.module.forgotten.weight", "body.module.forgotten.bias"}
     assert all(parameter.grad is None for parameter in backbone.parameters())
     backbone.requires_grad_(False)
-    with pytest.raises(UsageError, match="no weights that can be trained: use it as it is with maple fit"):
+    with pytest.raises(UsageError, match="maple fit"):
         leave_out_unused(backbone, digits)
 
 
@@ -511,37 +511,37 @@ def test_train_backbone_takes_wrapped_modules(place, digits):
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("options", "named"),
     [
-        (["--init", "MODEL"], "add --trust"),
-        (["--init", "resnet20"], "without weights: give those of yours with --weights"),
-        (["--init", "net.onnx"], "compiled graph, which cannot be trained: use it as it is with maple fit"),
-        (["--init", "net.pt", "--trust"], "compiled graph, which cannot be trained"),
-        (["--init", "MODEL", "--trust", "--backbone", "resnet9"], "--backbone is for new networks"),
-        (["--init", "MODEL", "--trust", "--embedding-size", 8], "--embedding-size is for new networks"),
-        (["--init", "MODEL", "--trust", "--head", "fc2"], "no layer 'fc2'"),
-        (["--init", "own", "--head", "fc"], "leave out --weights and --head"),
+        (["--init", "MODEL"], "--trust"),
+        (["--init", "resnet20"], "--weights"),
+        (["--init", "net.onnx"], "maple fit"),
+        (["--init", "net.pt", "--trust"], "maple fit"),
+        (["--init", "MODEL", "--trust", "--backbone", "resnet9"], "--backbone"),
+        (["--init", "MODEL", "--trust", "--embedding-size", 8], "--embedding-size"),
+        (["--init", "MODEL", "--trust", "--head", "fc2"], "'fc2'"),
+        (["--init", "own", "--head", "fc"], "--head"),
         (["--init", "OUT"], "choose another --out"),
-        (["--weights", "net.pt"], "name it with --init"),
-        (["--init", "joined"], "of recipe 'ensemble' answers with the average of several networks"),
-        (["--init", "own", "--recipe", "mc-dropouts"], "did you mean 'mc-dropout'"),
+        (["--weights", "net.pt"], "--init"),
+        (["--init", "joined"], "'ensemble'"),
+        (["--init", "own", "--recipe", "mc-dropouts"], "'mc-dropout'"),
     ],
 )  # fmt: skip
-def test_refusals(here, own_run, tmp_path, capsys, options, message):
+def test_refusals(here, own_run, tmp_path, capsys, options, named):
     folder, model, _ = here
     (folder / "net.onnx").write_bytes(b"onnx")
     if not (folder / "net.pt").exists():
         plain = nn.Sequential(nn.Flatten(), nn.Linear(192, N_CLASSES))
         torch.jit.trace(plain, torch.rand(2, 3, 8, 8)).save(str(folder / "net.pt"))
     if "joined" in options and not (folder / "joined").exists():
-        assert train("--out", "joined", "--recipe", "ensemble", "--members", 1) == 0
+        assert train("--out", "joined", "--recipe", "ensemble", "--set", "ensemble.members=1") == 0
         capsys.readouterr()
     out = tmp_path / "run"
     names = {"MODEL": model, "OUT": out}
     if "OUT" in options:
         out.mkdir()
     assert train(*(names.get(str(word), word) for word in options), "--out", out) == 2
-    assert message in flat(capsys.readouterr().err)
+    assert named in flat(capsys.readouterr().err)
     assert not out.exists() or not any(out.iterdir())
 
 
