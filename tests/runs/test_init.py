@@ -437,7 +437,7 @@ def test_a_recipe_that_would_change_the_network_is_refused(digits):
         with torch.no_grad():
             next(start.body.parameters()).mul_(factor)
         if refused:
-            with pytest.raises(UsageError, match="'sngp'.*'resnet9'"):
+            with pytest.raises(UsageError, match=r"'sngp'.*'resnet9'"):
                 try_recipe(SngpRecipe(), start, N_CLASSES, FABRIC, digits)
         else:
             try_recipe(SngpRecipe(), start, N_CLASSES, FABRIC, digits)
@@ -452,7 +452,7 @@ def test_layers_that_a_recipe_cannot_prepare(digits):
 
     module = nn.Sequential(nn.AdaptiveAvgPool2d(2), Padding(3, 4, 5), nn.AdaptiveAvgPool2d(1), nn.Flatten())
     backbone = wrap_backbone(nn.Sequential(*module, nn.Linear(4, N_CLASSES)))
-    with pytest.raises(UsageError, match="'sngp'.*'Sequential'"):
+    with pytest.raises(UsageError, match=r"'sngp'.*'Sequential'"):
         try_recipe(SngpRecipe(), backbone, N_CLASSES, FABRIC, digits)
 
 
