@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
 import sys
+from functools import partial
 from pathlib import Path
+
+import pytest
 
 from maple.cli.app import main
 
@@ -30,3 +35,35 @@ def flat(text: str) -> str:
 def python_path() -> str:
     """PYTHONPATH of a child process that imports helpers of the tests: they come first, the present one behind."""
     return os.pathsep.join([str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])])
+
+
+def tiny(source: object, *more: object) -> int:
+    """A training of one epoch on few images."""
+    return run("train", source, "--epochs", 1, "--batch-size", 8, *more)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """All files below a folder, by path."""
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def interrupt(*_arguments: object, **_options: object) -> None:
+    """Stand in for a step at which the user presses Ctrl-C."""
+    raise KeyboardInterrupt
+
+
+def start_training(folder: Path, *options: str) -> subprocess.Popen[str]:
+    """Start ``maple train digits`` in a process of its own."""
+    command = [sys.executable, "-m", "maple", "train", "digits", "--out", str(folder), *options]
+    listen = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # tests in the background may have been told not to
+    return subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, preexec_fn=listen)
+
+
+def read_until(process: subprocess.Popen[str], start: str) -> None:
+    """Read standard error up to a line; a process that ends before it fails the test."""
+    lines = []
+    for line in process.stderr:
+        lines.append(line)
+        if line.startswith(start):
+            return
+    pytest.fail(f"no line starts with '{start}': {''.join(lines)}")

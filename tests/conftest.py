@@ -1,12 +1,14 @@
-"""Shared fixtures: where the real data lie, random numbers, and a small data root."""
+"""Shared fixtures: where the real data lie, random numbers, a small data root, images and a run."""
 
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 
 @pytest.fixture(scope="session")
@@ -30,3 +32,34 @@ def root(tmp_path: Path, rng: np.random.Generator, monkeypatch: pytest.MonkeyPat
 
     monkeypatch.delenv("MAPLE_DATA", raising=False)
     return write_data_root(tmp_path / "root", rng)
+
+
+@pytest.fixture(scope="session")
+def digits_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small run on digits, to be read only."""
+    from commands import run
+
+    folder = tmp_path_factory.mktemp("runs") / "digits"
+    code = run(
+        "train", "digits", "--out", folder, "--epochs", 3, "--batch-size", 64, "--relabel-every", 1,
+        "--hard-class-error", 0.05, "--min-cluster-size", 10,
+    )  # fmt: skip
+    assert code == 0
+    return folder
+
+
+@pytest.fixture(scope="module")
+def finished(digits_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of that run, for commands that change it."""
+    return Path(shutil.copytree(digits_run, tmp_path_factory.mktemp("copy") / "digits"))
+
+
+@pytest.fixture
+def image_folder(tmp_path: Path, rng: np.random.Generator) -> Path:
+    """Two classes of twelve noise images, dark and bright."""
+    for name, level in (("dark", 40), ("bright", 200)):
+        (tmp_path / "images" / name).mkdir(parents=True)
+        for i in range(12):
+            pixels = rng.integers(level - 30, level + 30, (16, 16, 3)).astype(np.uint8)
+            Image.fromarray(pixels).save(tmp_path / "images" / name / f"{i}.png")
+    return tmp_path / "images"

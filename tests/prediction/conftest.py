@@ -1,4 +1,4 @@
-"""Images for own loops, as splits and as arrays."""
+"""Digits as splits and as arrays, and a predictor fitted on them."""
 
 from __future__ import annotations
 
@@ -9,15 +9,31 @@ import pytest
 import torch
 from torch import nn
 
-from maple.data.options import DataOptions
 from maple.data.splits import load_splits
-from maple.networks import wrap_backbone
+from maple.networks import create_backbone, wrap_backbone
+from maple.prediction.fit import fit_predictor
 from own_training import BATCH
 
 
 @pytest.fixture(scope="module")
-def splits():
-    whole = load_splits("digits", DataOptions())
+def whole():
+    return load_splits("digits")
+
+
+@pytest.fixture(scope="module")
+def backbone():
+    torch.manual_seed(0)
+    return create_backbone("resnet9", 10).eval()
+
+
+@pytest.fixture(scope="module")
+def predictor(backbone, whole):
+    return fit_predictor(backbone, whole.train, whole.validation, whole.calibration)
+
+
+@pytest.fixture(scope="module")
+def splits(whole):
+    """Splits with fewer training images, for own loops."""
     return dataclasses.replace(whole, train=whole.train.subset(np.arange(6 * BATCH)))
 
 

@@ -1,0 +1,59 @@
+"""Fitting a predictor: every kind of Gaussian, no augmentation, with and without calibration."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from maple.detectors.maple import MapleDetector
+from maple.networks import embed, wrap_backbone
+from maple.prediction.fit import fit_predictor
+from maple.prediction.store import load_predictor
+
+
+def test_fit_sees_no_augmentation(backbone, whole, predictor):
+    """The same images with another augmentation setting give the same Gaussians to the last bit."""
+    flipped = dataclasses.replace(whole.train, augment="crop,flip-both")
+    again = fit_predictor(backbone, flipped, whole.validation, whole.calibration)
+    np.testing.assert_array_equal(again.detector.gaussians_.matrix, predictor.detector.gaussians_.matrix)
+    np.testing.assert_array_equal(again.calibration_scores, predictor.calibration_scores)
+
+
+@pytest.mark.parametrize("covariance", ["tied", "global", "full"])
+@pytest.mark.parametrize("distance", ["mahalanobis", "euclidean"])
+def test_every_kind_of_gaussian(backbone, whole, covariance, distance, tmp_path):
+    detector = MapleDetector(covariance=covariance, distance=distance)
+    predictor = fit_predictor(backbone, whole.train, whole.validation, whole.calibration, detector=detector)
+    said = predictor(whole.test)
+    assert np.isfinite(said.probabilities).all()
+    predictor.save(tmp_path)
+    np.testing.assert_allclose(load_predictor(tmp_path)(whole.test).score, said.score, rtol=1e-12)
+
+
+def test_without_calibration_nothing_is_flagged(backbone, whole):
+    said = fit_predictor(backbone, whole.train, whole.validation)(whole.test)
+    assert np.isnan(said.p_value).all()
+    assert not said.is_ood.any()
+    assert math.isinf(fit_predictor(backbone, whole.train, whole.validation).threshold)
+
+
+def test_temperature_improves_the_likelihood(predictor, whole):
+    found = predictor.detector.describe(embed(predictor.backbone, whole.validation))
+    rows = np.arange(len(whole.validation))
+    loss = {
+        t: -found.log_posterior(t)[rows, whole.validation.labels].mean()
+        for t in (1.0, predictor.probability.temperature)
+    }
+    assert loss[predictor.probability.temperature] <= loss[1.0]
+
+
+def test_wrapped_module_needs_no_recipe(whole):
+    torch.manual_seed(0)
+    module = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(192, 32), torch.nn.ReLU(), torch.nn.Linear(32, 10))
+    wrapped = wrap_backbone(module, example=torch.rand(2, 3, 8, 8))
+    said = fit_predictor(wrapped, whole.train, whole.validation, whole.calibration)(whole.test)
+    assert (said.class_id == whole.test.labels).mean() > 0.8

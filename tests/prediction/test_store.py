@@ -1,0 +1,61 @@
+"""Saved predictors: the same answers after loading, and refusals."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from maple.decisions.options import DecisionOptions
+from maple.errors import RunError
+from maple.files import load_arrays, save_arrays
+from maple.networks import create_backbone, wrap_backbone
+from maple.prediction.fit import fit_predictor
+from maple.prediction.store import load_backbone, load_predictor, save_backbone
+from maple.types import Relabelling
+
+
+def test_saved_and_loaded_predict_the_same(backbone, whole, tmp_path):
+    ids = whole.train.labels.copy()
+    rows = np.flatnonzero(ids == 9)
+    ids[rows[::2]] = 10
+    mapping = np.array([*range(10), 9])
+    relabelling = Relabelling(ids, mapping, mapping, np.r_[np.ones(9), 0.5, 0.5])
+    torch.manual_seed(1)
+    grown = create_backbone("resnet9", 11, embedding_size=24)
+    options = DecisionOptions(false_alarm=0.1, confidence=0.8, per_class=True)
+    before = fit_predictor(
+        grown, whole.train, whole.validation, whole.calibration, relabelling=relabelling, options=options
+    )
+    before.save(tmp_path)
+    after = load_predictor(tmp_path)
+    a, b = before(whole.test), after(whole.test)
+    for name in ("class_id", "probabilities", "score", "p_value", "is_ood", "cluster", "softmax_class_id"):
+        np.testing.assert_array_equal(getattr(a, name), getattr(b, name), err_msg=name)
+    np.testing.assert_array_equal(before.prediction_sets(a, 0.9), after.prediction_sets(b, 0.9))
+    assert after.options == options and after.decision.describe() == before.decision.describe()
+    assert after.class_names == whole.class_names
+
+
+def test_weights_of_another_network_are_refused(backbone, tmp_path):
+    path = tmp_path / "weights.safetensors"
+    save_backbone(path, backbone)
+    assert isinstance(load_backbone(path).head, torch.nn.Linear)
+    arrays, metadata = load_arrays(path)
+    save_arrays(path, arrays, {**metadata, "backbone": "resnet18"})
+    with pytest.raises(RunError, match="does not fit"):
+        load_backbone(path)
+
+
+def test_a_wrapped_module_is_not_saved_as_a_run_that_cannot_be_loaded(whole, tmp_path):
+    module = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(192, 32), torch.nn.ReLU(), torch.nn.Linear(32, 10))
+    wrapped = wrap_backbone(module, example=torch.rand(2, 3, 8, 8))
+    predictor = fit_predictor(wrapped, whole.train, whole.validation, whole.calibration)
+    with pytest.raises(RunError, match="create_backbone"):
+        predictor.save(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_without_a_run_is_refused(tmp_path):
+    with pytest.raises(RunError, match="nowhere"):
+        load_predictor(tmp_path / "nowhere")

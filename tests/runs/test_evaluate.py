@@ -1,0 +1,64 @@
+"""``maple evaluate``: test and unknown images, and runs without either."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from commands import flat, run, tiny
+
+
+def test_evaluate_adds_unknown_sets_and_the_report(finished, capsys):
+    assert run("evaluate", finished, "--ood", "far=simulated-diatoms/far?n=60", "--json") == 0
+    results = json.loads(capsys.readouterr().out)
+    assert results["n_ood"] == {"far": 60}
+    assert results["methods"]["maple"]["detection"]["far"]["auroc"] > 0.5
+    assert "far" in (finished / "report.html").read_text()
+
+
+def test_unknown_images_are_counted_by_class_and_none_is_left_out(finished, image_folder, capsys):
+    """Class folders name classes; an image beside them belongs to no class, but to the set."""
+    assert run("evaluate", finished, "--ood", f"noise={image_folder}", "--json") == 0
+    results = json.loads(capsys.readouterr().out)
+    assert {name: row["images"] for name, row in results["unknown_classes"]["noise"].items()} == {
+        "bright": 12,
+        "dark": 12,
+    }
+    assert results["methods"]["maple"]["detection"]["noise"]["flagged"] == pytest.approx(
+        np.mean([row["flagged"] for row in results["unknown_classes"]["noise"].values()])
+    )
+    Image.new("RGB", (16, 16)).save(image_folder / "loose.png")
+    assert run("evaluate", finished, "--ood", f"noise={image_folder}", "--json") == 0
+    results = json.loads(capsys.readouterr().out)
+    assert results["n_ood"] == {"noise": 25} and results["unknown_classes"] == {"noise": {}}
+
+
+def test_corrupt_unknown_images_are_counted(finished, image_folder, capsys):
+    (image_folder / "dark" / "broken.png").write_bytes(b"not an image")
+    assert run("evaluate", finished, "--ood", f"noise={image_folder / 'dark'}", "--json") == 0
+    out, errors = capsys.readouterr()
+    assert json.loads(out)["n_ood"] == {"noise": 12}
+    assert "'dark'" in flat(errors)
+
+
+def test_without_test_images_nothing_is_measured(image_folder, tmp_path, capsys):
+    folder = tmp_path / "r"
+    assert tiny(image_folder, "--out", folder, "--splits", "0.8,0.1,0.1,0") == 0
+    assert "--ind" in flat(capsys.readouterr().err)
+    assert (folder / "report.html").exists() and not (folder / "results.json").exists()
+    assert run("evaluate", folder) == 2
+    assert "--ind" in capsys.readouterr().err
+    assert run("evaluate", folder, "--ind", image_folder) == 0
+
+
+def test_newer_run_is_refused(finished, tmp_path, capsys):
+    copy = tmp_path / "newer"
+    shutil.copytree(finished, copy)
+    text = (copy / "config.toml").read_text()
+    (copy / "config.toml").write_text(text.replace("format = 2", "format = 99"))
+    assert run("evaluate", copy) == 1
+    assert "config.toml" in capsys.readouterr().err
