@@ -51,7 +51,7 @@ from maple.reporting.plots import (
 from maple.runs.benchmark.jobs import Job, list_jobs
 from maple.runs.benchmark.trainings import ensure_trained
 from maple.runs.folder import RunFolder
-from maple.runs.splits import reopen_splits
+from maple.runs.setup.splits import reopen_splits
 from maple.stats import metrics
 from maple.text import percent, shorten
 from maple.types import Prediction

@@ -46,9 +46,9 @@ from maple.networks import Backbone, embed, open_model, use_fast_allocator
 from maple.progress import say
 from maple.reporting.plots import BLUE, ORANGE, Line, plot_reliability, plot_scores, standalone_svg
 from maple.runs._finish import GALLERY_SAMPLE
-from maple.runs.config import resolve_config
 from maple.runs.fit import FitRequest, fit_run
-from maple.runs.presets import read_preset
+from maple.runs.setup.config import resolve_config
+from maple.runs.setup.presets import read_preset
 from maple.runs.train import TrainRequest, train_run
 
 MODEL = "python:benchmarks.efficientnet_lite:efficientnet_lite0"

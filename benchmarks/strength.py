@@ -35,7 +35,7 @@ from maple.evaluation.results import Results
 from maple.networks import create_backbone
 from maple.runs.benchmark.jobs import Job
 from maple.runs.benchmark.trainings import ensure_evaluated
-from maple.runs.request import LEFT_OUT
+from maple.runs.setup.request import LEFT_OUT
 
 CORES = 2  # that the minutes are for
 FAR = ("svhn",)  # CIFAR-100 and Tiny ImageNet are near

@@ -41,9 +41,9 @@ from maple.prediction.store import load_predictor
 from maple.prediction.update import update_from_outputs
 from maple.runs.benchmark.jobs import Job
 from maple.runs.benchmark.trainings import ensure_trained
-from maple.runs.config import resolve_config
 from maple.runs.folder import RunFolder
-from maple.runs.splits import reopen_splits
+from maple.runs.setup.config import resolve_config
+from maple.runs.setup.splits import reopen_splits
 from maple.stats.metrics import auroc, expected_calibration_error, negative_log_likelihood
 from maple.types import Outputs
 from resnet20 import OOD

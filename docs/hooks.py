@@ -161,7 +161,7 @@ def _help(parameter: Any) -> str:
 
 def options() -> str:
     """All sections of ``config.toml``, from the configuration itself, and the options of every recipe."""
-    from maple.runs.config import SECTIONS
+    from maple.runs.setup.config import SECTIONS
     from maple.training.recipe import find_recipe, list_recipes
 
     parts = [_section(name, group) for name, group in SECTIONS.items()]

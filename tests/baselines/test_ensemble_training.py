@@ -15,8 +15,8 @@ from maple.errors import UsageError
 from maple.files import RunFile
 from maple.networks import create_backbone, embed
 from maple.options import build_options
-from maple.runs.config import resolve_config
-from maple.runs.presets import list_presets
+from maple.runs.setup.config import resolve_config
+from maple.runs.setup.presets import list_presets
 from maple.training.loop import train_backbone
 from maple.training.options import TrainOptions
 from maple.training.recipe import create_recipe

@@ -30,7 +30,7 @@ from maple.evaluation.paper.profiles import Protocol
 from maple.evaluation.results import Results
 from maple.networks import embed, open_model
 from maple.prediction.store import load_predictor
-from maple.runs.config import resolve_config
+from maple.runs.setup.config import resolve_config
 
 ROOT = Path(__file__).parents[2]
 if not (ROOT / "benchmarks").exists():

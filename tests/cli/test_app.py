@@ -14,7 +14,7 @@ from scipy.stats import false_discovery_control
 from commands import flat, interrupt, run
 from maple.data.sources import open_images
 from maple.prediction.store import load_predictor
-from maple.runs.presets import list_presets
+from maple.runs.setup.presets import list_presets
 from maple.types import PREDICTION_COLUMNS
 
 # --- predict

@@ -14,7 +14,7 @@ from maple.errors import UsageError
 from maple.options import read_toml
 from maple.prediction.store import load_predictor
 from maple.runs.evaluate import EvaluateRequest, evaluate_run
-from maple.runs.methods import list_methods
+from maple.runs.listings import list_methods
 from maple.training.recipe import find_recipe, list_recipes
 from maple.types import About
 

@@ -51,7 +51,7 @@ from maple.cli.app import app
 from maple.decisions.options import DecisionOptions
 from maple.errors import MapleError
 from maple.options import build_options
-from maple.runs.config import resolve_config
+from maple.runs.setup.config import resolve_config
 from maple.runs.tune.plan import make_plan
 from maple.training.recipe import find_recipe
 from plugins import forgetting_plugins

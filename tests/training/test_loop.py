@@ -15,7 +15,7 @@ from maple.data.batches import count_batches
 from maple.errors import DataError, TrainError, UsageError
 from maple.files import load_arrays
 from maple.networks import Backbone, create_backbone
-from maple.runs.config import resolve_config
+from maple.runs.setup.config import resolve_config
 from maple.training.history import COLUMNS, history_csv
 from maple.training.loop import train_backbone
 from maple.training.loss import LossTerm

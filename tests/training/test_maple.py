@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from maple.decisions.probability import class_probabilities
 from maple.errors import ConfigError, UsageError
 from maple.networks import Backbone
-from maple.runs.presets import list_presets, read_preset
+from maple.runs.setup.presets import list_presets, read_preset
 from maple.training.loss import boundary_distances, contrastive_loss
 from maple.training.maple import MapleRecipe, grow_linear
 from maple.training.recipe import Step, create_recipe, find_recipe

@@ -13,7 +13,7 @@ from maple.cli._output import output, print_facts, print_line
 from maple.errors import UsageError
 
 if TYPE_CHECKING:
-    from maple.runs.methods import MethodFacts
+    from maple.runs.listings import MethodFacts
 
 
 @with_options()
@@ -28,7 +28,7 @@ def methods(
 
     Options of a method are set with --set NAME.OPTION=VALUE, or in its section of a TOML file.
     """
-    from maple.runs.methods import find_methods, list_methods
+    from maple.runs.listings import find_methods, list_methods
 
     if name is not None:
         found = find_methods(name)

@@ -50,8 +50,7 @@ def evaluate(
     as_json: AsJson = False,
 ) -> None:
     """Measure accuracy, calibration and detection of unknown images, and update the report."""
-    from maple.runs.evaluate import EvaluateRequest, evaluate_run
-    from maple.runs.methods import create_detectors
+    from maple.runs.evaluate import EvaluateRequest, create_detectors, evaluate_run
 
     settings = {key: flags.pop(key) for key in list(flags) if "." in key}
     request = EvaluateRequest(

@@ -25,7 +25,7 @@ from maple.cli._flags import (
 )
 from maple.cli._output import print_described, print_results
 from maple.options import read_names
-from maple.runs.presets import list_presets
+from maple.runs.setup.presets import list_presets
 
 Images = Annotated[str, typer.Argument(help="image folder, .parquet, .npz, or the name of a data set")]
 Preset = Annotated[str | None, typer.Option(help=f"settings by name: {', '.join(list_presets())}")]
@@ -39,7 +39,7 @@ def demo(
     as_json: AsJson = False,
 ) -> None:
     """Train, fit, evaluate and report on simulated diatoms, with unknown taxa: about two minutes."""
-    from maple.runs.demo import run_demo
+    from maple.runs.train import run_demo
 
     print_results(run_demo(out, seed), as_json)
 
@@ -92,7 +92,7 @@ def train(
     Options that are not listed here are set with --set or in a TOML file (--config); maple methods NAME lists those of
     a method.
     """
-    from maple.runs.request import default_out
+    from maple.runs.setup.request import default_out
     from maple.runs.train import TrainRequest, train_run
 
     request = TrainRequest(
@@ -183,7 +183,7 @@ def fit(
 ) -> None:
     """Make a run of an already trained network, without training; the run folder holds everything."""
     from maple.runs.fit import FitRequest, fit_run
-    from maple.runs.request import default_out
+    from maple.runs.setup.request import default_out
 
     request = FitRequest(
         model=model,
@@ -251,7 +251,7 @@ def tune(
     as_json: TextAsJson = False,
 ) -> None:
     """Search for better settings of a recipe on in-distribution images alone; rerun the command to resume."""
-    from maple.runs.request import default_out
+    from maple.runs.setup.request import default_out
     from maple.runs.tune.plan import TuneRequest, make_plan
     from maple.runs.tune.search import tune_recipe
 

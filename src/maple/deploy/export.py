@@ -35,8 +35,8 @@ from maple.prediction.store import load_predictor
 from maple.reporting.gallery import Gallery, read_gallery
 from maple.runs.folder import RunFolder
 from maple.runs.loading import open_like
-from maple.runs.request import LEFT_OUT
-from maple.runs.splits import left_out_images, reopen_splits
+from maple.runs.setup.request import LEFT_OUT
+from maple.runs.setup.splits import left_out_images, omit_classes, reopen_splits
 
 OPSET = 18  # read by ONNX Runtime 1.14 and later
 SUFFIXES = (".onnx", ".pt2")
@@ -212,13 +212,13 @@ def export_run(
     if suffix == ".pt2":
         return export_torch(predictor, out, preprocess=preprocess, exemplars=shown, check=check)
     unknown = {
-        name: _still_unknown(predictor, left_out_images(splits))
+        name: left_out_images(splits, predictor.class_names)
         if source == LEFT_OUT
         else open_like(predictor, source, data_root)
         for name, source in (ood or {}).items()
     }
     if splits is not None and not ood and splits.left_out_images is not None:
-        rest = _still_unknown(predictor, splits.left_out_images)
+        rest = omit_classes(splits.left_out_images, predictor.class_names)
         unknown = {LEFT_OUT: rest} if len(rest) else {}
     test = None if splits is None else splits.test
     return export_onnx(
@@ -231,12 +231,6 @@ def export_run(
         test=test,
         ood=unknown,
     )
-
-
-def _still_unknown(predictor: Predictor, images: ImageSet) -> ImageSet:
-    """Images of the classes that were left out, except those that ``maple update`` added."""
-    unknown = np.array([name not in predictor.class_names for name in images.class_names], dtype=bool)
-    return images.subset(unknown[images.labels])
 
 
 def _first_images(splits: Splits) -> np.ndarray:

@@ -44,7 +44,7 @@ class Own(NamedTuple):
 
 
 class Scored(NamedTuple):
-    """The scores of a detector that reads case."""
+    """The scores of a detector that reads images."""
 
     name: str
     ind: np.ndarray  # (N,)
@@ -72,14 +72,38 @@ def evaluate(
     read images, not outputs. ``ood_classes`` names the classes behind the labels of an OOD set. ``seed`` and
     ``provenance`` (configuration, command) are kept next to the package versions.
     """
-    case = _Case.check(predictor, ind, dict(ood or {}))
+    return evaluate_case(
+        Case.check(predictor, ind, ood or {}),
+        detectors=detectors,
+        own=own,
+        scored=scored,
+        ood_classes=ood_classes,
+        latency_ms=latency_ms,
+        seed=seed,
+        provenance=provenance,
+    )
+
+
+def evaluate_case(
+    case: Case,
+    *,
+    detectors: Sequence[str | Detector] | None = None,
+    own: Own | None = None,
+    scored: Sequence[Scored] = (),
+    ood_classes: Mapping[str, Sequence[str]] | None = None,
+    latency_ms: float | None = None,
+    seed: int | None = None,
+    provenance: Mapping[str, Any] | None = None,
+) -> Results:
+    """As :func:`evaluate`, for outputs that are described already; the case keeps its predictions."""
+    predictor = case.predictor
     degrees = case.known.degrees_of_freedom
     theoretical, observed = qq_points(case.said.squared_distance, degrees, MAX_CURVE_POINTS)
     confusion = metrics.confusion_matrix(case.labels, case.said.class_id, case.n_classes)
     return Results(
         class_names=list(predictor.class_names),
         methods=_compare(case, detectors, own, scored),
-        n_ind=len(ind),
+        n_ind=len(case.ind),
         n_ood={name: len(outputs) for name, outputs in case.ood.items()},
         n_components=int(degrees),
         n_clusters=len(case.known.cluster_to_class),
@@ -102,7 +126,7 @@ def evaluate(
 
 
 @dataclass(frozen=True, eq=False)
-class _Case:
+class Case:
     """A predictor, the outputs to evaluate it on, and what it says about them."""
 
     predictor: Predictor
@@ -111,7 +135,7 @@ class _Case:
     labels: np.ndarray  # (N,) of IND, all known
 
     @staticmethod
-    def check(predictor: Predictor, ind: Outputs, ood: dict[str, Outputs]) -> _Case:
+    def check(predictor: Predictor, ind: Outputs, ood: Mapping[str, Outputs]) -> Case:
         """Check outputs, and add the logits of classes that the head does not know, after ``maple update``."""
         if len(ind) == 0:
             raise DataError("there are no in-distribution images: check their source")
@@ -119,7 +143,7 @@ class _Case:
             raise DataError(f"the OOD set '{empty[0]}' has no images: check its source")
         complete = predictor.detector.complete
         labels = _check_labels(ind, len(predictor.class_names))
-        return _Case(predictor, complete(ind), {name: complete(outputs) for name, outputs in ood.items()}, labels)
+        return Case(predictor, complete(ind), {name: complete(outputs) for name, outputs in ood.items()}, labels)
 
     @property
     def n_classes(self) -> int:
@@ -158,7 +182,7 @@ def _check_labels(ind: Outputs, n_classes: int) -> np.ndarray:
 
 
 def _compare(
-    case: _Case, detectors: Sequence[str | Detector] | None, own: Own | None, scored: Sequence[Scored]
+    case: Case, detectors: Sequence[str | Detector] | None, own: Own | None, scored: Sequence[Scored]
 ) -> dict[str, Method]:
     """All methods by name: the recipe's own, the detectors, then the readings of MAPLE."""
     if detectors is None:
@@ -172,7 +196,7 @@ def _compare(
     return methods | {"maple": _maple(case), "maple-paper": _maple_as_paper(case)}
 
 
-def _own_method(own: Own, case: _Case) -> Method:
+def _own_method(own: Own, case: Case) -> Method:
     """The method of the recipe: the network's probabilities, and the score that its authors propose."""
     detector = create_detector(own.detector)
     assert isinstance(detector, LogitDetector)  # fit learns only which columns belong to which class
@@ -181,7 +205,7 @@ def _own_method(own: Own, case: _Case) -> Method:
     return make_method(_judge_softmax(case), detector.score(case.ind), scores)
 
 
-def _baselines(detectors: Sequence[str | Detector], case: _Case) -> dict[str, Method]:
+def _baselines(detectors: Sequence[str | Detector], case: Case) -> dict[str, Method]:
     """One method per detector; ``softmax`` has class probabilities, and so have Gaussians, as the paper reads them."""
     methods = {}
     for given in detectors:
@@ -199,11 +223,11 @@ def _baselines(detectors: Sequence[str | Detector], case: _Case) -> dict[str, Me
     return methods
 
 
-def _judge_softmax(case: _Case) -> Classification:
+def _judge_softmax(case: Case) -> Classification:
     return judge_probabilities(_class_log_softmax(case.ind, case.n_classes), case.labels)
 
 
-def _scaled_softmax(case: _Case) -> Method:
+def _scaled_softmax(case: Case) -> Method:
     """Softmax with a temperature fitted on the same validation images (Guo et al. 2017)."""
     temperature = case.predictor.probability.softmax_temperature
 
@@ -229,7 +253,7 @@ def _class_log_softmax(outputs: Outputs, n_classes: int) -> np.ndarray:
     return logs
 
 
-def _maple(case: _Case) -> Method:
+def _maple(case: Case) -> Method:
     """The calibrated posterior, the predictor's score and its decision."""
     return make_method(
         judge_probabilities(case.predictor.log_probabilities(case.known), case.labels),
@@ -239,13 +263,13 @@ def _maple(case: _Case) -> Method:
     )
 
 
-def _maple_as_paper(case: _Case) -> Method:
+def _maple_as_paper(case: Case) -> Method:
     distances = {name: found.squared_distance for name, found in case.unknown.items()}
     judged = judge_as_paper(case.known, case.labels)
     return make_method(judged, case.known.squared_distance, distances, found=case.known)
 
 
-def _score_table(case: _Case) -> dict[str, dict[str, float]]:
+def _score_table(case: Case) -> dict[str, dict[str, float]]:
     """AUROC of every score that the detector offers, by OOD set."""
     return {
         score: {

@@ -21,13 +21,13 @@ from maple.prediction.store import save_backbone
 from maple.progress import counting, say, warn
 from maple.reporting.gallery import write_training_gallery
 from maple.reporting.report import write_report
-from maple.runs.config import RunConfig
 from maple.runs.evaluate import EvaluationSets, measure_run, open_unknown
 from maple.runs.folder import RunFolder, RunSettings
 from maple.runs.loading import warn_if_nothing_is_flagged
 from maple.runs.provenance import describe_origin
-from maple.runs.request import RunRequest
-from maple.runs.splits import describe_classes
+from maple.runs.setup.config import RunConfig
+from maple.runs.setup.request import RunRequest
+from maple.runs.setup.splits import describe_classes
 from maple.training.recipe import RECIPES
 from maple.types import Outputs, Relabelling
 

@@ -18,9 +18,9 @@ from maple.data.splits import Splits
 from maple.detectors.base import Detector
 from maple.detectors.gradients.base import ImageDetector
 from maple.detectors.learned import nearest_of_class
-from maple.detectors.registry import create_detector
-from maple.errors import MapleError, UsageError
-from maple.evaluation.evaluate import Own, Scored, evaluate
+from maple.detectors.registry import DETECTORS, create_detector
+from maple.errors import MapleError, UsageError, suggest
+from maple.evaluation.evaluate import Case, Own, Scored, evaluate_case
 from maple.evaluation.latency import measure_latency
 from maple.evaluation.results import Results
 from maple.files import RunFile, write_atomic
@@ -32,8 +32,8 @@ from maple.reporting.report import write_report
 from maple.runs.folder import RunFolder
 from maple.runs.loading import describe_skipped, open_like, ready_predictor
 from maple.runs.provenance import describe_origin
-from maple.runs.request import LEFT_OUT
-from maple.runs.splits import left_out_images, reopen_splits
+from maple.runs.setup.request import LEFT_OUT
+from maple.runs.setup.splits import left_out_images, reopen_splits
 from maple.training.options import TrainOptions
 from maple.training.recipe import find_recipe
 from maple.types import Outputs
@@ -130,7 +130,9 @@ def open_unknown(
 ) -> dict[str, ImageSet]:
     """The images of named sources of unknown images; ``left-out`` stands for the classes that the run left out."""
     unknown = {
-        name: _left_out(predictor, splits) if source == LEFT_OUT else _open_ood(predictor, source, data_root)
+        name: left_out_images(splits, predictor.class_names)
+        if source == LEFT_OUT
+        else _open_ood(predictor, source, data_root)
         for name, source in sources.items()
     }
     for images in unknown.values():
@@ -141,15 +143,6 @@ def open_unknown(
 def _warn_of_skipped(images: ImageSet) -> None:
     if images.skipped:
         warn(describe_skipped(images.skipped, of=f" of '{images.name}'"))
-
-
-def _left_out(predictor: Predictor, splits: Splits | None) -> ImageSet:
-    """The images of the classes that the run left out and ``maple update`` has not added."""
-    images = left_out_images(splits)
-    unknown = np.array([name not in predictor.class_names for name in images.class_names])[images.labels]
-    if not unknown.any():
-        raise UsageError(f"maple update added all classes that were left out, so '{LEFT_OUT}' has no images: remove it")
-    return images.subset(unknown)
 
 
 def _open_ood(predictor: Predictor, source: str, data_root: Path | None) -> ImageSet:
@@ -163,6 +156,23 @@ def _open_ood(predictor: Predictor, source: str, data_root: Path | None) -> Imag
 
 
 # --- detectors --------------------------------------------------------------------------------------------------------
+
+
+def create_detectors(names: Sequence[str], settings: Mapping[str, Any]) -> list[Detector]:
+    """Detectors by name, each once, with options from ``settings`` by ``name.option``.
+
+    >>> create_detectors(["energy", "knn"], {"knn.k": "10"})[1].k
+    10
+    """
+    options: dict[str, dict[str, Any]] = {name: {} for name in names}
+    for key, value in settings.items():
+        name, _, option = key.rpartition(".")
+        if name not in DETECTORS:
+            raise UsageError(f"--set {key}: unknown detector '{name}', {suggest(name, DETECTORS.names())}")
+        if name not in options:
+            raise UsageError(f"--set {key}: '{name}' is not compared here, add --detector {name}")
+        options[name][option] = value
+    return [create_detector(name, **own) for name, own in options.items()]
 
 
 def fit_detectors(
@@ -242,12 +252,10 @@ def measure_run(
         name: embed(predictor.backbone, images, cluster_to_class=predictor.cluster_to_class, workers=options.workers)
         for name, images in track(by_name.items(), "evaluating", total=len(by_name))
     }
-    ood = {name: outputs[f"ood/{name}"] for name in sets.ood}
     latency = measure_latency(predictor, to_input(torch.from_numpy(sets.test.read(0)[None])), repeats=20)
-    results = evaluate(
-        predictor,
-        outputs["test"],
-        ood,
+    case = Case.check(predictor, outputs["test"], {name: outputs[f"ood/{name}"] for name in sets.ood})
+    results = evaluate_case(
+        case,
         detectors=detectors and [detector for detector in detectors if not isinstance(detector, ImageDetector)],
         own=_own_method(predictor.backbone),
         scored=_score_images(detectors or (), predictor.backbone, sets, options.workers),
@@ -259,8 +267,8 @@ def measure_run(
     write_atomic(run / RunFile.RESULTS, results.to_json())
     write_evaluation_gallery(
         run / RunFile.GALLERY,
-        test=(sets.test, predictor.predict_outputs(outputs["test"])),
-        ood={name: (sets.ood[name], predictor.predict_outputs(part)) for name, part in ood.items()},
+        test=(sets.test, case.said),
+        ood={name: (sets.ood[name], said) for name, said in case.said_ood.items()},
     )
     return results
 

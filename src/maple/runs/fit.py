@@ -16,11 +16,11 @@ from maple.prediction.fit import fit_predictor
 from maple.prediction.predictor import Predictor
 from maple.progress import counting, say, warn
 from maple.runs._finish import Fitted, finish_run, prepare_folder
-from maple.runs.config import RunConfig, resolve_config
 from maple.runs.folder import RunFolder, RunOrigin
-from maple.runs.init import check_weights, describe_network, follow_network, try_image
-from maple.runs.request import LEFT_OUT, RunRequest, absolute_path, absolute_source, check_unknown
-from maple.runs.splits import announce_images, left_out_images, load_run_splits, order_like_head
+from maple.runs.setup.config import RunConfig, resolve_config
+from maple.runs.setup.init import check_weights, describe_network, follow_network, try_image
+from maple.runs.setup.request import LEFT_OUT, RunRequest, absolute_path, absolute_source, check_unknown
+from maple.runs.setup.splits import announce_images, left_out_images, load_run_splits, order_like_head
 from maple.text import percent
 from maple.training.loop import snapshot_rows
 from maple.training.prepare import count_outputs

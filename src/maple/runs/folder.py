@@ -34,7 +34,7 @@ from maple.options import read_toml, to_toml
 from maple.types import Skipped
 
 if TYPE_CHECKING:
-    from maple.runs.config import RunConfig
+    from maple.runs.setup.config import RunConfig
 
 _FOLDERS = (RunFile.GALLERY, RunFile.MEMBERS, RunFile.NETWORK)
 _LOCKS = (RunFile.LOCK, RunFile.HOLDER)
@@ -84,7 +84,7 @@ class RunSettings:
 
     def resolve(self, flags: Mapping[str, Any] | None = None) -> RunConfig:
         """The options of the run with ``flags`` over them; an error names the plug-in if its recipe is unknown."""
-        from maple.runs.config import resolve_config  # loads torch, which a report does without
+        from maple.runs.setup.config import resolve_config  # loads torch, which a report does without
 
         return resolve_config(flags, self.sections, plugin=self.origin.plugin)
 

@@ -1,17 +1,26 @@
-"""Rows of ``maple data``."""
+"""Rows of ``maple data`` and ``maple methods``: data sets, recipes and detectors with their options."""
 
 from __future__ import annotations
 
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import numpy as np
 
 from maple.data.catalogue import CATALOGUE, describe_data_set, find_data_set, locate
 from maple.data.sources import is_built_in, list_data_sets, open_images, split_files
+from maple.detectors.registry import DETECTORS
+from maple.errors import UsageError, suggest
 from maple.progress import counting
+from maple.registry import Method, Registry
+from maple.training.recipe import RECIPES
 
+_REGISTRIES: tuple[Registry[Any], ...] = (RECIPES, DETECTORS)
 _MAX_SPLITS = 7  # named in a row; of more, the first three and their number
+
+
+# --- data sets --------------------------------------------------------------------------------------------------------
 
 
 def list_sources(data_root: Path | None = None) -> list[dict[str, Any]]:
@@ -51,3 +60,57 @@ def describe_source(source: str, data_root: Path | None = None) -> dict[str, Any
         "skipped": len(images.skipped),
         **about,
     }
+
+
+# --- methods ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class OptionFacts:
+    """An option of a method: its type annotation, default and help."""
+
+    name: str
+    annotation: Any
+    default: Any
+    help: str
+
+
+@dataclass(frozen=True)
+class MethodFacts:
+    """A method of one kind, with the options that have an effect."""
+
+    kind: str  # recipe or detector
+    method: Method[Any]
+    options: tuple[OptionFacts, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"kind": self.kind, "name": self.method.name, **asdict(self.method.about)}
+
+
+def list_methods() -> list[dict[str, Any]]:
+    """All recipes and detectors: what they are, their papers, their cost and what they need."""
+    return [_facts(registry, name).to_dict() for registry in _REGISTRIES for name in registry.names()]
+
+
+def find_methods(name: str) -> list[MethodFacts]:
+    """The recipe and the detector called ``name``, those that exist.
+
+    >>> [(found.kind, len(found.options)) for found in find_methods("knn")]
+    [('detector', 3)]
+    """
+    found = [_facts(registry, name) for registry in _REGISTRIES if name in registry]
+    if not found:
+        known = {*RECIPES.names(), *DETECTORS.names()}
+        raise UsageError(f"unknown method '{name}': {suggest(name, known)}")
+    return found
+
+
+def _facts(registry: Registry[Any], name: str) -> MethodFacts:
+    method = registry.find(name)
+    hints = get_type_hints(method.kind, include_extras=True) if method.options else {}
+    options = (
+        OptionFacts(name, hints[name], field.default, field.metadata.get("help", ""))
+        for name, field in method.options.items()
+        if field.metadata.get("flag", True)
+    )
+    return MethodFacts(registry.word, method, tuple(options))

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from maple.prediction.predictor import Predictor
-    from maple.runs.config import RunConfig
+    from maple.runs.setup.config import RunConfig
 
 
 def describe_origin(

@@ -1,4 +1,4 @@
-"""``maple train``: train a network, fit its detector, evaluate and report."""
+"""``maple train``: train a network, fit its detector, evaluate and report; ``maple demo`` on simulated diatoms."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ from maple.prediction.predictor import Predictor
 from maple.prediction.store import load_backbone
 from maple.progress import is_first_process, say, warn
 from maple.runs._finish import Fitted, finish_run, prepare_folder
-from maple.runs.config import RunConfig, resolve_config
 from maple.runs.folder import RunFolder, RunOrigin
-from maple.runs.init import (
+from maple.runs.setup.config import RunConfig, resolve_config
+from maple.runs.setup.init import (
     Start,
     describe_network,
     follow_network,
@@ -42,8 +42,8 @@ from maple.runs.init import (
     try_recipe,
     why_new_head,
 )
-from maple.runs.request import LEFT_OUT, RunRequest, absolute_path, absolute_source, check_unknown
-from maple.runs.splits import announce_images, describe_classes, left_out_images, load_run_splits, order_like_head
+from maple.runs.setup.request import LEFT_OUT, RunRequest, absolute_path, absolute_source, check_unknown
+from maple.runs.setup.splits import announce_images, describe_classes, left_out_images, load_run_splits, order_like_head
 from maple.training.distributed import make_fabric, together
 from maple.training.loop import Run, snapshot_rows, train_backbone
 from maple.training.optimizers import check_schedule
@@ -58,7 +58,7 @@ Statistics = tuple[list[float], list[float]]  # mean and deviation of each chann
 @dataclass(frozen=True, kw_only=True)
 class TrainRequest(RunRequest):
     """What ``maple train`` was asked to do; ``init``, ``weights`` and ``head`` as for
-    :func:`~maple.runs.init.open_start`."""
+    :func:`~maple.runs.setup.init.open_start`."""
 
     validation: str | None = None
     calibration: str | None = None
@@ -357,3 +357,31 @@ def _same_source(now: Any, then: Any) -> bool:
     if not isinstance(now, str) or not isinstance(then, str):
         return now == then
     return now == then or Path(now).expanduser().resolve() == Path(then).expanduser().resolve()
+
+
+# --- maple demo -------------------------------------------------------------------------------------------------------
+
+_DEMO = "maple demo"
+_DEMO_SOURCE = "simulated-diatoms?n=7000&size=32"
+_DEMO_EPOCHS = 14
+_DEMO_OOD = {"near": "simulated-diatoms/near?n=1000&size=32", "far": "simulated-diatoms/far?n=1000&size=32"}
+
+
+def run_demo(out: Path, seed: int = 0) -> Results:
+    """Train, fit, evaluate and report on simulated diatoms, with unknown taxa near the known ones and with debris."""
+    folder = RunFolder(out)
+    again = folder.holds_run()
+    if again and not (folder.read_config(oldest=1).origin.command or "").startswith(_DEMO):
+        raise UsageError(f"'{out}' holds a run that is not a demo: choose another --out")
+    results = train_run(
+        TrainRequest(
+            source=_DEMO_SOURCE,
+            out=out,
+            ood=_DEMO_OOD,
+            flags={"epochs": _DEMO_EPOCHS, "batch_size": 64, "relabel_every": 8, "hard_class_error": 0.1, "seed": seed},
+            overwrite=again,
+            command=_DEMO,
+        )
+    )
+    assert results is not None  # the demo has test images and one process
+    return results

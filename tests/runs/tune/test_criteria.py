@@ -13,7 +13,7 @@ import maple.runs.tune.criteria as criteria
 from maple.data.image_set import ImageSet
 from maple.networks import create_backbone, embed
 from maple.prediction.fit import fit_predictor
-from maple.runs.config import resolve_config
+from maple.runs.setup.config import resolve_config
 from maple.runs.tune.criteria import halve, judge_run
 from maple.training.loop import train_backbone
 from maple.training.maple import MapleRecipe

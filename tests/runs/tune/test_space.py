@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import maple.runs.tune.space as search_space
 from maple.evaluation.trials import Choices, Span
-from maple.runs.config import resolve_config
+from maple.runs.setup.config import resolve_config
 from maple.training.recipe import list_recipes
 
 

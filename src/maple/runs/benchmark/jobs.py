@@ -19,7 +19,7 @@ from maple.evaluation.paper.profiles import Profile, Protocol
 from maple.evaluation.paper.rows import Training
 from maple.evaluation.paper.suites import Suite
 from maple.files import FORMAT_VERSION, RunFile
-from maple.runs.config import RunConfig, drop_unused, resolve_config
+from maple.runs.setup.config import RunConfig, drop_unused, resolve_config
 from maple.training.resume import FREE_OPTIONS
 
 _TRAININGS = "trainings"

@@ -19,7 +19,7 @@ from maple.data.shares import fold_shares
 from maple.data.sources import find_source, is_built_in, split_files
 from maple.errors import UsageError
 from maple.runs.benchmark.jobs import Job
-from maple.runs.config import RunConfig
+from maple.runs.setup.config import RunConfig
 from maple.runs.train import new_network
 from maple.training.distributed import make_fabric
 from maple.training.prepare import prepare_backbone

@@ -17,7 +17,7 @@ from maple.runs.benchmark.jobs import Job, list_jobs
 from maple.runs.benchmark.plan import plan_jobs
 from maple.runs.benchmark.tables import collect, write_suite
 from maple.runs.benchmark.trainings import train_all
-from maple.runs.request import LEFT_OUT
+from maple.runs.setup.request import LEFT_OUT
 
 ALL = "all"
 TABLES = "tables"

@@ -20,7 +20,7 @@ from maple.prediction.store import load_backbone
 from maple.progress import is_first_process, say
 from maple.runs.benchmark.jobs import Job, digest, digest_source
 from maple.runs.evaluate import EvaluateRequest, evaluate_run
-from maple.runs.request import LEFT_OUT
+from maple.runs.setup.request import LEFT_OUT
 from maple.runs.train import TrainRequest, train_run
 
 FACTS = ("minutes", "parameters")  # columns read from the training, not from the results

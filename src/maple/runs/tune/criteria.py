@@ -16,7 +16,7 @@ from maple.detectors.maple import MapleDetector
 from maple.networks import embed
 from maple.options import as_dict
 from maple.prediction.fit import fit_predictor
-from maple.runs.config import RunConfig
+from maple.runs.setup.config import RunConfig
 from maple.stats.chi_square import gaussian_test
 from maple.stats.metrics import negative_log_likelihood
 from maple.training.loop import Run

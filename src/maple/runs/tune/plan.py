@@ -16,7 +16,7 @@ from maple.errors import DataError, UsageError, suggest
 from maple.evaluation.trials import CRITERIA, Choices, Settings, Space
 from maple.options import flag_name
 from maple.progress import counting
-from maple.runs.config import RunConfig, resolve_config
+from maple.runs.setup.config import RunConfig, resolve_config
 from maple.runs.train import check_options
 from maple.runs.tune.criteria import halve
 from maple.runs.tune.space import SEARCHES, Search, choose_space, current_value, list_parameters

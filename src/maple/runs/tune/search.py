@@ -27,7 +27,7 @@ from maple.files import RunFile, load_json, save_json, take_lock, write_atomic
 from maple.progress import counting, say, warn
 from maple.reporting.plots import standalone_svg
 from maple.reporting.plots.trials import plot_trials
-from maple.runs.config import RunConfig
+from maple.runs.setup.config import RunConfig
 from maple.runs.train import new_network
 from maple.runs.tune.attempts import describe_attempts, is_hopeless, key_of, settings_of
 from maple.runs.tune.criteria import judge_run

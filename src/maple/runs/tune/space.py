@@ -10,7 +10,7 @@ from maple.errors import UsageError, suggest
 from maple.evaluation.trials import Choices, Settings, Space, Span
 from maple.options import Range, list_options, validate_options
 from maple.progress import warn
-from maple.runs.config import RECIPE, RunConfig, resolve_config, section_of
+from maple.runs.setup.config import RECIPE, RunConfig, resolve_config, section_of
 from maple.training.options import TrainOptions
 from maple.training.recipe import find_recipe
 

@@ -13,7 +13,7 @@ from typing import Any
 from maple.data.splits import Splits
 from maple.errors import RunError, UsageError
 from maple.options import flag_name
-from maple.runs.splits import digest_images
+from maple.runs.setup.splits import digest_images
 from maple.runs.tune.plan import Plan
 from maple.training.resume import FREE_OPTIONS
 

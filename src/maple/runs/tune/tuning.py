@@ -13,7 +13,7 @@ from typing import Any
 
 from maple.evaluation.trials import Trial
 from maple.options import flag_name, list_options, to_toml
-from maple.runs.config import RunConfig
+from maple.runs.setup.config import RunConfig
 from maple.runs.tune.plan import Plan, TuneRequest
 from maple.text import compact, number
 from maple.training.options import MapleOptions

@@ -19,7 +19,7 @@ from maple.errors import ConfigError, UsageError, suggest
 from maple.networks.options import ModelOptions
 from maple.options import as_dict, build_options, flag_name, list_options, validate_options
 from maple.registry import Method
-from maple.runs.presets import read_preset
+from maple.runs.setup.presets import read_preset
 from maple.training.options import TrainOptions
 from maple.training.recipe import RECIPES, Recipe, find_recipe
 

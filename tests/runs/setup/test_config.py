@@ -8,8 +8,8 @@ import pytest
 
 from maple.errors import ConfigError, UsageError
 from maple.options import list_options, read_toml, to_toml
-from maple.runs.config import SECTIONS, drop_unused, resolve_config
-from maple.runs.presets import list_presets, read_preset
+from maple.runs.setup.config import SECTIONS, drop_unused, resolve_config
+from maple.runs.setup.presets import list_presets, read_preset
 from maple.training.options import TrainOptions
 from maple.training.recipe import find_recipe, list_recipes
 

@@ -23,7 +23,7 @@ from maple.files import RunFile
 from maple.progress import counting, say, warn
 from maple.runs.folder import RunClasses, RunFolder, RunOrigin
 from maple.runs.loading import describe_skipped
-from maple.runs.request import LEFT_OUT, AnyRequest, RunRequest
+from maple.runs.setup.request import LEFT_OUT, AnyRequest, RunRequest
 from maple.types import Skipped
 
 # --- opening ----------------------------------------------------------------------------------------------------------
@@ -111,14 +111,28 @@ def _leave_out_seen(images: ImageSet, train: ImageSet, role: str) -> ImageSet:
     return dataclasses.replace(images.subset(~seen), skipped=images.skipped + repeated)
 
 
-def left_out_images(splits: Splits | None) -> ImageSet:
-    """The images of the classes that were left out."""
+def left_out_images(splits: Splits | None, known: Sequence[str] = ()) -> ImageSet:
+    """The images of the classes that were left out, except the ``known`` ones, which ``maple update`` added."""
     images = splits.left_out_images if splits else None
     if images is None or not len(images):
         raise UsageError(
             f"no class was left out, so '{LEFT_OUT}' has no images: train with --leave-out or --min-images"
         )
-    return images
+    unknown = omit_classes(images, known)
+    if not len(unknown):
+        raise UsageError(f"maple update added all classes that were left out, so '{LEFT_OUT}' has no images: remove it")
+    return unknown
+
+
+def omit_classes(images: ImageSet, names: Sequence[str]) -> ImageSet:
+    """The images of all classes but those named; class ids stay.
+
+    >>> images = open_images("digits")
+    >>> len(images), len(omit_classes(images, ["8", "9"]))
+    (1797, 1443)
+    """
+    kept = np.array([name not in names for name in images.class_names], dtype=bool)
+    return images.subset(kept[images.labels])
 
 
 # --- order of the classes ---------------------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ from maple.errors import MapleError, UsageError
 from maple.files import RunFile
 from maple.networks import GRAPHS, Backbone, Origin, embed, evaluating, find_kind, needs_weights, open_model
 from maple.prediction.store import load_predictor
-from maple.runs.config import RunConfig
+from maple.runs.setup.config import RunConfig
 from maple.training.prepare import count_outputs, prepare_backbone
 from maple.training.recipe import Recipe, find_recipe
 

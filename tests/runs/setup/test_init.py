@@ -30,8 +30,8 @@ from maple.networks._torchvision import import_torchvision
 from maple.options import read_toml
 from maple.prediction.predictor import Predictor
 from maple.prediction.store import load_predictor, save_backbone
-from maple.runs.config import resolve_config
-from maple.runs.init import Start, follow_network, leave_out_unused, open_start, try_recipe, why_new_head
+from maple.runs.setup.config import resolve_config
+from maple.runs.setup.init import Start, follow_network, leave_out_unused, open_start, try_recipe, why_new_head
 from maple.training.loop import train_backbone
 from maple.training.maple import MapleRecipe
 from maple.training.options import TrainOptions
