@@ -12,7 +12,7 @@ from maple.data.image_set import ImageSet
 from maple.data.splits import load_splits
 from maple.files import RunFile
 from maple.networks import create_backbone, embed
-from maple.prediction.explain import component_coordinates
+from maple.prediction.components import component_coordinates
 from maple.prediction.fit import fit_predictor
 from maple.reporting.gallery import write_training_gallery
 from maple.types import Relabelling

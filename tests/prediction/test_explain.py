@@ -9,21 +9,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from scipy.linalg import eigh, sqrtm
+from scipy.linalg import eigh
 from scipy.stats import chi2
 
 from maple.detectors.maple import MapleDetector
 from maple.errors import DataError, UsageError
-from maple.prediction.explain import (
-    Explanation,
-    Match,
-    component_coordinates,
-    deviations,
-    explain_outputs,
-    find_components,
-    name_clusters,
-    score_parts,
-)
+from maple.prediction.components import component_coordinates, deviations, find_components
+from maple.prediction.explain import explain_outputs, score_parts
 from maple.stats.gaussians import Gaussians
 from maple.types import Outputs, Prediction
 
@@ -39,16 +31,6 @@ KINDS = [
     {"covariance": "full"},
     {"distance": "euclidean"},
 ]
-
-
-@pytest.fixture
-def outputs(rng: np.random.Generator) -> Outputs:
-    """Correlated clusters of unequal size, in seven features."""
-    cluster_ids = rng.permutation(np.repeat(np.arange(5), [80, 120, 100, 90, 110]))
-    spread = np.diag([1, 1, 1, 2, 1, 0.5]) + 0.3 * rng.normal(size=(6, 6))
-    within = rng.normal(size=(500, 6)) @ spread + 0.2 * rng.normal(size=(500, 6)) * cluster_ids[:, None]
-    embeddings = (within + CENTRES[cluster_ids]) @ rng.normal(size=(6, 7)) + 3
-    return Outputs(embeddings, None, CLUSTER_TO_CLASS[cluster_ids], cluster_ids, CLUSTER_TO_CLASS)
 
 
 def fit(outputs: Outputs, **options) -> MapleDetector:
@@ -102,21 +84,6 @@ def test_separating_components_are_canonical_variates(outputs: Outputs) -> None:
         assert found.runner_up is not None and found.runner_up.cluster == rival
         against = [(vectors[:, j] @ (e - means[rival])) ** 2 - expected[j] for j in range(r)]
         np.testing.assert_allclose(found.separation[:r], against, rtol=1e-5, atol=1e-6)
-
-
-def test_own_covariances_are_whitened_symmetrically(outputs: Outputs) -> None:
-    """Oracle: the symmetric root of each cluster's precision, in the basis of the components."""
-    detector = fit(outputs, covariance="full")
-    gaussians = detector.gaussians_
-    components = find_components(gaussians)
-    z = gaussians.project(outputs.embeddings)
-    clusters = outputs.cluster_ids
-    found = deviations(gaussians, components, z, clusters)
-    for i in range(0, len(outputs), 7):
-        whitening = gaussians.whitenings[clusters[i]]
-        precision = components.axes.T @ whitening @ whitening.T @ components.axes
-        expected = sqrtm(precision) @ components.axes.T @ (z[i] - gaussians.centroids[clusters[i]])
-        np.testing.assert_allclose(found[i], expected.real, rtol=1e-6, atol=1e-8)
 
 
 def test_own_images_add_one_per_component_on_average(outputs: Outputs) -> None:
@@ -197,29 +164,6 @@ def test_embeddings_alone_have_no_fused_score(outputs: Outputs, rng: np.random.G
 
 
 # ----------------------------------------------------------------------------------------------------------- components
-
-
-@pytest.mark.parametrize("options", KINDS, ids=str)
-def test_axes_are_orthogonal_and_the_same_every_time(outputs: Outputs, options: dict) -> None:
-    gaussians = fit(outputs, **options).gaussians_
-    first, again = find_components(gaussians), find_components(replace(gaussians))
-    np.testing.assert_allclose(first.axes.T @ first.axes, np.eye(len(first.axes)), atol=1e-12)
-    np.testing.assert_array_equal(first.axes, again.axes)
-    assert (first.axes[np.abs(first.axes).argmax(axis=0), np.arange(len(first.axes))] > 0).all()
-    reach = np.ptp(first.centroids, axis=0)
-    assert (reach[: first.n_separating] > 2).all()
-
-
-def test_shared_components_are_ordered_by_what_they_do_to_the_embedding(outputs: Outputs) -> None:
-    gaussians = fit(outputs, pca=False).gaussians_
-    components = find_components(gaussians)
-    r, k = components.n_separating, len(components.axes)
-    assert 0 < r < k - 1
-    steps = np.linalg.pinv(gaussians.matrix @ components.axes)  # (K, D) of the embedding, along each component
-    lengths = np.linalg.norm(steps[r:], axis=1)
-    assert (np.diff(lengths) <= 1e-12).all()
-    cosines = (steps[r:] @ steps[r:].T) / np.outer(lengths, lengths)
-    np.testing.assert_allclose(cosines, np.eye(k - r), atol=1e-8)
 
 
 def test_an_image_moved_in_a_known_way_is_explained_by_it(rng: np.random.Generator) -> None:
@@ -315,126 +259,6 @@ def predicted(detector: MapleDetector, outputs: Outputs, **changes: np.ndarray) 
     return Prediction(**(values | changes), class_names=NAMES)
 
 
-@pytest.fixture
-def plain() -> Explanation:
-    """Two clusters of one class at 0 and 5 along the first of four components, another class at 8."""
-    gaussians = Gaussians(
-        np.eye(4), np.zeros(4), np.array([[0.0, 0, 0, 0], [5, 0, 0, 0], [8, 0, 0, 0]]), np.log([0.4, 0.2, 0.4])
-    )
-    components = replace(find_components(gaussians), axes=np.eye(4), centroids=gaussians.centroids)
-    names = name_clusters(np.array([0, 0, 1]), NAMES)
-    z = np.array([3.0, 0, 4, 0])
-    nearest = Match(1, 0, NAMES[0], names[1], 0.93, z - gaussians.centroids[1])
-    rival = Match(2, 1, NAMES[1], names[2], 0.05, z - gaussians.centroids[2])
-    return Explanation(NAMES[0], 0.93, nearest, rival, z, components, names, 18.0, True, 0.004, True, 0.05)
-
-
-def test_sentences(plain: Explanation) -> None:
-    assert plain.sentences() == [
-        "Called Navicula (probability 0.93): nearest to cluster 1 of Navicula, squared distance 20.0, where 95 % of "
-        "known images stay below 18.0.",
-        "80 % of that distance comes from component 3 (4.0 standard deviations).",
-        "81.2 % of what is unusual about it lies in components that tell no clusters apart (2 to 4): it would be "
-        "unusual in any of them.",
-        "Runner-up Nitzschia (0.05), squared distance 41.0: component 1 speaks most against it (21.0).",
-        "Out-of-distribution: at most 0.4 % of known images look as unusual (p-value 0.004, at most the false-alarm "
-        "rate 0.05).",
-    ]
-
-
-def test_sentences_of_a_usual_image(plain: Explanation) -> None:
-    usual = replace(plain, usual_distance=28.0, is_ood=False, p_value=0.42)
-    assert len(usual.sentences()) == 4
-    assert usual.sentences()[-1] == (
-        "In-distribution: at most 42 % of known images look as unusual (p-value 0.420, above the false-alarm rate "
-        "0.05)."
-    )
-
-
-def test_sentences_where_class_and_nearest_cluster_differ(plain: Explanation) -> None:
-    first, *_, second, _ = replace(plain, class_name=NAMES[1], probability=0.5).sentences()
-    assert second.startswith("Second nearest is Nitzschia (0.05), ")  # as it was called: no runner-up to itself
-    assert first.startswith(
-        "Called Nitzschia (probability 0.50), although cluster 1 of Navicula (0.93) has the nearest mean, "
-    )
-
-
-def test_deviations_point_to_clusters_that_lie_there(plain: Explanation) -> None:
-    assert plain.say_deviation(0) == "2.0 standard deviations towards cluster 0 of Navicula"
-    upwards = replace(plain.nearest, deviations=np.array([1.5, 0, 0, 0]))
-    assert replace(plain, nearest=upwards).say_deviation(0) == "1.5 standard deviations towards Nitzschia"
-    outermost = replace(plain.nearest, cluster=2, deviations=np.array([1.5, 0, 0, 0]))
-    assert replace(plain, nearest=outermost).say_deviation(0) == "1.5 standard deviations"  # nothing lies further up
-    assert plain.say_deviation(2, unit=False) == "4.0"
-    assert plain.end_names(0) == ("cluster 0 of Navicula", "Nitzschia") and plain.end_names(2) is None
-
-
-def test_what_speaks_for_the_runner_up_is_said(plain: Explanation) -> None:
-    nearer = replace(plain.runner_up, deviations=np.array([-5.0, 0, 1, 0]))
-    said = replace(plain, runner_up=nearer).sentences()[3]
-    assert said.endswith("component 1 speaks most against it (21.0), component 3 most for it (15.0).")
-
-
-def test_a_distance_spread_evenly_says_so(plain: Explanation) -> None:
-    n = 20
-    components = replace(plain.components, axes=np.eye(n), centroids=5 * np.eye(3, n, k=10))
-    even = replace(plain.nearest, deviations=np.full(n, 1.0))
-    spread = replace(plain, nearest=even, runner_up=None, components=components, coordinates=np.zeros(n))
-    assert spread.sentences()[1] == "None of the 20 components stands out: the largest makes 5 %."
-    one_far = replace(even, deviations=np.where(np.arange(n) == 4, 3.5, 1.5))
-    said = replace(spread, nearest=one_far).sentences()[1]
-    assert said == (
-        "The largest parts of that distance, together 30.5 %, come from components 5 (3.5 standard deviations), "
-        "1 (1.5), 2 (1.5)."
-    )
-
-
-def test_a_decision_by_another_rule_names_no_rate(plain: Explanation) -> None:
-    flagged = replace(plain, p_value=0.06).sentences()[-1]  # as with Benjamini-Hochberg, or thresholds per class
-    assert flagged == "Out-of-distribution: at most 6 % of known images look as unusual (p-value 0.060)."
-    per_class = replace(plain, known_images="known images called Navicula").sentences()[-1]
-    assert per_class.startswith("Out-of-distribution: at most 0.4 % of known images called Navicula look as unusual")
-    unlike_any = replace(plain, p_value=0.0001).sentences()[-1]
-    assert "at most 0.1 % of known images look as unusual (p-value below 0.001" in unlike_any
-    too_few = replace(plain, p_value=0.006, is_ood=False, false_alarm=0.001, can_be_flagged=False).sentences()[-1]
-    assert too_few == (
-        "Whether it is out-of-distribution was not decided: the run has too few calibration images for the "
-        "false-alarm rate 0.001; at most 0.6 % of known images look as unusual (p-value 0.006)."
-    )
-    undecided = replace(plain, p_value=np.nan, is_ood=False).sentences()[-1]
-    assert "no calibration images" in undecided
-    unasked = replace(plain, p_value=np.nan, is_ood=False, false_alarm=np.nan).sentences()
-    assert not any("istribution" in sentence for sentence in unasked)
-
-
-def test_another_score_may_flag_a_usual_distance(plain: Explanation) -> None:
-    by_score = replace(plain, usual_distance=28.0, by_distance=False)
-    assert by_score.sentences()[-1].endswith("; its squared distance is usual, but the score goes by more than that.")
-    assert "goes by more" not in replace(by_score, by_distance=True).sentences()[-1]
-
-
-def test_the_fused_score_in_words(plain: Explanation) -> None:
-    """The most unusual part has the highest surprise, not the largest share: that of shallow weighs half."""
-    fused = replace(plain, score=9.1, score_by="fused", parts={"energy": 5.2, "spread": 1.0, "shallow": 2.9})
-    assert fused.sentences()[-2] == (
-        "Its score 9.1 is made of energy 5.2, spread 1.0 and shallow 2.9: most unusual is shallow (looks different "
-        "from all training images, whatever it shows)."
-    )
-    between = replace(fused, score=5.0, parts={"energy": 1.0, "spread": 4.0})
-    assert between.sentences()[-2] == (
-        "Its score 5.0 is made of energy 1.0 and spread 4.0: most unusual is spread (lies between the classes)."
-    )
-    assert between.sentences()[-1] == plain.sentences()[-1]
-
-
-@pytest.mark.parametrize(("surprise", "expected"), [(-np.log(0.051), None), (-np.log(0.049), "shallow")])
-def test_a_part_is_unusual_beyond_most_known_images(plain: Explanation, surprise: float, expected: str | None) -> None:
-    parts = {"energy": 0.1, "spread": 0.2, "shallow": surprise / 2}
-    found = replace(plain, score=sum(parts.values()), score_by="fused", parts=parts)
-    assert found.most_unusual_part == expected
-    assert found.sentences()[-2].endswith(": none of them is unusual alone.") == (expected is None)
-
-
 def test_prediction_decides(outputs: Outputs) -> None:
     detector = fit(outputs)
     p_values = np.linspace(0.01, 1, len(outputs))
@@ -452,21 +276,6 @@ def test_the_model_says_what_is_usual_where_nothing_was_measured(outputs: Output
     found = explain_outputs(fit(outputs), outputs)[0]
     assert not found.is_measured
     assert found.usual_distance == pytest.approx(chi2.ppf(0.95, found.degrees_of_freedom), rel=1e-9)
-
-
-def test_values_hold_what_was_found(plain: Explanation) -> None:
-    values = json.loads(json.dumps(plain.to_dict(), allow_nan=False))
-    assert values["nearest"] == {"cluster": 1, "class": "Navicula", "probability": 0.93, "squared_distance": 20.0}
-    assert values["runner_up"]["class"] == "Nitzschia"
-    assert sum(part["contribution"] for part in values["components"]) == pytest.approx(20)
-    assert [part["component"] for part in values["components"]] == [1, 2, 3, 4]
-    assert values["components"][0]["between"] == ["cluster 0 of Navicula", "Nitzschia"]
-    assert values["sentences"] == plain.sentences()
-    assert replace(plain, runner_up=None, p_value=np.nan).to_dict()["p_value"] is None
-    fused = replace(plain, score=3.5, score_by="fused", parts={"energy": 2.5, "spread": 1.0})
-    values = json.loads(json.dumps(fused.to_dict(), allow_nan=False))
-    assert (values["score"], values["score_by"]) == (3.5, "fused")
-    assert values["parts"] == {"energy": 2.5, "spread": 1.0}
 
 
 def test_torch_is_not_needed() -> None:

@@ -34,9 +34,9 @@ def test_columns_follow_from_the_squared_distances(predictor, whole):
 
 
 def test_batch_composition_does_not_matter(predictor, whole):
-    whole = predictor(whole.test)
+    together = predictor(whole.test)
     single = predictor(whole.test.subset([7]))
-    assert single.squared_distance[0] == pytest.approx(whole.squared_distance[7], rel=1e-4)
+    assert single.squared_distance[0] == pytest.approx(together.squared_distance[7], rel=1e-4)
 
 
 @pytest.mark.parametrize("broken", [[], [1, 4], [0, 1, 2, 3, 4, 5]])

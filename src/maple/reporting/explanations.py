@@ -10,7 +10,8 @@ from pathlib import Path
 import numpy as np
 
 from maple.files import RunFile
-from maple.prediction.explain import PART_MEANINGS, Components, Explanation, Match
+from maple.prediction.components import Components
+from maple.prediction.explanation import PART_MEANINGS, Explanation, Match
 from maple.reporting.gallery import ComponentEnd, ComponentExemplars, read_gallery, thumbnail
 from maple.reporting.page import render_page
 from maple.reporting.pictures import data_uri, is_crisp

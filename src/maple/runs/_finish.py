@@ -15,7 +15,7 @@ from maple.data.splits import Splits
 from maple.evaluation.results import Results
 from maple.files import RunFile
 from maple.networks import Backbone, embed
-from maple.prediction.explain import component_coordinates
+from maple.prediction.components import component_coordinates
 from maple.prediction.predictor import Predictor
 from maple.prediction.store import save_backbone
 from maple.progress import counting, say, warn

@@ -15,7 +15,8 @@ from maple.errors import UsageError
 from maple.evaluation.results import Results
 from maple.files import RunFile, write_atomic
 from maple.networks import embed_batches
-from maple.prediction.explain import USUAL_SHARE, Explanation, explain_outputs
+from maple.prediction.explain import explain_outputs
+from maple.prediction.explanation import USUAL_SHARE, Explanation
 from maple.prediction.predictor import Predictor
 from maple.progress import counting, warn
 from maple.reporting.explanations import ExplainedImage, render_explanations
