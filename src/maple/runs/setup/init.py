@@ -1,4 +1,4 @@
-"""The network that a training starts from: ``maple train --init``, of others or of a run of ours.
+"""The network that a training starts from: ``maple train --init``: any trained network, or a run.
 
 It keeps its weights, its normalisation and the size of its images, and its head where that is a linear one for these
 classes. A copy lies in the run folder while the training lasts, so that it can be resumed without the original.
@@ -195,7 +195,7 @@ def try_recipe(recipe: Recipe, start: Backbone, n_outputs: int, fabric: Fabric, 
         before, after = (embed(one, images, indices=np.arange(1), logits=False).embeddings for one in (start, trial))
     except MapleError:
         raise
-    except Exception as error:  # layers of others may do without what a recipe expects of theirs
+    except Exception as error:  # foreign layers may lack what a recipe expects
         reason = " ".join(str(error).split())
         raise UsageError(
             f"recipe '{recipe.name}' cannot prepare the layers of '{start.name}' ({type(error).__name__}: {reason}): "

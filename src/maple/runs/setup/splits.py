@@ -63,7 +63,7 @@ def reopen_splits(run: RunFolder, size: int, data_root: Path | None = None) -> S
     digests = run.read_classes().digests
     if any(digest_images(getattr(splits, name)) != digest for name, digest in digests.items()):
         raise RunError(
-            f"the images of '{origin.source}' have changed since training, so that the test split of the run is lost: "
+            f"the images of '{origin.source}' have changed since training, and the test split cannot be restored: "
             "give test images with --ind"
         )
     return splits

@@ -157,11 +157,11 @@ class _Search:
             self.study.sampler = self._make_sampler()
             self.study.optimize(self._objective, n_trials=1, catch=(_Discarded,))
         except _TakenOver:
-            warn("another process has taken over a trial of this one, which showed no sign of life for too long")
+            warn("another process has taken over a trial of this process, whose heartbeat was late")
         finally:
             self.lock.release()
         if self.repeated >= _MAX_REPEATED:
-            say("the search proposes nothing new any more, and ends")
+            say("no new settings are left to try: the search ends")
         return self.repeated < _MAX_REPEATED
 
     def _recover(self) -> None:
