@@ -9,9 +9,10 @@ import pytest
 import torch
 
 from maple.errors import RunError, UsageError
+from maple.files import RunFile
 from maple.networks import create_backbone
 from maple.training.recipe import create_recipe
-from maple.training.resume import data_digest
+from maple.training.resume import Checkpoint, data_digest
 from short_training import EAGER, start
 
 
@@ -99,6 +100,14 @@ def test_resume_refuses_another_network(few, one_epoch):
 def test_resume_accepts_options_that_change_nothing(few, one_epoch):
     run = start(create_recipe("triplet"), few, one_epoch, epochs=1, resume=True, workers=0, checkpoint_every=3)
     assert len(run.history) == 1
+
+
+def test_options_that_did_not_exist_at_the_start_are_not_compared(one_epoch):
+    found = Checkpoint.load(one_epoch / RunFile.CHECKPOINT)
+    older = dataclasses.replace(found, options={k: v for k, v in found.options.items() if k != "label_smoothing"})
+    older.check({**found.options, "label_smoothing": 0.1}, found.data, one_epoch)
+    with pytest.raises(UsageError, match="--label-smoothing"):
+        found.check({**found.options, "label_smoothing": 0.1}, found.data, one_epoch)
 
 
 def test_digest_knows_order_labels_and_names(splits):

@@ -15,6 +15,7 @@ import torch
 from maple.data.image_set import ImageSet
 from maple.errors import RunError, UsageError
 from maple.files import load_arrays, save_arrays
+from maple.options import flag_name
 from maple.training.head import NamedState
 from maple.training.history import History
 from maple.types import Relabelling
@@ -72,14 +73,17 @@ class Checkpoint:
         )
 
     def check(self, options: Mapping[str, Any], data: str, folder: Path) -> None:
-        """Raise an error if images or options differ from those the training was started with."""
+        """Raise an error if images or options differ from those the training was started with.
+
+        Options that did not exist then had no effect and are not compared.
+        """
         if self.data != data:
             raise RunError(
                 f"'{folder}' was trained on other images or labels: resume with the same data or choose another --out"
             )
         for key, value in options.items():
-            if key not in FREE_OPTIONS and self.options.get(key) != value:
-                raise started_otherwise(folder, f"--{key.replace('_', '-')}", self.options.get(key), value)
+            if key not in FREE_OPTIONS and self.options.get(key, value) != value:
+                raise started_otherwise(folder, flag_name(key), self.options[key], value)
 
 
 def started_otherwise(folder: Path, option: str, then: Any, now: Any) -> UsageError:
