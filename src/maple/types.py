@@ -20,7 +20,7 @@ SET_SEPARATOR = " | "  # between the classes of a prediction set, in CSV
 
 @dataclass(frozen=True, eq=False)
 class Outputs:
-    """What a backbone says about N images; all that a detector sees.
+    """Outputs of a backbone for N images; the input of every detector.
 
     ``logits`` has one column per *cluster* (pseudo-class); ``cluster_to_class`` maps columns to classes.
     Before any class is split, clusters are classes.
@@ -69,7 +69,7 @@ class LinearHead(NamedTuple):
 
 @dataclass(frozen=True)
 class About:
-    """What ``maple methods`` says about a recipe or a detector."""
+    """Description of a recipe or detector, for ``maple methods``."""
 
     title: str
     paper: str  # authors and year
@@ -80,7 +80,7 @@ class About:
 
     @staticmethod
     def of(kind: type) -> About:
-        """What a class says about itself: its ``about``, or the first line of its docstring."""
+        """The description of a class: its ``about``, or the first line of its docstring."""
         return getattr(kind, "about", None) or About(next(iter((kind.__doc__ or kind.__name__).split("\n"))), paper="")
 
 
@@ -114,7 +114,7 @@ class Relabelling:
 
 @dataclass(frozen=True, eq=False)
 class Prediction:
-    """What is said about N images. Columns as in the prediction files; ids index ``class_names`` and clusters."""
+    """Predictions for N images. Columns as in the prediction files; ids index ``class_names`` and clusters."""
 
     class_id: np.ndarray  # (N,) int64: argmax of ``probabilities``
     probability: np.ndarray  # (N,) probability of that class

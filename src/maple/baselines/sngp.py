@@ -219,7 +219,7 @@ class SngpRecipe(CrossEntropy):
     ridge: AboveZero = option(1.0, "prior precision of its weights", was="sngp_ridge")
     mean_field: NonNegative = option(
         25.0,
-        "factor of the variance in the mean-field logits; 25 suits some 50,000 images, few images want less",
+        "factor of the variance in the mean-field logits; 25 suits about 50,000 images; use less for fewer",
         was="sngp_mean_field",
     )
 

@@ -147,12 +147,12 @@ class Densities:
 
     @cached_property
     def plain_gaussians(self) -> Gaussians:
-        """The Gaussians of embeddings as they are."""
+        """The Gaussians of raw embeddings."""
         return self.given.get(0.0) or self.fit_gaussians(0.0)
 
     @cached_property
     def plain_background(self) -> Background:
-        """All images as one Gaussian, of embeddings as they are."""
+        """All images as one Gaussian, of raw embeddings."""
         return self._fit_background(0.0)
 
     @cached_property

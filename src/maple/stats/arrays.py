@@ -74,7 +74,7 @@ def norm_factors(embeddings: np.ndarray, exponent: float) -> np.ndarray:
 def normalise(embeddings: Any, exponent: float = 1.0) -> np.ndarray:
     """Each embedding divided by its norm to the power ``exponent``: e / ||e||^exponent; zero vectors stay zero.
 
-    0 leaves embeddings as they are (the paper), 1 puts them on the unit sphere (Mahalanobis++).
+    0 leaves embeddings unchanged (the paper), 1 puts them on the unit sphere (Mahalanobis++).
 
     >>> normalise([[3.0, 4.0], [0.0, 0.0]])
     array([[0.6, 0.8],

@@ -136,8 +136,7 @@ class MapleOptions:
     )
     cluster_space: Literal["raw", "normalised", "projected", "whitened"] = _rare_clustering(
         "normalised",
-        "space of the clustering: embeddings as they are, normalised, in the leading components of each class, or "
-        "whitened",
+        "space of the clustering: raw embeddings, normalised, in the leading components of each class, or whitened",
         search=Range(("raw", "normalised", "projected", "whitened")),
     )
     cluster_components: Positive = _rare_clustering(

@@ -340,7 +340,7 @@ function byPrediction(compare) {
 
 const scrolling = () => (matchMedia("(prefers-reduced-motion: reduce)").matches ? "instant" : "smooth");
 
-let asking = null; // one question at a time, whoever needs the answer
+let asking = null; // one dialogue at a time
 
 /** Ask for the service's key; a promise that it was given. */
 function askForKey(sentence) {
