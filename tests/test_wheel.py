@@ -26,7 +26,11 @@ def wheel(tmp_path_factory) -> Path:
 
 def test_wheel_holds_templates_and_types(wheel):
     names = zipfile.ZipFile(wheel).namelist()
-    for folder, suffix in (("reporting/templates", "j2"), ("deploy/serve/static", "js"), ("runs/presets", "toml")):
+    for folder, suffix in (
+        ("reporting/templates", "j2"),
+        ("deploy/serve/static", "js"),
+        ("runs/setup/presets", "toml"),
+    ):
         assert any(name.startswith(f"maple/{folder}/") and name.endswith(suffix) for name in names), folder
     assert "maple/py.typed" in names
     assert not any(name.startswith("tests") for name in names)

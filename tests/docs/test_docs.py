@@ -135,8 +135,8 @@ def run_command(command: Command) -> None:
     program, *arguments = shlex.split(command.line)
     assert program == "maple", f"only maple is run here, not {program}"
     printed = io.StringIO()
-    with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
-        code = run(*arguments)
+    with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed), forgetting_plugins():
+        code = run(*arguments)  # plug-ins are those of the command alone, as in a process of its own
     got = printed.getvalue()
     assert code == command.exit_code, f"{command.line}\nexit code {code}\n{got}"
     if command.expected.strip():
