@@ -10,6 +10,8 @@ import pytest
 from PIL import Image
 
 from commands import flat, run, tiny
+from maple.errors import UsageError
+from maple.runs.evaluate import create_detectors
 
 
 def test_evaluate_adds_unknown_sets_and_the_report(finished, capsys):
@@ -53,6 +55,27 @@ def test_without_test_images_nothing_is_measured(image_folder, tmp_path, capsys)
     assert run("evaluate", folder) == 2
     assert "--ind" in capsys.readouterr().err
     assert run("evaluate", folder, "--ind", image_folder) == 0
+
+
+def test_what_is_no_run_is_named_with_the_next_step(tmp_path, capsys):
+    assert run("evaluate", tmp_path / "NOSUCH") == 1
+    said = flat(capsys.readouterr().err)
+    assert "NOSUCH" in said and "maple train" in said and not (tmp_path / "NOSUCH").exists()
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        ({"knn.kk": "3"}, "'k'"),
+        ({"knn.k": "0"}, "--set knn"),
+        ({"knm.k": "3"}, "'knn'"),
+        ({"energy.x": "3"}, "energy"),
+        ({"knn.k": "3"}, "--detector knn"),
+    ],
+)
+def test_wrong_settings_of_detectors(given, named):
+    with pytest.raises(UsageError, match=named):
+        create_detectors(["rmd"], given)
 
 
 def test_newer_run_is_refused(finished, tmp_path, capsys):

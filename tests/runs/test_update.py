@@ -22,6 +22,7 @@ from maple.options import as_dict
 from maple.prediction.store import load_predictor
 from maple.prediction.update import update_predictor
 from maple.reporting.gallery import read_gallery
+from maple.runs.folder import RunFolder
 from maple.runs.update import UpdateRequest, update_run
 from updating import read_digits, save_npz, train_nine
 
@@ -76,6 +77,33 @@ def test_a_run_is_updated_and_calibrated_in_its_place(run, digits, tmp_path, cap
     assert len(load_json(run / "classes.json")["updates"]) == 2 and read_gallery(run / "gallery").clusters
     assert not (run / "report.html").exists()
     assert sorted(path.name for path in run.parent.iterdir()) == ["calibrate.npz", "new.npz", "run"]
+
+
+def test_the_run_is_locked_from_before_it_is_read(run, digits, tmp_path, monkeypatch):
+    new, states = save_npz(tmp_path / "new.npz", digits["new"]), []
+
+    def load(folder, **how):
+        with pytest.raises(RunError, match="maple update"):
+            RunFolder(folder).check_unlocked()
+        states.append("locked")
+        return load_predictor(folder, **how)
+
+    monkeypatch.setattr("maple.runs.update.load_predictor", load)
+    update_run(UpdateRequest(run, new, report=False))
+    assert states == ["locked"]
+    RunFolder(run).check_unlocked()
+    with RunFolder(run).lock("maple evaluate"), pytest.raises(RunError, match="maple evaluate"):
+        update_run(UpdateRequest(run, new))
+    assert states == ["locked"], "a run that another command writes is not even read"
+
+
+def test_with_many_clusters_an_update_keeps_fewer_exemplars_of_each(run, digits, tmp_path, monkeypatch):
+    n_clusters = len(read_gallery(run / "gallery").clusters) + 1
+    monkeypatch.setattr("maple.reporting.gallery.store.MAX_EXEMPLARS", 3 * n_clusters)
+    update_run(UpdateRequest(run, save_npz(tmp_path / "new.npz", digits["new"]), report=False))
+    clusters = read_gallery(run / "gallery").clusters
+    assert len(clusters) == n_clusters
+    assert {(len(each.files), len(each.thumbnails)) for each in clusters} == {(3, 3)}
 
 
 def test_another_folder_leaves_the_run_as_it_was(run, digits, tmp_path):
@@ -137,6 +165,7 @@ def test_wrong_requests_are_refused(run, digits, tmp_path, monkeypatch):
         (UpdateRequest(run, new, only=("emu",)), UsageError, "'emu'", 2),
         (UpdateRequest(run, "nowhere"), UsageError, "'nowhere'", 2),
         (UpdateRequest(tmp_path / "nowhere", new), RunError, "nowhere", 1),
+        (UpdateRequest(loose, new), RunError, "loose", 1),
         (UpdateRequest(run, str(loose)), DataError, "loose", 1),
         (UpdateRequest(run, calibrate=new), DataError, "'9'", 1),
         (UpdateRequest(run, new, new), DataError, "--calibrate", 1),
@@ -145,6 +174,7 @@ def test_wrong_requests_are_refused(run, digits, tmp_path, monkeypatch):
         with pytest.raises(kind, match=message) as caught:
             update_run(request)
         assert caught.value.exit_code == code
+    assert not (tmp_path / "nowhere").exists() and not any(loose.iterdir())
     monkeypatch.chdir(run)
     with pytest.raises(UsageError, match="folder"):
         update_run(UpdateRequest(Path(), new))

@@ -68,8 +68,7 @@ def evaluate_run(request: EvaluateRequest) -> Results:
     """Evaluate a run against named sources of unknown images; write results, gallery and report into its folder."""
     detectors = _compared_detectors(request)
     run = RunFolder(request.run)
-    settings = run.read_config()
-    with run.lock(request.command):
+    with run.changing(request.command) as settings:
         flags = {} if request.workers is None else {"workers": request.workers}
         config = settings.resolve(flags)
         predictor = ready_predictor(request.run, request.decision, trust=request.trust)
@@ -169,6 +168,7 @@ def create_detectors(names: Sequence[str], settings: Mapping[str, Any]) -> list[
         name, _, option = key.rpartition(".")
         if name not in DETECTORS:
             raise UsageError(f"--set {key}: unknown detector '{name}', {suggest(name, DETECTORS.names())}")
+        DETECTORS.find(name).create({option: value}, f"--set {name}")  # an error names the option
         if name not in options:
             raise UsageError(f"--set {key}: '{name}' is not compared here, add --detector {name}")
         options[name][option] = value

@@ -11,8 +11,8 @@ command, process, host and start time of the first. Commands that only read take
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -159,7 +159,10 @@ class RunFolder:
         """The settings of the run; ``oldest`` is the lowest format accepted."""
         path = self / RunFile.CONFIG
         if not path.is_file():
-            raise RunError(f"'{self.path}' is not a run folder: it has no {RunFile.CONFIG}")
+            raise RunError(
+                f"'{self.path}' is not a run folder, it has no {RunFile.CONFIG}: give the folder that maple train or "
+                "maple fit wrote"
+            )
         sections = read_toml(path)
         origin = sections.pop("origin", {})
         check_format(origin, path, oldest)
@@ -202,6 +205,13 @@ class RunFolder:
     def lock(self, command: str) -> AbstractContextManager[None]:
         """Hold the lock of the run while ``command`` writes it; :class:`RunError` names another holder."""
         return lock_folder(self.path, command)
+
+    @contextmanager
+    def changing(self, command: str) -> Iterator[RunSettings]:
+        """Hold the lock of an existing run while ``command`` reads and changes it; yields its settings."""
+        self.read_config()  # a folder without a run gets no lock file
+        with self.lock(command):
+            yield self.read_config()
 
     def check_unlocked(self) -> None:
         """Raise :class:`RunError` if another process is writing the run; the folder need not exist."""

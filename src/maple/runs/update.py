@@ -8,7 +8,7 @@ from __future__ import annotations
 import shlex
 import shutil
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -35,7 +35,7 @@ from maple.reporting.gallery import (
     thumbnail,
 )
 from maple.runs._finish import GALLERY_SAMPLE, sample_rows
-from maple.runs.folder import RunClasses, RunFolder
+from maple.runs.folder import RunClasses, RunFolder, RunSettings
 from maple.runs.loading import describe_skipped, warn_if_nothing_is_flagged
 from maple.runs.report import report_run
 from maple.runs.setup.request import absolute_source
@@ -99,14 +99,11 @@ def update_run(request: UpdateRequest) -> Update:
     """Add images to a run, calibrate it again, or both.
 
     The folder is replaced as a whole on success, or written to ``out``; results and report of an earlier evaluation
-    are removed. A run that is replaced is locked meanwhile.
+    are removed. A run that is replaced is locked from before it is read until it is written.
     """
-    target = _check_request(request)
-    predictor = load_predictor(request.run, trust=request.trust)
-    with ExitStack() as held:
-        if target == request.run:
-            held.enter_context(RunFolder(target).lock(request.command))
-        update, updated = _update(request, predictor, target)
+    target, run = _check_request(request), RunFolder(request.run)
+    with run.changing(request.command) if target == run.path else nullcontext(run.read_config()) as settings:
+        update, updated = _update(request, settings, target)
     if request.report:
         say(f"report: {report_run(target, command=request.command)}")
     if len(updated.calibration):
@@ -121,11 +118,11 @@ def update_run(request: UpdateRequest) -> Update:
     return update
 
 
-def _update(request: UpdateRequest, predictor: Predictor, target: Path) -> tuple[Update, Predictor]:
-    """Read the images, update the predictor and write the run to ``target``."""
+def _update(request: UpdateRequest, settings: RunSettings, target: Path) -> tuple[Update, Predictor]:
+    """Read the run and the images, update the predictor and write the run to ``target``."""
     run = RunFolder(request.run)
-    classes = run.read_classes()
-    images = _open_all(request, predictor, classes)
+    predictor, classes = load_predictor(run.path, trust=request.trust), run.read_classes()
+    images = _open_all(request, settings, predictor, classes)
     if images.skipped:
         warn(f"{describe_skipped(images.skipped)}; all are listed in {RunFile.CLASSES} of the run")
     with counting("embedding") as progress:
@@ -195,8 +192,7 @@ class _Images:
     skipped: tuple[Skipped, ...]
 
 
-def _open_all(request: UpdateRequest, predictor: Predictor, classes: RunClasses) -> _Images:
-    settings = RunFolder(request.run).read_config()
+def _open_all(request: UpdateRequest, settings: RunSettings, predictor: Predictor, classes: RunClasses) -> _Images:
     root = request.data_root or settings.origin.root
     use_fast_allocator()
     held = None if request.calibrate is None else _open(predictor, request.calibrate, root, "validation")

@@ -12,7 +12,7 @@ import hashlib
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ from maple.reporting.gallery.records import (
     Projection,
 )
 
+MAX_EXEMPLARS = 6_000  # in all: with very many clusters or components each shows fewer
 _ARRAYS = ("points", "class_ids", "cluster_ids")  # of a projection
 
 
@@ -53,9 +54,11 @@ def remove_components(folder: Path) -> None:
 
 
 def save_clusters(folder: Path, clusters: Sequence[ClusterExemplars]) -> None:
-    """Write the exemplars of all clusters."""
-    thumbnails = [image for each in clusters for image in each.thumbnails]
-    save_sheet(folder, "clusters", {"clusters": [_to_json(each, "thumbnails") for each in clusters]}, thumbnails)
+    """Write the exemplars of all clusters; with very many clusters each keeps only its first ones."""
+    shown = max(1, MAX_EXEMPLARS // max(1, len(clusters)))
+    kept = [replace(each, files=each.files[:shown], thumbnails=each.thumbnails[:shown]) for each in clusters]
+    thumbnails = [image for each in kept for image in each.thumbnails]
+    save_sheet(folder, "clusters", {"clusters": [_to_json(each, "thumbnails") for each in kept]}, thumbnails)
 
 
 def _load_clusters(folder: Path) -> tuple[ClusterExemplars, ...]:

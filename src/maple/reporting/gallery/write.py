@@ -27,6 +27,7 @@ from maple.reporting.gallery.records import (
     Projection,
 )
 from maple.reporting.gallery.store import (
+    MAX_EXEMPLARS,
     remove_examples,
     save_clusters,
     save_components,
@@ -42,7 +43,6 @@ if TYPE_CHECKING:
 
 EXEMPLARS_PER_CLUSTER = 12
 EXEMPLARS_PER_END = 4
-MAX_EXEMPLARS = 6_000  # in all: with very many clusters or components each shows fewer
 MAX_POINTS = 2_000
 EXAMPLES = 24
 CLUSTER_THUMBNAIL = 64  # pixels a side; smaller images keep their size
