@@ -14,8 +14,9 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from maple.data.catalogue import CATALOGUE, get_data_set
+from maple.data.catalogue.get import get_data_set
 from maple.data.catalogue.records import Checksum
+from maple.data.catalogue.table import CATALOGUE
 
 
 def tar(members: dict[str, bytes], mode: str = "w") -> bytes:

@@ -12,7 +12,8 @@ import pytest
 from PIL import Image
 
 from image_files import encode, endless_jpeg
-from maple.data import DecoderKilled, DecoderPool, Decoding
+from maple.data._decoder import Decoding
+from maple.data._pool import DecoderKilled, DecoderPool
 
 
 @pytest.fixture

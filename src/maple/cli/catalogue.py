@@ -112,7 +112,7 @@ def data(
     from maple.runs.listings import describe_source, list_sources
 
     if get:
-        from maple.data.catalogue import get_data_set
+        from maple.data.catalogue.get import get_data_set
 
         if source is None:
             raise UsageError("--get needs the name of a data set: maple data cifar10 --get")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from commands import flat, run
-from maple.data.catalogue import CATALOGUE
+from maple.data.catalogue.table import CATALOGUE
 from maple.data.sources import open_images
 from maple.errors import UsageError
 

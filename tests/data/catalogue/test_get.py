@@ -10,8 +10,7 @@ import pytest
 
 from commands import flat, run
 from image_files import encode, noise
-from maple.data.catalogue import get_data_set
-from maple.data.catalogue.get import LOCK
+from maple.data.catalogue.get import LOCK, get_data_set
 from maple.errors import DataError, UsageError
 from published import Shop, cifar_records, tar
 

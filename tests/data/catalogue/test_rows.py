@@ -11,9 +11,8 @@ import pytest
 from scipy.io import savemat
 
 from image_files import encode, noise
-from maple.data.catalogue import CATALOGUE
 from maple.data.catalogue.get import LOCK
-from maple.data.catalogue.table import EXTRA_FAMILIES, STANDARD_FAMILIES
+from maple.data.catalogue.table import CATALOGUE, EXTRA_FAMILIES, STANDARD_FAMILIES
 from maple.data.sources import open_images
 from maple.errors import DataError
 from published import Shop, cifar_records, npy, tar, zipped

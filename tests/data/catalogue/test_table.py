@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from maple.data.catalogue import CATALOGUE, find_data_set
+from maple.data.catalogue.table import CATALOGUE, find_data_set
 from maple.data.shares import share_out
 
 CIFAR10_NAMES, CIFAR100_NAMES = (CATALOGUE[name].class_names for name in ("cifar10", "cifar100"))

@@ -10,7 +10,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from image_files import encode, noise
-from maple.data.catalogue import locate, write
+from maple.data.catalogue import write
+from maple.data.catalogue.describe import locate
 from maple.data.catalogue.records import Row
 from maple.errors import DataError
 from published import Shop, tar

@@ -7,7 +7,8 @@ import binascii
 
 import numpy as np
 
-from maple.data import Batch, DecoderKilled, DecoderPool, Decoding
+from maple.data._decoder import Batch, Decoding
+from maple.data._pool import DecoderKilled, DecoderPool
 from maple.data.decode import Fit
 from maple.deploy.serve.uploads import Upload, UploadError, UploadStatus
 from maple.errors import MapleError

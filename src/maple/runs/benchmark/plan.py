@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import torch
 
-from maple.data.catalogue import CATALOGUE
+from maple.data.catalogue.table import CATALOGUE
 from maple.data.shares import fold_shares
 from maple.data.sources import find_source, is_built_in, split_files
 from maple.errors import UsageError
