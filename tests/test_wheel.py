@@ -29,6 +29,7 @@ def test_wheel_holds_templates_and_types(wheel):
     for folder, suffix in (
         ("reporting/templates", "j2"),
         ("deploy/serve/static", "js"),
+        ("evaluation/paper", "toml"),
         ("runs/setup/presets", "toml"),
     ):
         assert any(name.startswith(f"maple/{folder}/") and name.endswith(suffix) for name in names), folder

@@ -1,6 +1,10 @@
-"""Suites as tables: rows of the paper, shared networks, detectors that the rows ask for."""
+"""Suites as tables: rows and figures of the paper, shared networks, detectors that the rows ask for."""
 
 from __future__ import annotations
+
+import math
+import re
+from pathlib import Path
 
 import pytest
 
@@ -9,6 +13,8 @@ from maple.evaluation.paper.columns import describe_columns
 from maple.evaluation.paper.profiles import PROFILES
 from maple.evaluation.paper.rows import STANDARD_DETECTORS
 from maple.evaluation.paper.suites import SUITES, find_suite
+
+TEX = Path(__file__).parents[4] / "shared" / "paper" / "maple_paper.tex"
 
 
 def test_tables_name_their_rows():
@@ -37,3 +43,47 @@ def test_columns_have_titles():
 def test_an_unknown_suite_is_named():
     with pytest.raises(UsageError, match="cifar10"):
         find_suite("cifar")
+
+
+def test_figures_that_the_paper_does_not_give_are_left_out():
+    vmdls = find_suite("cifar10").paper["VMDLS"]
+    assert vmdls["accuracy"] == 0.951 and vmdls["latency_ms"] == 5.61 and not {"ece", "nll"} & set(vmdls)
+    assert not find_suite("detectors").paper
+
+
+def tex_rows(label: str) -> list[str]:
+    """The lines of a table that hold its figures, commands and spreads taken away."""
+    text = TEX.read_text(encoding="utf-8")
+    tables = re.findall(r"\\begin\{table\*?\}.*?\\end\{table\*?\}", text, flags=re.DOTALL)
+    (table,) = [each for each in tables if f"\\label{{{label}}}" in each]
+    body = table[table.index("\\hline") : table.index("\\end{tabular}")]
+    lines = [re.sub(r"~?\\cite\{[^}]*\}|\$\\pm\$\s*[0-9.]+|\\\w+|[{}$]", " ", line) for line in body.split("\\\\")]
+    return [line for line in lines if re.search(r"\d\.\d", line)]
+
+
+@pytest.mark.skipif(not TEX.exists(), reason="the paper is not here")
+@pytest.mark.parametrize(
+    ("label", "suite"),
+    [
+        ("tab:cifar10_results", "cifar10"),
+        ("tab:cifar100_results", "cifar100"),
+        ("tab:imagenet_results", "imagenet"),
+        ("tab:ablation", "ablation"),
+        ("tab:ablation_fnr_cifar10", "fnr"),
+        ("tab:diatoms", "microorganisms"),
+        ("tab:cifar_acc", "confidence"),
+        ("tab:gaussian_test", "gaussian"),
+        ("tab:ablation_arch", "backbones"),
+        ("tab:ablation_cluster", "clustering"),
+        ("tab:ablation_max_clusters", "max-clusters"),
+        ("tab:ablation_epochs", "frequency"),
+    ],
+)
+def test_figures_are_those_of_the_paper(label, suite):
+    """Every figure of a row stands in the line of the same place, accuracies perhaps in per cent."""
+    table, lines = find_suite(suite).paper, tex_rows(label)
+    assert len(lines) == len(table)
+    for line, figures in zip(lines, table.values()):
+        said = [float(number) for number in re.findall(r"(?<![\w.-])\d+(?:\.\d+)?", line)]
+        for value in figures.values():
+            assert any(math.isclose(value, n) or math.isclose(100 * value, n) for n in said), (line, value)
