@@ -27,7 +27,7 @@ import pyarrow.parquet as pq
 from PIL import Image
 
 from maple.data.image_set import ImageSet
-from maple.data.simulate import simulated_diatoms
+from maple.data.simulate.diatoms import simulated_diatoms
 from maple.detectors.maple import MapleDetector
 from maple.networks import create_backbone, embed
 from maple.prediction.predictor import Predictor

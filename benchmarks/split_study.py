@@ -43,7 +43,7 @@ from sklearn.metrics import adjusted_rand_score
 
 from maple.data.image_set import ImageSet, channel_statistics
 from maple.data.options import DataOptions
-from maple.data.simulate import simulated_diatoms
+from maple.data.simulate.diatoms import simulated_diatoms
 from maple.data.sources import open_images
 from maple.data.splits import Splits, load_splits
 from maple.decisions.probability import class_probabilities, fit_temperature

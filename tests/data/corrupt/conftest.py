@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from maple.data.simulate import simulated_diatoms
+from maple.data.simulate.diatoms import simulated_diatoms
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from maple.data.simulate import SimulatedImages, simulated_diatoms
+from maple.data.simulate.diatoms import SimulatedImages, simulated_diatoms
 from maple.data.simulate.taxa import KINDS, VIEWS
 from maple.errors import UsageError
 

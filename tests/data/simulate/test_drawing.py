@@ -8,7 +8,7 @@ from scipy import ndimage
 
 from maple.data.simulate.drawing import Place, edge, line, outline, pixel_grid, wave
 from maple.data.simulate.taxa import FAMILIES
-from maple.data.simulate.traits import Body
+from maple.data.simulate.traits import Traits
 
 
 @pytest.mark.parametrize("sigma", [0.02, 0.05, 0.1])
@@ -28,10 +28,13 @@ def test_marks_under_blur_equal_blurred_marks(sigma):
         np.testing.assert_allclose(mark(blurred)[middle], blur(mark(sharp))[middle], atol=tolerance)
 
 
-def plain_body(**traits: float) -> Body:
+SHAPE = ("taper", "waist", "bow", "sigmoid", "warp", "phase", "cut_slope")
+
+
+def plain_body(**traits: float) -> Traits:
     """One body, given by some of its traits."""
-    defaults = dict.fromkeys(Body._fields, 0.0) | {"cells": 1.0, "cut": 9.0, "ripple": 1.0}
-    return Body(**{name: np.full((1, 1, 1), value, np.float32) for name, value in (defaults | traits).items()})
+    defaults = dict.fromkeys(SHAPE, 0.0) | {"cells": 1.0, "cut": 9.0, "ripple": 1.0}
+    return Traits(**{name: np.full((1, 1, 1), value, np.float32) for name, value in (defaults | traits).items()})
 
 
 def place(size: int = 256, **traits: float) -> Place:

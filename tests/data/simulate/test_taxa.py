@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from maple.data.simulate.taxa import FAMILIES, FAR, KNOWN, NEAR, VIEWS
+from maple.data.simulate.taxa import FAMILIES, KINDS, VIEWS
+
+KNOWN, NEAR, FAR = KINDS["known"], KINDS["near"], KINDS["far"]
 
 
 def test_every_known_taxon_has_several_views_and_all_views_are_used():

@@ -9,7 +9,7 @@ from sklearn.model_selection import cross_val_score
 
 from maple.data.simulate.drawing import draw
 from maple.data.simulate.taxa import COLONY, GIRDLE, KNOWN, VALVE, Taxon
-from maple.data.simulate.traits import Sampler, sample_body, sample_marks, sample_scene
+from maple.data.simulate.traits import Sampler, Traits, sample_body, sample_marks, sample_scene
 
 
 def upright(taxon: Taxon, view: int, n: int = 200) -> np.ndarray:
@@ -19,7 +19,8 @@ def upright(taxon: Taxon, view: int, n: int = 200) -> np.ndarray:
     body, marks = sample_body(sampler, views), sample_marks(sampler, views)
     scene = sample_scene(sampler)
     fixed = {name: np.zeros_like(scene.x) for name in ("x", "y", "angle", "gradient_x", "gradient_y", "noise")}
-    scene = scene._replace(**fixed, focus=np.ones_like(scene.x), level=np.full_like(scene.x, 0.7))
+    fixed |= {"focus": np.ones_like(scene.x), "level": np.full_like(scene.x, 0.7)}
+    scene = Traits(**vars(scene) | fixed)
     return draw(32, body, marks, scene, [], np.random.default_rng(0)).mean(axis=-1)
 
 

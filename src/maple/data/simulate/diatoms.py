@@ -14,15 +14,7 @@ import numpy as np
 
 from maple.data.simulate.drawing import draw
 from maple.data.simulate.taxa import KINDS, KNOWN, Taxon
-from maple.data.simulate.traits import (
-    Array,
-    Sampler,
-    sample_body,
-    sample_marks,
-    sample_scene,
-    sample_speck,
-    select_rows,
-)
+from maple.data.simulate.traits import Array, Sampler, sample_body, sample_marks, sample_scene, sample_speck
 from maple.errors import UsageError, suggest
 
 SMALLEST, LARGEST = 8, 512  # sides in pixels
@@ -85,17 +77,14 @@ def _fill_block(images: Array, views: Array, taxa: tuple[Taxon, ...], start: int
     view = sampler.view()
     views[:] = view[: len(views)]
     view = view[:, None, None]
-    body, marks, scene = sample_body(sampler, view), sample_marks(sampler, view), sample_scene(sampler)
+    drawn = sample_body(sampler, view), sample_marks(sampler, view), sample_scene(sampler)
     specks = [sample_speck(sampler) for _ in range(_SPECKS)]
     size = images.shape[1]
     group = min(_BLOCK, max(1, _PIXELS_AT_ONCE // size**2))
     for first in range(0, len(images), group):
         rows = slice(first, first + group)
-        some_specks = [select_rows(speck, rows) for speck in specks]
-        drawn = draw(
-            size, select_rows(body, rows), select_rows(marks, rows), select_rows(scene, rows), some_specks, rng
-        )
-        images[rows] = drawn[: len(images) - first]
+        body, marks, scene, *some_specks = (traits.select(rows) for traits in (*drawn, *specks))
+        images[rows] = draw(size, body, marks, scene, some_specks, rng)[: len(images) - first]
 
 
 def _integer(name: str, value: int, low: int, high: int | None = None) -> int:

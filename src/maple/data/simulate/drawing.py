@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from maple.data.simulate.traits import Array, Body, Marks, Scene, Speck, select_rows
+from maple.data.simulate.traits import Array, Traits
 
 # --- marks under a Gaussian blur of width sigma ---------------------------------------------------------
 
@@ -68,14 +68,14 @@ def pixel_grid(size: int) -> tuple[Array, Array]:
     return centres[None, None, :], centres[None, :, None]
 
 
-def locate(x: Array, y: Array, scene: Scene) -> tuple[Array, Array]:
+def locate(x: Array, y: Array, scene: Traits) -> tuple[Array, Array]:
     """Shift, turn and scale pixels into the frame of the organism."""
     cos, sin = np.cos(scene.angle) / scene.zoom, np.sin(scene.angle) / scene.zoom
     x, y = x - scene.x, y - scene.y
     return x * cos + y * sin, y * cos - x * sin
 
 
-def outline(u: Array, v: Array, body: Body) -> Place:
+def outline(u: Array, v: Array, body: Traits) -> Place:
     """Coordinates and distance of every pixel for the outline ``F(t, s) = |t|^pole + |s|^flank = 1``.
 
     The distance is (1 - G) / |grad G| with G = F^(1/flank), which grows evenly from axis to margin: one formula for
@@ -110,7 +110,7 @@ def outline(u: Array, v: Array, body: Body) -> Place:
     return Place(u, v, t, s, np.minimum(np.minimum(distance, to_pole), np.minimum(to_flank, to_break)))
 
 
-def striae(place: Place, body: Body, marks: Marks, sigma: Array) -> Array:
+def striae(place: Place, body: Traits, marks: Traits, sigma: Array) -> Array:
     """Rows of pores: parallel, fanning out, slanted, or rays of a disc; clear along the axis and in the middle."""
     u, v, s = place.u, place.v, np.abs(place.s)
     phase = (2.0 * np.pi / marks.period) * (u * (1.0 - marks.radiate * s) + marks.slant * v)
@@ -127,7 +127,7 @@ def striae(place: Place, body: Body, marks: Marks, sigma: Array) -> Array:
     return marks.striae * rows * clear
 
 
-def raphe(place: Place, body: Body, marks: Marks, sigma: Array) -> Array:
+def raphe(place: Place, body: Traits, marks: Traits, sigma: Array) -> Array:
     """The slit along the valve with its gap at the central nodule, or a keel with its row of fibulae."""
     keel = marks.fibulae > 0
     period = np.where(keel, marks.fibulae, 1.0)
@@ -138,7 +138,7 @@ def raphe(place: Place, body: Body, marks: Marks, sigma: Array) -> Array:
     return marks.raphe * slit * np.where(keel, fibulae, gap)
 
 
-def bands(place: Place, body: Body, marks: Marks, sigma: Array) -> Array:
+def bands(place: Place, body: Traits, marks: Traits, sigma: Array) -> Array:
     """Girdle bands: lines along the side of the box, and the seam where its halves overlap."""
     s = np.abs(place.s)
     return marks.bands * (
@@ -146,7 +146,7 @@ def bands(place: Place, body: Body, marks: Marks, sigma: Array) -> Array:
     )
 
 
-def frustule(place: Place, body: Body, marks: Marks, focus: Array, sigma: Array) -> tuple[Array, Array]:
+def frustule(place: Place, body: Traits, marks: Traits, focus: Array, sigma: Array) -> tuple[Array, Array]:
     """Darkness of the glass box and of the living content."""
     inside = edge(place.distance, sigma)
     wall = np.minimum(marks.rim, 0.2 * body.width)
@@ -159,7 +159,7 @@ def frustule(place: Place, body: Body, marks: Marks, focus: Array, sigma: Array)
     return glass, marks.plastids * inside * np.exp(-np.minimum(middle, 30.0))
 
 
-def spot(x: Array, y: Array, speck: Speck, sigma: Array) -> Array:
+def spot(x: Array, y: Array, speck: Traits, sigma: Array) -> Array:
     """Darkness of a speck: the product of two lines at right angles, in one exponential."""
     cos, sin = np.cos(speck.angle), np.sin(speck.angle)
     length, width = np.square(speck.radius * speck.elongation), np.square(speck.radius)
@@ -169,7 +169,7 @@ def spot(x: Array, y: Array, speck: Speck, sigma: Array) -> Array:
     return speck.darkness * np.sqrt(length / long * width / wide) * np.exp(exponent)
 
 
-def light(x: Array, y: Array, scene: Scene) -> Array:
+def light(x: Array, y: Array, scene: Traits) -> Array:
     """Uneven illumination, a gradient and a darker margin, with a slight colour cast, (3, n, S, S)."""
     grey = scene.level * (1.0 + scene.gradient_x * x + scene.gradient_y * y - scene.vignette * (x * x + y * y))
     return grey * np.stack([1.0 + scene.warmth, 1.0 + scene.tint, 1.0 - scene.warmth])
@@ -179,7 +179,9 @@ def light(x: Array, y: Array, scene: Scene) -> Array:
 _PLASTID_COLOUR = np.array([0.5, 0.9, 1.9], np.float32)[:, None, None, None]
 
 
-def draw(size: int, body: Body, marks: Marks, scene: Scene, specks: list[Speck], rng: np.random.Generator) -> Array:
+def draw(
+    size: int, body: Traits, marks: Traits, scene: Traits, specks: list[Traits], rng: np.random.Generator
+) -> Array:
     """Draw the images of the given traits, (n, S, S, 3) uint8: light transmitted through everything on the slide."""
     x, y = pixel_grid(size)
     sigma = np.sqrt(np.square(scene.blur) + (0.8 / size) ** 2)  # defocus, and 0.4 of a pixel for its area
@@ -188,7 +190,7 @@ def draw(size: int, body: Body, marks: Marks, scene: Scene, specks: list[Speck],
     dark = scene.contrast * glass
     for speck in specks:  # each in all images that show it
         shown = speck.darkness.ravel() > 0
-        dark[shown] += spot(x, y, select_rows(speck, shown), sigma[shown])
+        dark[shown] += spot(x, y, speck.select(shown), sigma[shown])
     # Colours are the leading axis until the end: NumPy is slow along an axis of 3.
     seen = light(x, y, scene) * np.exp(-dark - _PLASTID_COLOUR * plastids)  # (3, n, S, S)
     seen += scene.noise * rng.standard_normal(dark.shape, np.float32)

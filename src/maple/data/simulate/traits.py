@@ -2,86 +2,21 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, TypeVar
+from types import SimpleNamespace
 
 import numpy as np
 
 from maple.data.simulate.taxa import BROKEN, COLONY, FAMILIES, GIRDLE, OPPOSITE, TILTED, VIEWS, YOUNG, Taxon
 
 Array = np.ndarray
-Group = TypeVar("Group", "Body", "Marks", "Scene", "Speck")
 
 
-class Body(NamedTuple):
-    """Outline of the organism of each image."""
+class Traits(SimpleNamespace):
+    """Traits of n images, by name: arrays (n, 1, 1)."""
 
-    length: Array  # half-length
-    width: Array  # half-width
-    pole: Array
-    flank: Array
-    taper: Array
-    waist: Array
-    bow: Array
-    sigmoid: Array
-    warp: Array
-    ripple: Array
-    phase: Array  # of the irregularity
-    cells: Array  # side by side
-    cut: Array  # where a broken valve ends, from the centre
-    cut_slope: Array
-
-
-class Marks(NamedTuple):
-    """Marks on the body."""
-
-    rim: Array
-    glass: Array
-    shade: Array  # one flank darker than the other
-    period: Array
-    striae: Array
-    radiate: Array
-    slant: Array
-    puncta: Array
-    axial: Array
-    central: Array
-    centric: Array  # 0 or 1
-    raphe: Array
-    raphe_at: Array
-    fibulae: Array
-    bands: Array
-    band_at: Array
-    plastids: Array
-    plastid_at: Array
-
-
-class Scene(NamedTuple):
-    """Position, light and optics."""
-
-    x: Array
-    y: Array
-    angle: Array
-    zoom: Array
-    contrast: Array
-    focus: Array  # negative: beyond the focal plane, where dark lines turn bright
-    blur: Array  # standard deviation of the defocus
-    level: Array
-    gradient_x: Array
-    gradient_y: Array
-    vignette: Array
-    warmth: Array  # from blue (negative) to red light
-    tint: Array  # from magenta (negative) to green light
-    noise: Array
-
-
-class Speck(NamedTuple):
-    """One debris speck in each image."""
-
-    x: Array
-    y: Array
-    angle: Array
-    radius: Array
-    elongation: Array
-    darkness: Array
+    def select(self, rows: slice | Array) -> Traits:
+        """Traits of some of the images, float32."""
+        return Traits(**{name: np.asarray(values[rows], np.float32) for name, values in vars(self).items()})
 
 
 class Sampler:
@@ -112,7 +47,7 @@ class Sampler:
         return (self.rng.random((len(self.labels), 1)) >= upper[:, :-1]).sum(axis=1, dtype=np.int64)
 
 
-def sample_body(sampler: Sampler, view: Array) -> Body:
+def sample_body(sampler: Sampler, view: Array) -> Traits:
     """Draw the outline of each individual in its view. ``view``: (n, 1, 1)."""
     between, trait = sampler.between, sampler.trait
     side, young, tilted = (view == GIRDLE) | (view == COLONY), view == YOUNG, view == TILTED
@@ -121,9 +56,9 @@ def sample_body(sampler: Sampler, view: Array) -> Body:
     aspect = trait("aspect") * np.where(tilted, between(0.55, 0.75), 1.0)
     aspect = np.where(young, np.minimum(aspect * between(1.4, 1.8), 1.0), aspect)
     corner = between(6.0, 10.0)
-    return Body(
-        length=length,
-        width=length * np.where(side, trait("depth"), aspect),
+    return Traits(
+        length=length,  # half-length
+        width=length * np.where(side, trait("depth"), aspect),  # half-width
         pole=np.where(side, corner, trait("pole") * between(0.9, 1.1)),
         flank=np.where(side, corner, trait("flank") * between(0.95, 1.05)),
         taper=trait("taper") * between(0.7, 1.2),
@@ -132,21 +67,21 @@ def sample_body(sampler: Sampler, view: Array) -> Body:
         sigmoid=np.where(side, 0.0, trait("sigmoid") * between(0.7, 1.2)),
         warp=trait("warp") * between(0.3, 1.3),
         ripple=trait("ripple") * between(0.8, 1.2),
-        phase=between(0.0, 2 * np.pi),
-        cells=np.where(view == COLONY, np.floor(between(2.0, 4.6)), 1.0),
-        cut=np.where(view == BROKEN, between(-0.15, 0.25), 9.0),
+        phase=between(0.0, 2 * np.pi),  # of the irregularity
+        cells=np.where(view == COLONY, np.floor(between(2.0, 4.6)), 1.0),  # side by side
+        cut=np.where(view == BROKEN, between(-0.15, 0.25), 9.0),  # where a broken valve ends, from the centre
         cut_slope=between(-0.8, 0.8),
     )
 
 
-def sample_marks(sampler: Sampler, view: Array) -> Marks:
+def sample_marks(sampler: Sampler, view: Array) -> Traits:
     """Draw the marks of each individual in its view. ``view``: (n, 1, 1)."""
     between, trait = sampler.between, sampler.trait
     side, tilted, opposite = (view == GIRDLE) | (view == COLONY), view == TILTED, view == OPPOSITE
-    return Marks(
+    return Traits(
         rim=trait("rim") * between(0.8, 1.25),
         glass=trait("glass") * between(0.6, 1.4),
-        shade=np.where(tilted, between(0.6, 1.0), between(-0.2, 0.2)),
+        shade=np.where(tilted, between(0.6, 1.0), between(-0.2, 0.2)),  # one flank darker than the other
         period=trait("period") * between(0.92, 1.08),
         striae=trait("striae") * between(0.7, 1.2) * np.where(side, 0.6, 1.0),
         radiate=np.where(side, 0.0, trait("radiate")),
@@ -154,7 +89,7 @@ def sample_marks(sampler: Sampler, view: Array) -> Marks:
         puncta=trait("puncta"),
         axial=np.where(side, 0.72, trait("axial") + np.where(opposite, 0.18, 0.0)),
         central=np.where(side, 0.0, trait("central")),
-        centric=np.where(side, 0.0, trait("centric")),
+        centric=np.where(side, 0.0, trait("centric")),  # 0 or 1
         raphe=np.where(side | opposite, 0.0, trait("raphe")),
         raphe_at=trait("raphe_at") + np.where(tilted, 0.35, 0.0),
         fibulae=trait("fibulae"),
@@ -165,32 +100,34 @@ def sample_marks(sampler: Sampler, view: Array) -> Marks:
     )
 
 
-def sample_scene(sampler: Sampler) -> Scene:
+def sample_scene(sampler: Sampler) -> Traits:
     """Draw position, light and optics, alike for all taxa, so that they carry no information about the class."""
     between, chance = sampler.between, sampler.chance
     inverted, defocused = chance(0.1), chance(0.08)
-    return Scene(
+    return Traits(
         x=between(-0.1, 0.1),
         y=between(-0.1, 0.1),
         angle=between(0.0, 2 * np.pi),
         zoom=between(0.88, 1.12),
         contrast=np.exp(between(np.log(0.6), np.log(1.3))),
-        focus=np.where(inverted, -between(0.4, 0.8), between(0.7, 1.1)),
-        blur=np.where(defocused, between(0.04, 0.08), between(0.008, 0.035)),
+        focus=np.where(
+            inverted, -between(0.4, 0.8), between(0.7, 1.1)
+        ),  # negative: beyond the focal plane, where dark lines turn bright
+        blur=np.where(defocused, between(0.04, 0.08), between(0.008, 0.035)),  # standard deviation of the defocus
         level=between(0.55, 0.85),
         gradient_x=between(-0.1, 0.1),
         gradient_y=between(-0.1, 0.1),
         vignette=between(0.0, 0.12),
-        warmth=between(-0.04, 0.05),
-        tint=between(-0.02, 0.02),
+        warmth=between(-0.04, 0.05),  # from blue (negative) to red light
+        tint=between(-0.02, 0.02),  # from magenta (negative) to green light
         noise=between(0.005, 0.02),
     )
 
 
-def sample_speck(sampler: Sampler) -> Speck:
+def sample_speck(sampler: Sampler) -> Traits:
     """Draw a speck or an elongated fragment anywhere; how often it is visible depends on the kind of object."""
     between, chance = sampler.between, sampler.chance
-    return Speck(
+    return Traits(
         x=between(-1.0, 1.0),
         y=between(-1.0, 1.0),
         angle=between(0.0, np.pi),
@@ -198,8 +135,3 @@ def sample_speck(sampler: Sampler) -> Speck:
         elongation=np.where(chance(0.2), between(2.0, 6.0), between(1.0, 1.5)),
         darkness=np.where(chance(sampler.trait("debris")), between(0.2, 0.8), 0.0),
     )
-
-
-def select_rows(traits: Group, rows: slice | Array) -> Group:
-    """Traits of some of the images."""
-    return type(traits)(*(np.asarray(trait[rows], np.float32) for trait in traits))

@@ -30,7 +30,7 @@ def open_built_in(source: str, size: Size, fit: Fit, memory_limit: int) -> Image
 
 
 def _open_simulated(source: str, name: str, query: str, size: Size, fit: Fit, memory_limit: int) -> ImageSet:
-    from maple.data.simulate import LARGEST, SMALLEST, simulated_diatoms
+    from maple.data.simulate.diatoms import LARGEST, SMALLEST, simulated_diatoms
 
     limits = {"n": (1, 10_000_000), "size": (SMALLEST, LARGEST), "seed": (0, 2**32 - 1), "taxa": (1, 1_000)}
     given = _parse_query(source, query, limits)
