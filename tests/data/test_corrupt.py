@@ -60,7 +60,7 @@ def test_the_company_of_an_image_does_not_matter(
     order = np.array([5, 0, 8, 3])
     np.testing.assert_array_equal(corrupt_images(images[:9][order], family, 4), whole[order])
     np.testing.assert_array_equal(corrupt_images(images[2:3], family, 4), whole[2:3])
-    monkeypatch.setattr("maple.data.corrupt.images._PIXELS_AT_ONCE", 2 * 32 * 32)  # in blocks of two
+    monkeypatch.setattr("maple.data.corrupt._PIXELS_AT_ONCE", 2 * 32 * 32)  # in blocks of two
     np.testing.assert_array_equal(corrupt_images(images[:9], family, 4), whole)
 
 

@@ -11,7 +11,7 @@ Squared error grows with severity but for three families, whose published parame
 blur, motion blur (3 and 4 are alike) and the elastic transform (less shear, rougher displacements).
 
 Three things differ from the published code: values are rounded, not cut, to whole grey levels; streaks are drawn by
-:func:`~maple.data.corrupt.blur.streak` with ImageMagick's taps, unrounded; and displaced pixels are mirrored at every
+:func:`~maple.data._corruptions.streak` with ImageMagick's taps, unrounded; and displaced pixels are mirrored at every
 border.
 """
 
@@ -24,16 +24,11 @@ from typing import Any, Literal
 
 import numpy as np
 
+from maple.data._corruptions import CORRUPTIONS, Array, image_generator
 from maple.data._decoder import content_key
-from maple.data.corrupt import blur, digital, noise, weather  # noqa: F401 (they register their families)
-from maple.data.corrupt._base import REGISTERED, Array, Corruption, image_generator
 from maple.data.image_set import MEMORY_LIMIT, ImageSet, read_pixels
 from maple.errors import DataError, UsageError, suggest
 
-GROUPS = ("noise", "blur", "weather", "digital")  # their order, not that of imports, decides what is drawn
-CORRUPTIONS: dict[str, Corruption] = {
-    name: corruption for group in GROUPS for name, corruption in REGISTERED.items() if corruption.group == group
-}
 SEVERITIES = (1, 2, 3, 4, 5)
 SMALLEST = 8  # side in pixels from which on all families are defined
 _PIXELS_AT_ONCE = 2**17

@@ -1,4 +1,4 @@
-"""Clean images to corrupt."""
+"""Images that several tests share."""
 
 from __future__ import annotations
 
