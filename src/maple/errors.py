@@ -29,6 +29,7 @@ EXTRAS = {  # which extra of the package installs a package that is imported onl
     "h11": "serve",
     "python_multipart": "serve",
     "prometheus_client": "serve",
+    "optuna": "tune",
 }
 
 

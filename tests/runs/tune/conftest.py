@@ -10,6 +10,7 @@ from markupsafe import Markup
 
 import maple.runs.tune.plan as plan
 import maple.runs.tune.search as tune
+import maple.runs.tune.tuning as outcome
 from maple.data.options import DataOptions
 from maple.data.splits import load_splits
 from maple.reporting.plots import Plot
@@ -44,7 +45,7 @@ def formula(monkeypatch, splits):
     monkeypatch.setattr(tune, "train_backbone", train)
     monkeypatch.setattr(tune, "judge_run", judge)
     monkeypatch.setattr(tune, "new_network", lambda *_: None)
-    monkeypatch.setattr(tune, "plot_trials", lambda *_: Plot(Markup("<svg></svg>"), "plot"))
+    monkeypatch.setattr(outcome, "plot_trials", lambda *_: Plot(Markup("<svg></svg>"), "plot"))
     load = plan.load_splits  # once for all
     monkeypatch.setattr(
         plan, "load_splits", lambda source, *a, **k: splits if source == "digits" else load(source, *a, **k)

@@ -9,8 +9,10 @@ from PIL import Image
 from commands import flat, run
 from maple.errors import DataError, UsageError
 from maple.evaluation.trials import Choices, Span
-from maple.runs.tune.plan import TuneRequest, make_plan
+from maple.runs.setup.config import resolve_config
+from maple.runs.tune.plan import TuneRequest, current_value, list_parameters, make_plan, with_settings
 from maple.runs.tune.search import tune_recipe
+from maple.training.recipe import list_recipes
 from tuning import request_for
 
 
@@ -27,6 +29,21 @@ def test_intervals_at_which_nothing_is_split_are_left_out(tmp_path, capsys):
     assert "relabel_every is searched only through 5, 10, 15" in flat(capsys.readouterr().err)
     bayes = make_plan(request_for(tmp_path, search="bayes", flags={"epochs": 16}))
     assert bayes.space["relabel_every"] == Span(1, 15)
+
+
+def test_every_parameter_is_an_option_and_its_range_is_allowed():
+    for recipe in list_recipes():
+        config = resolve_config({"recipe": recipe})
+        for name, parameter in list_parameters(recipe).items():
+            for value in (*parameter.grid, *(parameter.bounds or ())):
+                assert current_value(with_settings(config, {name: value}), name) == value
+    assert {"dropout"} < set(list_parameters("mc-dropout"))
+    assert "margin" not in list_parameters("clustering")
+
+
+def test_a_search_begins_as_near_to_the_settings_as_it_may():
+    assert Span(1, 3).nearest(10) == 3 and Span(0.1, 1.0).nearest(0.01) == 0.1 and Span(0.1, 1.0).nearest(0.5) == 0.5
+    assert Choices((3, 5, 7)).nearest(7) == 7 and Choices((3, 5, 7)).nearest(4) == 5
 
 
 def test_learning_rates_are_those_around_the_optimisers_own(tmp_path):

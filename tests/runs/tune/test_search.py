@@ -19,9 +19,9 @@ import optuna
 import pytest
 import torch
 
-import maple.runs.tune.attempts as attempts
 import maple.runs.tune.criteria as criteria
 import maple.runs.tune.search as tune
+import maple.runs.tune.study as study
 from commands import flat, run
 from maple.data.image_set import ImageSet
 from maple.errors import RunError, TrainError
@@ -108,7 +108,7 @@ def test_bayes_is_seeded_and_goes_on_as_if_it_had_not_been_interrupted(tmp_path,
         names = ["margin", "weight_decay"]
         return tune_recipe(request_for(out, search="bayes", parameters=names, trials=trials, flags=flags)).trials
 
-    monkeypatch.setattr(tune, "_RANDOM_TRIALS", 2)  # the others follow from what was seen
+    monkeypatch.setattr(study, "_RANDOM_TRIALS", 2)  # the others follow from what was seen
     whole = search(tmp_path / "whole", 6)
     search(tmp_path / "parts", 2)
     judge, calls = tune.judge_run, []
@@ -147,7 +147,7 @@ def test_a_real_bayesian_search(tmp_path):
 
 
 def test_a_trial_that_falls_behind_is_pruned(tmp_path, monkeypatch):
-    monkeypatch.setattr(tune, "_PRUNE_AFTER", 1)
+    monkeypatch.setattr(study, "_PRUNE_AFTER", 1)
     values = {"learning_rate": [0.01, 1.0]}  # the second one throws the weights far off at once
     flags = {**FLAGS, "epochs": 3}
     del flags["learning_rate"]
@@ -182,7 +182,7 @@ def test_a_trial_that_always_fails_is_given_up(tmp_path, formula, monkeypatch):
         return judge(run, *arguments)
 
     monkeypatch.setattr(tune, "judge_run", fail)
-    for _ in range(attempts._MAX_ATTEMPTS):
+    for _ in range(study._MAX_ATTEMPTS):
         with pytest.raises(RunError, match="disk is full"):
             tune_recipe(request_for(tmp_path, values=MARGINS))
     tuning = tune_recipe(request_for(tmp_path, values=MARGINS))
@@ -298,8 +298,8 @@ def test_a_trial_that_another_process_took_over_does_no_harm(tmp_path, formula, 
 
     def lose(*arguments, **options):
         if not formula:
-            study = optuna.load_study(study_name=None, storage=f"sqlite:///{tmp_path / 'study.db'}")
-            study.tell(0, state=optuna.trial.TrialState.FAIL)
+            shared = optuna.load_study(study_name=None, storage=f"sqlite:///{tmp_path / 'study.db'}")
+            shared.tell(0, state=optuna.trial.TrialState.FAIL)
         return train(*arguments, **options)
 
     monkeypatch.setattr(tune, "train_backbone", lose)

@@ -1,27 +1,37 @@
-"""The request of a search and the plan it resolves to: configuration, space and number of trials."""
+"""The request of a search and the plan it resolves to: configuration, space and number of trials.
+
+The space holds options with the ranges that they declare, or with values of the user.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 from maple.baselines.ensemble import EnsembleRecipe
 from maple.data.splits import Splits, load_splits
 from maple.decisions.conformal import min_calibration_images
 from maple.errors import DataError, UsageError, suggest
-from maple.evaluation.trials import CRITERIA, Choices, Settings, Space
-from maple.options import flag_name
-from maple.progress import counting
-from maple.runs.setup.config import RunConfig, resolve_config
+from maple.evaluation.trials import CRITERIA, Choices, Settings, Space, Span
+from maple.options import Range, flag_name, list_options, validate_options
+from maple.progress import counting, warn
+from maple.runs.setup.config import RECIPE, RunConfig, resolve_config, section_of
 from maple.runs.train import check_options
 from maple.runs.tune.criteria import halve
-from maple.runs.tune.space import SEARCHES, Search, choose_space, current_value, list_parameters
 from maple.training.distributed import count_processes
+from maple.training.options import TrainOptions
+from maple.training.recipe import find_recipe
 
+Search = Literal["grid", "bayes"]
+SEARCHES = get_args(Search)
+MAX_VALUES = 100  # of a parameter
+PAPER_GRID = ("hard_class_error", "relabel_every", "max_clusters")
+BAYES = (*PAPER_GRID, "learning_rate", "margin", "triplet_weight", "prototype_weight")
 _TRIALS = 20  # of a Bayesian search
 _MAX_GRID = 10_000  # settings in all
 
@@ -57,9 +67,7 @@ class TuneRequest:
 class Plan:
     """A request, resolved and checked."""
 
-    search: Search
-    criterion: str
-    prune: bool
+    request: TuneRequest
     config: RunConfig  # common to all trials
     space: Space
     n_trials: int
@@ -75,11 +83,11 @@ class Plan:
 
     def to_dict(self) -> dict[str, Any]:
         return {
-            "search": self.search,
+            "search": self.request.search,
             "trials": self.n_trials,
             "epochs": self.config.train.epochs,
-            "criterion": self.criterion,
-            "prune": self.prune,
+            "criterion": self.request.criterion,
+            "prune": self.request.prune,
             "parameters": {name: str(found) for name, found in self.space.items()},
             "recipe": self.config.model.recipe,
             "backbone": self.config.model.backbone,
@@ -88,12 +96,12 @@ class Plan:
     def describe(self) -> str:
         """The plan as text."""
         widest = max(map(len, self.space))
-        epochs = self.config.train.epochs
+        asked, model, epochs = self.request, self.config.model, self.config.train.epochs
         rows = [
             f"{self.n_trials} trials of {epochs} epochs each, {self.n_trials * epochs} epochs at most"
-            + ("; trials that fall behind are stopped early" if self.prune else ""),
-            f"search: {self.search}, of recipe {self.config.model.recipe} with {self.config.model.backbone}",
-            f"criterion: {self.criterion}, {CRITERIA[self.criterion]}",
+            + ("; trials that fall behind are stopped early" if asked.prune else ""),
+            f"search: {asked.search}, of recipe {model.recipe} with {model.backbone}",
+            f"criterion: {asked.criterion}, {CRITERIA[asked.criterion]}",
             "parameters:",
             *(f"  {name:<{widest}}  {found}" for name, found in self.space.items()),
         ]
@@ -126,7 +134,7 @@ def make_plan(request: TuneRequest) -> Plan:
                 f"{flag_name(name)} is what is searched: leave it out, or out of --parameters and --values"
             )
     n_trials = _count_trials(request, math.prod(found.size for found in space.values()))
-    return Plan(request.search, request.criterion, request.prune, config, space, n_trials)
+    return Plan(request, config, space, n_trials)
 
 
 def _count_trials(request: TuneRequest, size: float) -> int:
@@ -155,8 +163,9 @@ def _check_config(config: RunConfig, request: TuneRequest) -> None:
         )
 
 
-def open_splits(request: TuneRequest, plan: Plan) -> Splits:
+def open_splits(plan: Plan) -> Splits:
     """The splits that ``maple train`` would make; a search uses training and validation images only."""
+    request, false_alarm = plan.request, plan.config.decision.false_alarm
     with counting("decoding") as progress:
         splits = load_splits(
             request.source,
@@ -168,11 +177,127 @@ def open_splits(request: TuneRequest, plan: Plan) -> Splits:
             progress=progress,
         )
     half = min(map(len, halve(splits.validation)))
-    needed = min_calibration_images(plan.config.decision.false_alarm) if plan.criterion == "errors" else 1
+    flags_errors = request.criterion == "errors"
+    needed = min_calibration_images(false_alarm) if flags_errors else 1
     if half < needed:
-        reason = f" at --false-alarm {plan.config.decision.false_alarm:g}" if plan.criterion == "errors" else ""
+        reason = f" at --false-alarm {false_alarm:g}" if flags_errors else ""
         raise DataError(
-            f"{len(splits.validation)} validation images are too few for criterion '{plan.criterion}'{reason}, which "
-            f"needs {2 * needed}: give validation a larger share of --splits, or --validation"
+            f"{len(splits.validation)} validation images are too few for criterion '{request.criterion}'{reason}, "
+            f"which needs {2 * needed}: give validation a larger share of --splits, or --validation"
         )
     return splits
+
+
+# --- the space --------------------------------------------------------------------------------------------------------
+
+
+def list_parameters(recipe: str) -> dict[str, Range]:
+    """The options that a search may vary with this recipe: of the training and its own that declare a range.
+
+    >>> list(list_parameters("cross-entropy")), list(list_parameters("mc-dropout"))
+    (['learning_rate', 'weight_decay'], ['learning_rate', 'weight_decay', 'dropout'])
+    """
+    known = list_options(TrainOptions) | find_recipe(recipe).options
+    return {name: each.metadata["search"] for name, each in known.items() if each.metadata.get("search")}
+
+
+def choose_space(
+    search: Search,
+    config: RunConfig,
+    parameters: Sequence[str] | None = None,
+    values: Mapping[str, Sequence[Any]] | None = None,
+) -> Space:
+    """What a search goes through: ``parameters`` by name, those in ``values`` through the values given there.
+
+    Without either, the paper's grid, or what of ``BAYES`` and of the recipe's own options there is.
+
+    >>> space = choose_space("grid", resolve_config(), values={"max_clusters": ["3", 5]})
+    >>> print({name: str(found) for name, found in space.items()})
+    {'max_clusters': '3, 5'}
+    """
+    recipe, values = config.model.recipe, values or {}
+    names = list(dict.fromkeys([*(parameters or ()), *values])) or _default_parameters(search, recipe)
+    known = list_parameters(recipe)
+    for name in names:
+        if name not in known:
+            raise UsageError(f"'{name}' cannot be searched with recipe '{recipe}': {suggest(name, known)}")
+    space = {
+        name: _given_values(name, values[name], config) if name in values else _own_range(name, search, config)
+        for name in names
+    }
+    return _within_epochs(space, config.train.epochs)
+
+
+def _default_parameters(search: Search, recipe: str) -> list[str]:
+    known = list_parameters(recipe)
+    maple = find_recipe(recipe).kind is find_recipe("maple").kind
+    own = [] if maple else [name for name in known if name in find_recipe(recipe).options]
+    found = [name for name in (PAPER_GRID if search == "grid" else (*BAYES, *own)) if name in known]
+    if not found:
+        raise UsageError(
+            f"recipe '{recipe}' has none of the options of the paper's grid: name some with --parameters, known: "
+            f"{', '.join(known)}"
+        )
+    return found
+
+
+def _own_range(name: str, search: Search, config: RunConfig) -> Choices | Span:
+    """The range that the option declares."""
+    parameter = list_parameters(config.model.recipe)[name]
+    unit = current_value(config, name) if parameter.relative else 1
+    if search == "grid" or parameter.bounds is None:
+        return Choices(tuple(unit * value for value in parameter.grid) if parameter.relative else parameter.grid)
+    low, high = parameter.bounds
+    return Span(unit * low, unit * high, parameter.log)
+
+
+def _given_values(name: str, values: Sequence[Any], config: RunConfig) -> Choices:
+    """Values of the user, checked as the option itself is."""
+    if not 0 < len(values) <= MAX_VALUES:
+        raise UsageError(f"--values {name} names {len(values)} values: give 1 to {MAX_VALUES}, or use --search bayes")
+    group = type(_owner(config, name))
+    typed = [validate_options(group, {name: value}, where=None)[name] for value in values]
+    return Choices(tuple(dict.fromkeys(typed)))
+
+
+def _owner(config: RunConfig, name: str) -> Any:
+    """The object that holds an option."""
+    return getattr(config, section_of(name, find_recipe(config.model.recipe)) or RECIPE)
+
+
+def current_value(config: RunConfig, name: str) -> Any:
+    """The value of an option.
+
+    >>> current_value(resolve_config(), "max_clusters")
+    5
+    """
+    return getattr(_owner(config, name), name)
+
+
+def with_settings(config: RunConfig, settings: Settings) -> RunConfig:
+    """The same configuration with some options changed.
+
+    >>> changed = with_settings(resolve_config(), {"max_clusters": 7, "learning_rate": 0.03})
+    >>> changed.recipe.max_clusters, changed.train.learning_rate, changed.recipe.margin
+    (7, 0.03, 0.5)
+    """
+    return resolve_config(settings, config.sections())
+
+
+def _within_epochs(space: Space, epochs: int) -> Space:
+    """Without intervals of relabelling at which nothing is ever relabelled, where all other options are idle."""
+    found = space.get("relabel_every")
+    if found is None:
+        return space
+    if isinstance(found, Span):
+        within: Choices | Span = dataclasses.replace(found, high=min(found.high, epochs - 1))
+    else:
+        within = Choices(tuple(value for value in found.values if value < epochs))
+    if within.size < 1:
+        raise UsageError(
+            f"with --epochs {epochs} no class is ever split at relabel_every {found}: raise --epochs, or give smaller "
+            "intervals, such as --values relabel_every=1,2"
+        )
+    if within != found:
+        warn(f"with {epochs} epochs relabel_every is searched only through {within}: later, no class would be split")
+    return {**space, "relabel_every": within}

@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import shlex
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from maple.evaluation.trials import Trial
+from maple.files import write_atomic
 from maple.options import flag_name, list_options, to_toml
+from maple.reporting.plots import standalone_svg
+from maple.reporting.plots.trials import plot_trials
 from maple.runs.setup.config import RunConfig
-from maple.runs.tune.plan import Plan, TuneRequest
+from maple.runs.tune.plan import Plan, with_settings
+from maple.runs.writer import to_csv
 from maple.text import compact, number
 from maple.training.options import MapleOptions
 from maple.training.recipe import RECIPES
 
 TABLE, BEST, PICTURE = "trials.csv", "best.toml", "trials.svg"
+_SLACK = 0.02  # of accuracy, that the best trial may have less than another without a note
 
 
 @dataclass(frozen=True)
@@ -28,10 +31,45 @@ class Tuning:
 
     plan: Plan
     trials: list[Trial]
-    best: Trial | None
-    config: RunConfig | None  # of the best trial
-    out: Path
-    command: str  # that trains with it
+
+    @property
+    def out(self) -> Path:
+        return self.plan.request.out
+
+    @cached_property
+    def best(self) -> Trial | None:
+        """The finished trial with the lowest criterion; of equals the most likely one, then the first.
+
+        >>> from maple.runs.tune.plan import TuneRequest, make_plan
+        >>> plan = make_plan(TuneRequest("digits", Path("runs")))
+        >>> trials = [Trial(i, "finished", {}, {"nll": nll}) for i, nll in ((1, 0.5), (2, 0.4))]
+        >>> Tuning(plan, trials).best.number
+        2
+        """
+        finished = [trial for trial in self.trials if trial.state == "finished"]
+        criterion = self.plan.request.criterion
+        return min(finished, key=lambda trial: (trial.criteria[criterion], trial.criteria["nll"]), default=None)
+
+    @property
+    def config(self) -> RunConfig | None:
+        """The options of the best trial."""
+        return None if self.best is None else with_settings(self.plan.config, self.best.settings)
+
+    @property
+    def command(self) -> str:
+        """The command that trains with the best settings on the same splits.
+
+        >>> from maple.runs.tune.plan import TuneRequest, make_plan
+        >>> Tuning(make_plan(TuneRequest("digits", Path("runs/tuned"))), []).command
+        'maple train digits --config runs/tuned/best.toml'
+        """
+        words = ["maple", "train", self.plan.request.source, "--config", str(self.out / BEST)]
+        for name in ("data_root", "validation", "calibration", "test"):
+            if (value := getattr(self.plan.request, name)) is not None:
+                words += [flag_name(name), str(value)]
+        if plugin := RECIPES.plugin_of(self.plan.config.model.recipe):
+            words += ["--plugin", plugin]
+        return shlex.join(words)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
@@ -43,6 +81,8 @@ class Tuning:
             "out": str(self.out),
         }
 
+    # --- as text
+
     def describe(self) -> str:
         """A summary as text: states, best trial, notes, and the command that trains with it."""
         counts = Counter(trial.state for trial in self.trials)
@@ -51,81 +91,50 @@ class Tuning:
         rows += [f"trial {each.number} {each.state}: {each.reason}" for each in self.trials if each.reason][:3]
         if self.best is None:
             return "\n".join([*rows, "no trial has finished, so that there is no best one"])
-        rows.append(f"best: trial {self.best.number}, {self.measured(self.best)}")
+        rows.append(f"best: trial {self.best.number}, {self._measured(self.best)}")
         start = next((each for each in self.trials if each.criteria and each.settings == self.plan.start()), None)
         if start is not None and start != self.best:
-            rows.append(f"nearest to the settings as they are: trial {start.number}, {self.measured(start)}")
+            rows.append(f"nearest to the settings as they are: trial {start.number}, {self._measured(start)}")
         rows += [f"  {name} = {compact(value)}" for name, value in self.best.settings.items()]
-        rows += [f"note: {note}" for note in (self._find_tradeoff(), self._find_idleness()) if note]
+        rows += [f"note: {note}" for note in self._notes(self.best)]
         rows += [f"trials: {self.out / TABLE}, picture: {self.out / PICTURE}", f"train with it: {self.command}"]
         return "\n".join(rows)
 
-    def measured(self, trial: Trial) -> str:
-        value = number(trial.criteria[self.plan.criterion], 4)
-        return f"{self.plan.criterion} {value}, validation accuracy {number(trial.criteria['accuracy'], 4)}"
+    def _measured(self, trial: Trial) -> str:
+        criterion = self.plan.request.criterion
+        value = number(trial.criteria[criterion], 4)
+        return f"{criterion} {value}, validation accuracy {number(trial.criteria['accuracy'], 4)}"
 
-    def _find_tradeoff(self, slack: float = 0.02) -> str | None:
-        """A warning if another trial classifies clearly better; Gaussian embeddings alone do not separate classes."""
-        if self.best is None:
-            return None
-        top = max((each for each in self.trials if each.criteria), key=lambda each: each.criteria["accuracy"])
-        if top.criteria["accuracy"] - self.best.criteria["accuracy"] <= slack:
-            return None
-        return f"trial {top.number} classifies better, {self.measured(top)}: see {TABLE} before you choose"
-
-    def _find_idleness(self) -> str | None:
-        """A warning if the parameters had no effect."""
+    def _notes(self, best: Trial) -> list[str]:
+        """Whether another trial classifies clearly better than the best, and whether the parameters had no effect."""
         finished = [trial for trial in self.trials if trial.criteria]
-        if len(finished) < 2 or any(trial.criteria != finished[0].criteria for trial in finished):
-            return None
-        of_clusters = {
-            name for name, each in list_options(MapleOptions).items() if each.metadata["needs"] == "clustering"
-        }
-        if of_clusters.issuperset(self.plan.space):
-            return "all trials came out the same, since none split a class: --cluster-method xmeans splits more readily"
-        return "all trials came out the same: what was searched changes nothing here"
+        top = max(finished, key=lambda each: each.criteria["accuracy"])
+        notes = []
+        if (
+            top.criteria["accuracy"] - best.criteria["accuracy"] > _SLACK
+        ):  # Gaussian embeddings may not separate classes
+            notes.append(f"trial {top.number} classifies better, {self._measured(top)}: see {TABLE} before you choose")
+        if len(finished) > 1 and all(trial.criteria == finished[0].criteria for trial in finished):
+            known = list_options(MapleOptions)
+            of_clusters = {name for name, each in known.items() if each.metadata["needs"] == "clustering"}
+            notes.append(
+                "all trials came out the same, since none split a class: --cluster-method xmeans splits more readily"
+                if of_clusters.issuperset(self.plan.space)
+                else "all trials came out the same: the options searched have no effect here"
+            )
+        return notes
 
+    # --- as files
 
-def train_command(request: TuneRequest, recipe: str = "maple") -> str:
-    """The command that trains with the best settings on the same splits.
-
-    >>> train_command(TuneRequest("digits", Path("runs/tuned")))
-    'maple train digits --config runs/tuned/best.toml'
-    """
-    words = ["maple", "train", request.source, "--config", str(request.out / BEST)]
-    for name in ("data_root", "validation", "calibration", "test"):
-        if (value := getattr(request, name)) is not None:
-            words += [flag_name(name), str(value)]
-    if plugin := RECIPES.plugin_of(recipe):
-        words += ["--plugin", plugin]
-    return shlex.join(words)
-
-
-def trials_csv(tuning: Tuning) -> str:
-    """One row per trial."""
-    text = io.StringIO()
-    columns = Trial(0, "waiting", dict.fromkeys(tuning.plan.space)).to_dict()
-    writer = csv.DictWriter(text, list(columns), restval="", lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(trial.to_dict() for trial in tuning.trials)
-    return text.getvalue()
-
-
-def best_toml(tuning: Tuning) -> str:
-    """All options of the best trial, for ``maple train --config``."""
-    assert tuning.best is not None and tuning.config is not None
-    return (
-        f"# maple tune: trial {tuning.best.number} of {len(tuning.trials)}, {tuning.measured(tuning.best)}\n"
-        f"# {tuning.command}\n\n" + to_toml(tuning.config.sections())
-    )
-
-
-def find_best(trials: Sequence[Trial], criterion: str) -> Trial | None:
-    """The finished trial with the lowest criterion; of equals the most likely one, then the first.
-
-    >>> trials = [Trial(i, "finished", {}, {"errors": 0.1, "nll": nll}) for i, nll in ((1, 0.5), (2, 0.4))]
-    >>> find_best(trials, "errors").number
-    2
-    """
-    finished = [trial for trial in trials if trial.state == "finished"]
-    return min(finished, key=lambda trial: (trial.criteria[criterion], trial.criteria["nll"]), default=None)
+    def write(self, plot: bool = True) -> None:
+        """Write the table of trials, and once a trial has finished the best settings and the plot."""
+        columns = list(Trial(0, "waiting", dict.fromkeys(self.plan.space)).to_dict())
+        write_atomic(self.out / TABLE, to_csv((trial.to_dict() for trial in self.trials), columns, header=True))
+        if self.best is None or self.config is None:
+            return
+        about = f"# maple tune: trial {self.best.number} of {len(self.trials)}, {self._measured(self.best)}\n"
+        write_atomic(self.out / BEST, f"{about}# {self.command}\n\n{to_toml(self.config.sections())}")
+        if plot:
+            request, space = self.plan.request, self.plan.space
+            drawn = plot_trials(request.criterion, space, self.trials, self.best.number)
+            write_atomic(self.out / PICTURE, standalone_svg(drawn))
