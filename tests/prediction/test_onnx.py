@@ -141,13 +141,13 @@ def test_no_images_and_wrong_images(opened, splits):
     assert len(nothing) == 0 and nothing.log_probabilities.shape == (0, 10) and nothing.position.shape == (0, 2)
     assert list(opened.predict_batches(splits.test.subset([]))) == []
     for wrong in (np.zeros((2, 3, 8, 8), np.uint8), np.zeros((2, 9, 9, 3), np.uint8), np.zeros((2, 8, 8, 3))):
-        with pytest.raises(UsageError, match=r"the graph takes \(N, 8, 8, 3\) uint8"):
+        with pytest.raises(UsageError, match=r"\(N, 8, 8, 3\) uint8"):
             opened.predict_pixels(wrong)
-    with pytest.raises(UsageError, match="the graph takes"):
+    with pytest.raises(UsageError, match=r"\(8, 8, 3\)"):
         opened.predict_pixels(np.zeros((8, 8, 3), np.uint8))
-    with pytest.raises(UsageError, match="batch size of 0"):
+    with pytest.raises(UsageError, match="batch_size is 0"):
         next(opened.predict_batches(splits.test, batch_size=0))
-    with pytest.raises(UsageError, match="is open with 9 px, not 8 px"):
+    with pytest.raises(UsageError, match="9 px"):
         opened(dataclasses.replace(splits.test, size=9))
 
 
@@ -181,11 +181,11 @@ def with_metadata(file: Path, text: str | None) -> bytes:
 
 
 def test_files_that_are_not_ours(file, tmp_path):
-    with pytest.raises(UsageError, match="there is no file"):
+    with pytest.raises(UsageError, match=r"none\.onnx"):
         OnnxPredictor.open(tmp_path / "none.onnx")
     other = tmp_path / "other.onnx"
     other.write_bytes(with_metadata(file, None))
-    with pytest.raises(UsageError, match=r"is a network, not an exported predictor: make a run of it with maple fit"):
+    with pytest.raises(UsageError, match=r"other\.onnx.*maple fit"):
         OnnxPredictor.open(other)
     for content in (b"", b"no graph", file.read_bytes()[:5000]):
         other.write_bytes(content)
@@ -205,7 +205,7 @@ def test_a_graph_without_inputs(file):
         ir_version=model.ir_version,
     )
     empty.metadata_props.extend(model.metadata_props)
-    with pytest.raises(RunError, match="has 0 inputs and not one"):
+    with pytest.raises(RunError, match="0 inputs"):
         OnnxPredictor.open(empty.SerializeToString())
 
 
@@ -222,27 +222,27 @@ WHOLE = base64.b64encode(np.array([0, 99]).tobytes()).decode()
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"format": 99}, "has format 99, this maple reads up to 1"),
+        ({"format": 99}, "format 99"),
         ({"format": "new"}, "format: "),
         ({"class_names": []}, "class_names: "),
         ({"class_names": ["x" * 20_000] * 10}, r"class_names\.0: "),
-        ({"class_names": ["a"]}, "a class that has no name"),
+        ({"class_names": ["a"]}, "cluster_to_class"),
         ({"cluster_to_class": [-1] * 10}, r"cluster_to_class\.0: "),
         ({"size": 10**9}, "size: "),
         ({"size": 9}, "takes tensor"),
         ({"preprocess": False}, "takes tensor"),
         ({"fit": "anything"}, "fit: "),
         ({"options": {"false_alarm": 7}}, r"options\.false_alarm: "),
-        ({"map_centroids": [[0, 0]]}, "1 places on the map"),
+        ({"map_centroids": [[0, 0]]}, "map_centroids"),
         ({"map_centroids": [[0, "inf"]] * 10}, r"map_centroids\.0\.1: "),
-        ({"exemplars": {"77": {"n": 1, "side": 8, "png": ""}}}, "a cluster that is not there"),
+        ({"exemplars": {"77": {"n": 1, "side": 8, "png": ""}}}, "cluster 77"),
         ({"exemplars": {"0": {"n": MAX_EXEMPLARS + 1, "side": 8, "png": ""}}}, r"exemplars\.0\.n: "),
         ({"exemplars": {"0": {"n": 1, "side": 10**6, "png": ""}}}, r"exemplars\.0\.side: "),
-        ({"calibration": {"scores": "#"}}, "calibration of 'the graph' is damaged"),
-        ({"calibration": {"scores": "AAAA"}}, "calibration of 'the graph' is damaged"),
-        ({"calibration": {"scores": NUMBERS, "class_ids": WHOLE}}, "scores are NaN"),
-        ({"calibration": {"scores": WHOLE, "class_ids": WHOLE}}, "class ids must lie between 0 and 9"),
-        ({"calibration": {"scores": WHOLE, "class_ids": ""}}, "one of each per image"),
+        ({"calibration": {"scores": "#"}}, r"calibration\.scores: "),
+        ({"calibration": {"scores": "AAAA"}}, r"calibration\.scores: "),
+        ({"calibration": {"scores": NUMBERS, "class_ids": WHOLE}}, "calibration.*NaN"),
+        ({"calibration": {"scores": WHOLE, "class_ids": WHOLE}}, "calibration.*class ids"),
+        ({"calibration": {"scores": WHOLE, "class_ids": ""}}, "calibration.*shape"),
     ],
 )
 def test_hostile_metadata(file, change, reason):
@@ -258,13 +258,13 @@ def write_like(file: Path) -> str:
 
 @pytest.mark.parametrize("text", ["", "null", "[]", "{}", "[" * 100_000, '{"format": 1e999}', "\x00", '{"format":'])
 def test_metadata_that_are_no_metadata(text):
-    with pytest.raises(RunError, match="the metadata of 'it' are damaged"):
+    with pytest.raises(RunError, match="metadata of 'it'"):
         read_metadata(text, "it")
 
 
 def test_metadata_that_are_too_large(monkeypatch):
     monkeypatch.setattr("maple.prediction.onnx.MAX_METADATA", 1000)
-    with pytest.raises(RunError, match="are larger than"):
+    with pytest.raises(RunError, match="metadata of 'it'"):
         read_metadata(" " * 1001, "it")
 
 
@@ -272,7 +272,7 @@ def test_metadata_that_are_too_large(monkeypatch):
 def test_pictures_that_are_not_what_was_announced(file, png):
     text = json.dumps(json.loads(write_like(file)) | {"exemplars": {"0": {"n": 2, "side": 8, "png": png}}})
     opened = OnnxPredictor.open(with_metadata(file, text))
-    with pytest.raises(RunError, match="images of clusters in 'the graph' are damaged"):
+    with pytest.raises(RunError, match="images of clusters in 'the graph'"):
         _ = opened.exemplars
 
 
@@ -286,7 +286,7 @@ def test_nothing_beside_the_file_is_read(file, tmp_path, monkeypatch):
     tensor.external_data.add(key="location", value="secret.bin")
     (tmp_path / "model.onnx").write_bytes(model.SerializeToString())
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(RunError, match=r"cannot read 'model\.onnx'"):
+    with pytest.raises(RunError, match=r"model\.onnx"):
         OnnxPredictor.open("model.onnx")
 
 

@@ -1,8 +1,7 @@
-"""What every predictor has, whichever runtime computes: classes, calibration and decisions; images in, answers out.
+"""Contract of predictors: images in, predictions out; classes, calibration and decisions are shared by all runtimes.
 
-:class:`~maple.prediction.predictor.Predictor` computes with torch, :class:`~maple.prediction.onnx.OnnxPredictor`
-runs an exported
-graph where torch is not installed. Whatever predicts, in files, over HTTP or in a stream, takes either.
+:class:`~maple.prediction.predictor.Predictor` computes with torch, :class:`~maple.prediction.onnx.OnnxPredictor` runs
+an exported graph without torch. Commands and the server accept either.
 """
 
 from __future__ import annotations
@@ -25,12 +24,12 @@ from maple.types import Prediction
 class BasePredictor(ABC):
     """Class, probability, uncertainty and in/out decision for images.
 
-    ``calibration`` is what calibration images taught, ``decision`` the threshold and p-values that follow from it at
-    the level of ``options``.
+    ``calibration`` holds the scores of calibration images, ``decision`` the thresholds and p-values that follow from
+    them at the level of ``options``.
     """
 
     decision: Decision
-    runtime: ClassVar[str]  # what computes: "torch" or "onnxruntime"
+    runtime: ClassVar[str]  # "torch" or "onnxruntime"
 
     def __init__(
         self,
@@ -55,7 +54,7 @@ class BasePredictor(ABC):
     @property
     @abstractmethod
     def score_name(self) -> str:
-        """The score that images are ranked by: see :mod:`maple.detectors.scores`."""
+        """The name of the OOD score: see :mod:`maple.detectors.scores`."""
 
     @property
     @abstractmethod
@@ -65,7 +64,7 @@ class BasePredictor(ABC):
     @property
     @abstractmethod
     def map_centroids(self) -> np.ndarray:
-        """The clusters on their map (M, 2): see :attr:`maple.stats.gaussians.Gaussians.map_axes`."""
+        """The centroids of the clusters on the map (M, 2): see :attr:`maple.stats.gaussians.Gaussians.map_axes`."""
 
     @property
     @abstractmethod
@@ -74,16 +73,15 @@ class BasePredictor(ABC):
 
     @abstractmethod
     def predict_pixels(self, pixels: np.ndarray) -> Prediction:
-        """Predict images as they are, (N, S, S, 3) uint8, S the ``size``; with their ``position`` on the map."""
+        """Predict images (N, S, S, 3) uint8, S being the ``size``; with their ``position`` on the map."""
 
     @abstractmethod
     def predict_usable(self, pixels: np.ndarray) -> tuple[Prediction, np.ndarray]:
-        """Predict those of the images (N, S, S, 3) that have a finite embedding and a score, and which these are (N,).
+        """Predict the images (N, S, S, 3) that have a finite embedding and a score; also returns a mask of these (N,).
 
         The network runs once, on all images together.
         """
 
-    @abstractmethod
     def predict_batches(
         self,
         images: ImageSet,
@@ -93,11 +91,33 @@ class BasePredictor(ABC):
         workers: int = 0,
         progress: Progress | None = None,
     ) -> Iterator[Prediction]:
-        """Predict images in order, or those at ``indices``, batch by batch; ``progress`` counts them."""
+        """Predict images in order, or those at ``indices``, batch by batch.
+
+        ``workers`` processes decode images that are not in memory; ``progress`` gets the number done and in total.
+        """
+        done, n = 0, len(images if indices is None else indices)
+        for part in self._predict_rows(images, batch_size, indices, workers):
+            yield part
+            done += len(part)
+            if progress is not None:
+                progress(done, n)
+
+    @abstractmethod
+    def _predict_rows(self, images: ImageSet, batch_size: int, indices: Any, workers: int) -> Iterator[Prediction]: ...
+
+    def _decided(self, **columns: np.ndarray) -> Prediction:
+        """A prediction of these columns, with p-values and decisions at the level of ``options``."""
+        image = columns["score"], columns["class_id"]
+        p_value, is_ood = self.decision.p_values(*image), self.decision.is_ood(*image)
+        return Prediction(**columns, p_value=p_value, is_ood=is_ood, class_names=self.class_names)
+
+    def _summary(self) -> str:
+        known = f"size={self.size}, n_classes={len(self.class_names)}, n_clusters={len(self.cluster_to_class)}"
+        return f"{known}, {f'n_calibration={len(self.calibration)}' if len(self.calibration) else 'not calibrated'}"
 
     @property
     def false_alarm(self) -> float:
-        """The share of in-distribution images that may be flagged."""
+        """The largest share of in-distribution images to flag."""
         return self.options.false_alarm
 
     @property
@@ -107,12 +127,12 @@ class BasePredictor(ABC):
 
     @property
     def threshold(self) -> float:
-        """The score above which an image is flagged; NaN where the classes have thresholds of their own."""
+        """The score above which an image is flagged; NaN if classes have their own thresholds."""
         thresholds = self.decision.thresholds
         return float(thresholds[0]) if (thresholds == thresholds[0]).all() else float("nan")
 
     def decide(self, **options: Any) -> Self:
-        """Decide at another level from now on: ``false_alarm``, ``confidence``, ``per_class``; the rest stays."""
+        """Change the level of decisions: ``false_alarm``, ``confidence`` or ``per_class``; other options stay."""
         self.options = self._changed(options)
         self.decision = self.calibration.decide(**as_dict(self.options))
         return self
@@ -121,5 +141,5 @@ class BasePredictor(ABC):
         return build_options(DecisionOptions, {**as_dict(self.options), **options}, "decision")
 
     def prediction_sets(self, prediction: Prediction, coverage: float) -> np.ndarray:
-        """Which classes each image may belong to (N, C): the true one is among them with this probability at least."""
+        """Prediction sets (N, C), bool: each contains the true class with a probability of at least ``coverage``."""
         return prediction_sets(prediction.log_probabilities, self.calibration.set_scores, coverage)

@@ -11,7 +11,7 @@ import numpy as np
 
 from maple import notebook
 from maple.data.decode import Fit
-from maple.data.image_set import ImageSet, Progress
+from maple.data.image_set import ImageSet
 from maple.data.sources import open_images
 from maple.decisions.calibration import Calibration
 from maple.decisions.options import DecisionOptions
@@ -29,10 +29,9 @@ from maple.types import Outputs, Prediction
 class Predictor(BasePredictor):
     """Class, probability, uncertainty and in/out decision for images, from one forward pass.
 
-    ``probability`` turns distances and logits into class probabilities and is fitted on validation images.
-    ``calibration`` holds the scores of calibration images, ``decision`` the threshold and p-values that follow from
-    them at the level of ``options``. Classes are numbered where they have no names; ``size`` defaults to that of the
-    backbone.
+    ``probability``, fitted on validation images, turns distances and logits into class probabilities. ``calibration``
+    holds the scores of calibration images, ``decision`` the thresholds and p-values that follow from them at the level
+    of ``options``. Without ``class_names``, classes are numbered; ``size`` defaults to that of the backbone.
     """
 
     runtime = "torch"
@@ -52,7 +51,7 @@ class Predictor(BasePredictor):
         if class_names is None:
             class_names = [str(i) for i in range(detector.cluster_to_class_.max() + 1)]
         if (side := size or backbone.size) is None:
-            raise UsageError("the backbone does not know how large its images are: give the predictor size=, in pixels")
+            raise UsageError("the backbone has no image size: give Predictor size=, in pixels")
         self.backbone, self.detector = backbone, detector
         self.probability = probability or Probability()
         super().__init__(class_names, size=side, fit=fit, calibration=calibration, options=options)
@@ -78,19 +77,16 @@ class Predictor(BasePredictor):
         return 1.0 if self.detector.gaussians_.whitenings is None else None
 
     def __repr__(self) -> str:
-        known = f"n_classes={len(self.class_names)}, n_clusters={len(self.cluster_to_class)}"
-        calibrated = f"n_calibration={len(self.calibration)}" if len(self.calibration) else "not calibrated"
-        return f"Predictor({self.backbone.name!r}, size={self.size}, {known}, {calibrated})"
+        return f"Predictor({self.network!r}, {self._summary()})"
 
     def _repr_html_(self) -> str:
         about = notebook.summary(classes=len(self.class_names), clusters=len(self.cluster_to_class))
+        names = [shorten(name, notebook.MAX_CHARACTERS) for name in self.class_names]
         values = {
-            "network": self.backbone.name,
+            "network": self.network,
             "images": f"{self.size} x {self.size} pixels",
-            "classes": shorten_list(
-                [shorten(name, notebook.MAX_CHARACTERS) for name in self.class_names], notebook.MAX_ROWS
-            ),
-            "score": self.detector.score_,
+            "classes": shorten_list(names, notebook.MAX_ROWS),
+            "score": self.score_name,
             "temperature": self.probability.temperature,
             "weight of the network": self.probability.network_weight,
             "exponent of the odds": self.probability.odds_exponent,
@@ -99,7 +95,7 @@ class Predictor(BasePredictor):
         return notebook.card("Predictor", about, notebook.facts(values))
 
     def __call__(self, images: Any) -> Prediction:
-        """Predict images: whatever ``embed`` takes, or paths of images and folders, which become ``size`` pixels."""
+        """Predict images: anything that ``embed`` takes, or paths of images and folders, resized to ``size`` pixels."""
         if is_path(images) or (isinstance(images, list | tuple) and images and all(map(is_path, images))):
             images = open_images(images, size=self.size, fit=self.fit, labelled=False)
         return self.predict_outputs(embed(self.backbone, images, cluster_to_class=self.cluster_to_class))
@@ -119,52 +115,31 @@ class Predictor(BasePredictor):
             found = self.detector.describe(outputs[usable])
         return self.predict_described(found), usable
 
-    def predict_batches(
-        self,
-        images: ImageSet,
-        *,
-        batch_size: int = 256,
-        indices: Any = None,
-        workers: int = 0,
-        progress: Progress | None = None,
-    ) -> Iterator[Prediction]:
-        batches = embed_batches(
-            self.backbone,
-            images,
-            batch_size=batch_size,
-            indices=indices,
-            cluster_to_class=self.cluster_to_class,
-            workers=workers,
-            progress=progress,
-        )
-        yield from map(self.predict_outputs, batches)
+    def _predict_rows(self, images: ImageSet, batch_size: int, indices: Any, workers: int) -> Iterator[Prediction]:
+        read = {"batch_size": batch_size, "indices": indices, "workers": workers}
+        batches = embed_batches(self.backbone, images, cluster_to_class=self.cluster_to_class, **read)
+        return map(self.predict_outputs, batches)
 
     def predict_outputs(self, outputs: Outputs) -> Prediction:
-        """Predict from what the backbone said."""
+        """Predict from outputs of the backbone."""
         return self.predict_described(self.detector.describe(outputs))
 
     def predict_described(self, found: Description) -> Prediction:
-        """Predict from what the detector said of it."""
+        """Predict from the description of the detector."""
         logs = self.log_probabilities(found)  # (N, C)
         class_id = logs.argmax(1)
-        if found.logits is None:
-            softmax_class_id = found.md_class_id
-        else:
-            softmax_class_id = self.probability.network_probabilities(found).argmax(1)
-        return Prediction(
+        has_head = found.logits is not None
+        return self._decided(
             class_id=class_id,
             probability=np.exp(logs[np.arange(len(class_id)), class_id]),
             typicality=found.typicality,
             uncertainty=found.uncertainty,
             score=found.score,
-            p_value=self.decision.p_values(found.score, class_id),
-            is_ood=self.decision.is_ood(found.score, class_id),
             cluster=found.cluster,
             md_class_id=found.md_class_id,
-            softmax_class_id=softmax_class_id,
+            softmax_class_id=self.probability.network_probabilities(found).argmax(1) if has_head else found.md_class_id,
             log_probabilities=logs,
             squared_distance=found.squared_distance,
-            class_names=self.class_names,
         )
 
     def log_probabilities(self, found: Description) -> np.ndarray:
@@ -172,9 +147,9 @@ class Predictor(BasePredictor):
         return self.probability.log_probabilities(found)
 
     def calibrate(self, images: Any, **options: Any) -> Self:
-        """Learn p-values, threshold and prediction sets from calibration images that have chosen nothing else.
+        """Fit thresholds, p-values and prediction sets to calibration images, which must not be used for anything else.
 
-        ``images`` are whatever ``embed`` takes, its outputs, or the path of a folder or file of labelled images;
+        ``images`` are anything that ``embed`` takes, outputs, or the path of a folder or file of labelled images;
         ``options`` as for :meth:`decide`. Only prediction sets need labels.
         """
         self._changed(options)  # a wrong option leaves the predictor as it is
@@ -184,9 +159,8 @@ class Predictor(BasePredictor):
         found = self.detector.describe(outputs)
         logs = self.log_probabilities(found)  # (N, C)
         labels = np.full(len(outputs), -1) if outputs.labels is None else outputs.labels
-        self.calibration = Calibration(
-            found.score, logs.argmax(1), len(self.class_names), true_class_scores(logs, labels)
-        )
+        known = true_class_scores(logs, labels)
+        self.calibration = Calibration(found.score, logs.argmax(1), len(self.class_names), known)
         return self.decide(**options)
 
     def save(self, folder: str | Path) -> None:
