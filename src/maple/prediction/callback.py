@@ -2,13 +2,14 @@
 
 ``MapleCallback`` is created on first use from :class:`MapleHooks` and the ``Callback`` of ``pytorch_lightning`` or
 ``lightning``, so this module can be imported without them.
-``examples/lightning_callback.py`` is a whole program.
+``examples/lightning_callback.py`` is a complete program.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from functools import cache, wraps
 from importlib import import_module
 from importlib.util import find_spec
@@ -27,10 +28,7 @@ from maple.prediction.predictor import Predictor
 from maple.training.head import optimizes
 from maple.training.recipe import Recipe
 
-PACKAGES = {
-    "pytorch_lightning": "pytorch_lightning",
-    "lightning": "lightning.pytorch",
-}  # to the module with Callback
+PACKAGES = {"pytorch_lightning": "pytorch_lightning", "lightning": "lightning.pytorch"}  # module with Callback
 
 
 class MapleHooks:
@@ -69,7 +67,7 @@ class MapleHooks:
         self._predictor: Predictor | None = None
         self._restored: dict[str, Any] | None = None
         self._earlier: int | None = None  # epochs of earlier Trainers; None if not known yet
-        self._unwrap: Callable[[], None] | None = None  # restores the training_step of the module
+        self._replaced = ExitStack()  # restores the training_step of the module
 
     @property
     def session(self) -> Relabeller:
@@ -128,7 +126,7 @@ class MapleHooks:
         if self._earlier is None:
             self._earlier = session.epoch - trainer.current_epoch
         session.epochs = self._earlier + trainer.max_epochs
-        self._unwrap = _wrap_training_step(pl_module, self._relabel_batch)
+        self._replaced.enter_context(_changing_batches(pl_module, self._relabel_batch))
 
     def _relabel_batch(self, batch: Any) -> Any:
         """A batch with pseudo-labels in place of labels; the tensors of the given batch are not changed."""
@@ -158,17 +156,12 @@ class MapleHooks:
         pl_module.log("maple_clusters", float(found.n_clusters))
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-        self._give_back()
+        self._replaced.close()
         self._predictor = None
         self._predictor = self.predictor
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-        self._give_back()
-
-    def _give_back(self) -> None:
-        if self._unwrap is not None:
-            self._unwrap()
-            self._unwrap = None
+        self._replaced.close()
 
     def state_dict(self) -> dict[str, Any]:
         if self._session is None:
@@ -210,8 +203,9 @@ class MapleHooks:
         return backbone
 
 
-def _wrap_training_step(module: Any, change: Callable[[Any], Any]) -> Callable[[], None]:
-    """Pass changed batches to the ``training_step`` of a module; returns a function that restores it."""
+@contextmanager
+def _changing_batches(module: Any, change: Callable[[Any], Any]) -> Iterator[None]:
+    """Pass changed batches to the ``training_step`` of a module; restores it on exit."""
     own = module.training_step
     replaced = vars(module).get("training_step")  # set if it is wrapped already, as in compiled modules
 
@@ -219,14 +213,14 @@ def _wrap_training_step(module: Any, change: Callable[[Any], Any]) -> Callable[[
     def training_step(batch: Any, *arguments: Any, **named: Any) -> Any:
         return own(change(batch), *arguments, **named)
 
-    def unwrap() -> None:
+    module.training_step = training_step
+    try:
+        yield
+    finally:
         if replaced is None:
             del module.training_step
         else:
             module.training_step = replaced
-
-    module.training_step = training_step
-    return unwrap
 
 
 def _fit_head_to_state(backbone: Any, state_dict: dict[str, Any], prefix: str, *_: Any) -> None:

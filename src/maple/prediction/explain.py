@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import replace
 
 import numpy as np
 from scipy.special import chdtri
@@ -19,7 +18,7 @@ from maple.detectors.description import Description
 from maple.detectors.maple import MapleDetector
 from maple.detectors.scores import Score
 from maple.errors import UsageError
-from maple.prediction.components import Components, deviations, find_components
+from maple.prediction.components import deviations, find_components
 from maple.prediction.explanation import USUAL_SHARE, Explanation, Match
 from maple.stats.arrays import as_embeddings
 from maple.types import Outputs, Prediction
@@ -63,15 +62,16 @@ def explain_outputs(
     if len(probabilities) != len(outputs):
         raise UsageError(f"{len(outputs)} outputs but {len(probabilities)} predictions: they must match row by row")
     names = tuple(class_names or (prediction.class_names if prediction else ()))
-    batch = _Batch(detector, found, outputs.embeddings, probabilities, names or _numbers(probabilities.shape[1]))
+    batch = _Batch(detector, found, probabilities, names or tuple(map(str, range(probabilities.shape[1]))))
     expected_distance = float(chdtri(detector.gaussians_.n_components, 1 - USUAL_SHARE))
-    parts = score_parts(found) if batch.has_score else {}
+    has_score = detector.score_ in found.available_scores  # plain embeddings have no logits
+    parts = score_parts(found) if has_score else {}
     return [
         Explanation(
             class_name=batch.class_names[best],
             probability=float(probabilities[i, best]),
-            nearest=batch.nearest[i],
-            runner_up=batch.runner_up[i],
+            nearest=nearest,
+            runner_up=runner_up,
             coordinates=batch.projection[i] @ batch.components.axes,
             components=batch.components,
             cluster_names=batch.cluster_names,
@@ -83,64 +83,45 @@ def explain_outputs(
             known_images=known_images[int(best)] if known_images else "known images",
             can_be_flagged=can_be_flagged,
             by_distance=prediction is None or np.array_equal(prediction.score, prediction.squared_distance),
-            score=float(found.score[i]) if batch.has_score else math.nan,
+            score=float(found.score[i]) if has_score else math.nan,
             score_by=detector.score_,
             parts={name: float(part[i]) for name, part in parts.items()},
         )
-        for i, best in enumerate(probabilities.argmax(axis=1))
+        for i, (best, nearest, runner_up) in enumerate(
+            zip(probabilities.argmax(axis=1), batch.nearest(), batch.runner_up())
+        )
     ]
 
 
-@dataclass(frozen=True, eq=False)
 class _Batch:
     """Described images next to the clusters."""
 
-    detector: MapleDetector
-    found: Description
-    embeddings: np.ndarray  # (N, D)
-    probabilities: np.ndarray  # (N, C)
-    class_names: tuple[str, ...]
+    def __init__(
+        self, detector: MapleDetector, found: Description, probabilities: np.ndarray, class_names: tuple[str, ...]
+    ) -> None:
+        self.gaussians, self.cluster_to_class = detector.gaussians_, detector.cluster_to_class_
+        self.found, self.probabilities, self.class_names = found, probabilities, class_names
+        self.components = find_components(self.gaussians)
+        self.cluster_names = name_clusters(self.cluster_to_class, class_names)
+        self.projection = self.gaussians.project(found.embeddings)  # (N, K)
 
-    @cached_property
-    def components(self) -> Components:
-        return find_components(self.detector.gaussians_)
-
-    @cached_property
-    def cluster_names(self) -> tuple[str, ...]:
-        return name_clusters(self.detector.cluster_to_class_, self.class_names)
-
-    @cached_property
-    def projection(self) -> np.ndarray:
-        return self.detector.gaussians_.project(self.embeddings)  # (N, K)
-
-    @property
-    def has_score(self) -> bool:
-        """Whether the outputs allow the score; plain embeddings have no logits."""
-        return self.detector.score_ in self.found.available_scores
-
-    @cached_property
     def nearest(self) -> list[Match]:
+        """The nearest cluster of each image."""
         return self._match(self.found.cluster)
 
-    @cached_property
     def runner_up(self) -> list[Match | None]:
-        """The nearest cluster of another class than that of the nearest; None where there is one class."""
-        cluster_to_class = self.detector.cluster_to_class_
-        same_class = cluster_to_class == cluster_to_class[self.found.cluster, None]  # (N, M)
+        """The nearest cluster of another class than that of the nearest; None if there is one class."""
+        same_class = self.cluster_to_class == self.cluster_to_class[self.found.cluster, None]  # (N, M)
         second = np.where(same_class, np.inf, self.found.squared_distances).argmin(axis=1)  # (N,)
         return [None if alone else match for alone, match in zip(same_class.all(axis=1), self._match(second))]
 
     def _match(self, clusters: np.ndarray) -> list[Match]:
         """Each image next to the cluster given for it (N,)."""
-        away = deviations(self.detector.gaussians_, self.components, self.projection, clusters)  # (N, K)
+        away = deviations(self.gaussians, self.components, self.projection, clusters)  # (N, K)
         return [
             Match(int(c), int(k), self.class_names[k], self.cluster_names[c], float(self.probabilities[i, k]), away[i])
-            for i, (c, k) in enumerate(zip(clusters, self.detector.cluster_to_class_[clusters]))
+            for i, (c, k) in enumerate(zip(clusters, self.cluster_to_class[clusters]))
         ]
-
-
-def _numbers(n: int) -> tuple[str, ...]:
-    return tuple(map(str, range(n)))
 
 
 def score_parts(found: Description) -> dict[Score, np.ndarray]:

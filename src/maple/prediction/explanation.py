@@ -13,7 +13,7 @@ import numpy as np
 from maple.detectors.scores import FUSED, Score
 from maple.prediction.components import FAR_APART, Components
 from maple.stats.covariance import count_components
-from maple.text import percent
+from maple.text import join_names, percent
 
 USUAL_SHARE = 0.95  # share of known images within the usual squared distance
 LEADING_SHARE = 0.5  # of the squared distance, by the leading components together
@@ -46,6 +46,11 @@ class Match:
     @cached_property
     def squared_distance(self) -> float:
         return float(self.contributions.sum())
+
+    def to_dict(self) -> dict[str, Any]:
+        """Cluster, class and distance as plain values."""
+        named = {"cluster": self.cluster, "class": self.class_name, "probability": self.probability}
+        return {**named, "squared_distance": self.squared_distance}
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,9 +91,8 @@ class Explanation:
     @property
     def leading(self) -> np.ndarray:
         """The components with the largest contributions, up to half of the squared distance, at most three."""
-        contributions = self.nearest.contributions
-        order = np.argsort(-contributions, kind="stable")
-        return order[: min(count_components(contributions[order], LEADING_SHARE), MAX_LEADING)]
+        order = np.argsort(-self.nearest.contributions, kind="stable")
+        return order[: min(count_components(self.nearest.contributions[order], LEADING_SHARE), MAX_LEADING)]
 
     @property
     def is_unusual(self) -> bool:
@@ -104,15 +108,8 @@ class Explanation:
 
     def sentences(self) -> list[str]:
         """The explanation in plain words."""
-        found = [
-            self._say_class(),
-            self._say_components(),
-            self._say_kind(),
-            self._say_runner_up(),
-            self._say_score(),
-            self._say_known(),
-        ]
-        return [sentence for sentence in found if sentence]
+        distance = [self._say_class(), self._say_components(), self._say_kind(), self._say_runner_up()]
+        return [sentence for sentence in (*distance, self._say_score(), self._say_known()) if sentence]
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as plain values."""
@@ -125,8 +122,8 @@ class Explanation:
             "score": _or_none(self.score),
             "score_by": self.score_by,
             "parts": dict(self.parts),
-            "nearest": _match_dict(self.nearest),
-            "runner_up": self.runner_up and _match_dict(self.runner_up),
+            "nearest": self.nearest.to_dict(),
+            "runner_up": self.runner_up and self.runner_up.to_dict(),
             "usual_squared_distance": self.usual_distance,
             "degrees_of_freedom": self.degrees_of_freedom,
             "components": [self._component_dict(component) for component in range(self.degrees_of_freedom)],
@@ -157,18 +154,14 @@ class Explanation:
         where = f"squared distance {_number(self.nearest.squared_distance)}, {self._say_usual()}."
         if self.nearest.class_name == self.class_name:
             return f"{called}: nearest to {self.nearest.name}, {where}"
-        return (
-            f"{called}, although {self.nearest.name} ({_probability(self.nearest.probability)}) has the nearest mean, "
-            f"{where}"
-        )
+        near = f"{self.nearest.name} ({_probability(self.nearest.probability)})"
+        return f"{called}, although {near} has the nearest mean, {where}"
 
     def _say_usual(self) -> str:
+        share, usual = percent(USUAL_SHARE), _number(self.usual_distance)
         if self.is_measured:
-            return f"where {percent(USUAL_SHARE)} of known images stay below {_number(self.usual_distance)}"
-        return (
-            f"where the Gaussian model expects about {self.degrees_of_freedom} "
-            f"({percent(USUAL_SHARE)} below {_number(self.usual_distance)})"
-        )
+            return f"where {share} of known images stay below {usual}"
+        return f"where the Gaussian model expects about {self.degrees_of_freedom} ({share} below {usual})"
 
     def _say_components(self) -> str:
         total = self.nearest.squared_distance
@@ -217,15 +210,12 @@ class Explanation:
         if rival is None:
             return ""
         place = "Second nearest is" if rival.class_name == self.class_name else "Runner-up"
-        said = (
-            f"{place} {rival.name} ({_probability(rival.probability)}), "
-            f"squared distance {_number(rival.squared_distance)}: "
-        )
+        where = f"({_probability(rival.probability)}), squared distance {_number(rival.squared_distance)}"
         against, favourable = int(separation.argmax()), int(separation.argmin())
-        said += f"component {against + 1} speaks most against it ({_number(separation[against])})"
+        said = f"component {against + 1} speaks most against it ({_number(separation[against])})"
         if separation[favourable] < -1:
             said += f", component {favourable + 1} most for it ({_number(-separation[favourable])})"
-        return said + "."
+        return f"{place} {rival.name} {where}: {said}."
 
     def _say_score(self) -> str:
         if math.isnan(self.score):
@@ -233,35 +223,30 @@ class Explanation:
         if not self.parts:
             return f"Its score, {self.score_by}, is {self.score:,.{3 if abs(self.score) < 1 else 1}f}."
         adding = {name: part for name, part in self.parts.items() if part > 0} or self.parts
-        *others, last = (f"{name} {_number(part)}" for name, part in adding.items())
-        made_of = f"{', '.join(others)} and {last}" if others else last
-        highest = self.most_unusual_part
-        verdict = (
-            f"most unusual is {highest} ({PART_MEANINGS[highest]})" if highest else "none of them is unusual alone"
-        )
+        made_of = join_names([f"{name} {_number(part)}" for name, part in adding.items()])
+        verdict = "none of them is unusual alone"
+        if highest := self.most_unusual_part:
+            verdict = f"most unusual is {highest} ({PART_MEANINGS[highest]})"
         return f"Its score {_number(self.score)} is made of {made_of}: {verdict}."
 
     def _say_known(self) -> str:
         if math.isnan(self.false_alarm):
             return ""
+        undecided, rate = "Whether it is out-of-distribution was not decided: the run has", f"{self.false_alarm:g}"
         if math.isnan(self.p_value):
-            return "Whether it is out-of-distribution was not decided: the run has no calibration images."
+            return f"{undecided} no calibration images."
         # A conformal p-value counts the image itself among n + 1, so it is an upper bound.
         share = f"at most {percent(max(self.p_value, 0.001))} of {self.known_images} look as unusual"
         p_value = f"p-value {_probability(self.p_value, digits=3)}"
         if not self.can_be_flagged:
-            return (
-                "Whether it is out-of-distribution was not decided: the run has too few calibration images for the "
-                f"false-alarm rate {self.false_alarm:g}; {share} ({p_value})."
-            )
-        verdict = "Out-of-distribution" if self.is_ood else "In-distribution"
-        rate = ""
+            return f"{undecided} too few calibration images for the false-alarm rate {rate}; {share} ({p_value})."
+        verdict, relation = ("Out-of-distribution", "at most") if self.is_ood else ("In-distribution", "above")
         if self.is_ood == (self.p_value <= self.false_alarm):  # not if the decision used another rule
-            rate = f", {'at most' if self.is_ood else 'above'} the false-alarm rate {self.false_alarm:g}"
+            p_value += f", {relation} the false-alarm rate {rate}"
         other = ""
         if self.is_ood and not self.is_unusual and not self.by_distance:
             other = "; its squared distance is usual, but the score goes by more than that"
-        return f"{verdict}: {share} ({p_value}{rate}){other}."
+        return f"{verdict}: {share} ({p_value}){other}."
 
 
 # --- numbers ----------------------------------------------------------------------------------------------------------
@@ -283,15 +268,6 @@ def _probability(value: float, digits: int = 2) -> str:
     if 1 - least / 2 < value < 1:
         return f"above {1 - least:.{digits}f}"
     return f"{value:.{digits}f}"
-
-
-def _match_dict(match: Match) -> dict[str, Any]:
-    return {
-        "cluster": match.cluster,
-        "class": match.class_name,
-        "probability": match.probability,
-        "squared_distance": match.squared_distance,
-    }
 
 
 def _or_none(value: float) -> float | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -45,28 +45,22 @@ def fit_predictor(
     the backbone if it knows it. With a ``fabric`` of several processes each embeds its share, and moments are summed
     over all of them. ``progress`` counts the training images.
     """
-    train = _open(train, backbone.size or "auto", fit)
-    unseen = _as_outputs(_open_like(validation, train, fit), backbone, workers)
-    detector = detector or MapleDetector()
-    relabelling = relabelling or Relabelling.initial(train.labels, len(train.class_names))
-    embed_train = partial(
-        embed_batches,
-        backbone,
-        train,
-        cluster_ids=relabelling.cluster_ids,
-        cluster_to_class=relabelling.cluster_to_class,
-        workers=workers,
-        logits=False,
-        progress=progress,
-    )
+    train = open_images(train, size=backbone.size or "auto", fit=fit) if isinstance(train, str | Path) else train
+    unseen = embed_if_needed(backbone, _open_like(validation, train, fit), workers)
     if unseen.labels is None:
         raise UsageError("the validation outputs have no labels: embed labelled images")
+    detector = detector or MapleDetector()
+    relabelling = relabelling or Relabelling.initial(train.labels, len(train.class_names))
+    embed_clusters = partial(
+        embed_batches, cluster_ids=relabelling.cluster_ids, cluster_to_class=relabelling.cluster_to_class
+    )
+    embed_train = partial(embed_clusters, backbone, train, workers=workers, logits=False, progress=progress)
     if fabric is None or fabric.world_size == 1:
         detector.fit(embed_train, unseen)
     else:
         share = np.arange(fabric.global_rank, len(train), fabric.world_size)
         in_step = _in_step(fabric, partial(embed_train, indices=share))
-        detector.fit(in_step, unseen, sum_over_ranks=_all_reduce(fabric))
+        detector.fit(in_step, unseen, sum_over_ranks=partial(_sum_over_ranks, fabric))
     predictor = Predictor(
         backbone,
         detector,
@@ -78,21 +72,19 @@ def fit_predictor(
     )
     held = _open_like(calibration, train, fit)
     if held is not None and len(held):
-        predictor.calibrate(_as_outputs(held, backbone, workers))
+        predictor.calibrate(embed_if_needed(backbone, held, workers))
     return predictor
-
-
-def _open(images: ImageSet | str | Path, size: int | Literal["auto"], fit: Fit) -> ImageSet:
-    """A path opened as images; own loops give other data sets with the attributes of an ``ImageSet``, kept as given."""
-    return open_images(images, size=size, fit=fit) if isinstance(images, str | Path) else images
 
 
 def _open_like(images: Any, train: ImageSet, fit: Fit) -> Any:
     """A path opened as images of the size and classes of ``train``; anything else as it is."""
-    return _open(images, train.size, fit).with_class_names(train.class_names) if is_path(images) else images
+    if not is_path(images):
+        return images
+    return open_images(images, size=train.size, fit=fit).with_class_names(train.class_names)
 
 
-def _as_outputs(images: Any, backbone: Backbone, workers: int) -> Outputs:
+def embed_if_needed(backbone: Backbone, images: Any, workers: int) -> Outputs:
+    """The outputs for ``images``, which may be outputs already."""
     return images if isinstance(images, Outputs) else embed(backbone, images, workers=workers)
 
 
@@ -106,11 +98,7 @@ def _in_step(fabric: Any, start: Callable[[], Iterator[Outputs]]) -> Callable[[]
     return batches
 
 
-def _all_reduce(fabric: Any) -> Callable[[np.ndarray], np.ndarray]:
-    """A function that sums an array over all processes, on their devices: NCCL needs device memory."""
-
-    def sum_over_ranks(array: np.ndarray) -> np.ndarray:
-        tensor = torch.from_numpy(np.ascontiguousarray(array)).to(fabric.device)
-        return fabric.all_reduce(tensor, reduce_op="sum").cpu().numpy()
-
-    return sum_over_ranks
+def _sum_over_ranks(fabric: Any, array: np.ndarray) -> np.ndarray:
+    """The sum of an array over all processes, on their devices: NCCL needs device memory."""
+    tensor = torch.from_numpy(np.ascontiguousarray(array)).to(fabric.device)
+    return fabric.all_reduce(tensor, reduce_op="sum").cpu().numpy()

@@ -1,6 +1,6 @@
-"""Relabelling, head growth and fit for an own training loop.
+"""Relabelling, head growth and fit for training loops outside the package.
 
-:func:`~maple.training.loop.train_backbone` is a whole loop. To add MAPLE to an existing one, with its own data,
+:func:`~maple.training.loop.train_backbone` is a complete loop. To add MAPLE to an existing one, with its own data,
 augmentation, optimiser and schedule, use a :class:`Relabeller`::
 
     session = Relabeller(MapleRecipe(), labels, n_classes=10, epochs=30)
@@ -11,9 +11,9 @@ augmentation, optimiser and schedule, use a :class:`Relabeller`::
         session.end_epoch(epoch, backbone, train, validation, optimizer)
     predictor = session.fit(backbone, train, validation, calibration)
 
-``examples/plain_pytorch.py`` is a whole program. Both loops share the code of the step (:mod:`maple.training.step`)
-and of relabelling (:mod:`maple.training.relabel`). This module is in ``prediction`` because :meth:`Relabeller.fit`
-returns a predictor.
+``examples/plain_pytorch.py`` is a complete program. Both loops use the same step (:mod:`maple.training.step`) and
+relabelling (:mod:`maple.training.relabel`). This module is in ``prediction`` because :meth:`Relabeller.fit` returns a
+predictor.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import Dataset, Subset, TensorDataset
 
 from maple.data.batches import to_input
 from maple.data.image_set import ImageSet
 from maple.errors import DataError, TrainError, UsageError
 from maple.networks import Backbone, Images, as_image_batch, embed
-from maple.prediction.fit import fit_predictor
+from maple.prediction.fit import embed_if_needed, fit_predictor
 from maple.prediction.predictor import Predictor
 from maple.training.head import check_optimizes, named_state, replace_head
 from maple.training.maple import MapleRecipe
@@ -79,11 +79,11 @@ class EpochEnd:
 
 
 class Relabeller:
-    """MAPLE's part of a training, as an object that any loop can call.
+    """The MAPLE steps of a training, called by any loop.
 
-    ``labels`` (N,) are those of the training images; a loop names the images of a batch by position. ``epochs`` is the
-    length of the training: the triplet loss warms up over a share of it, and no class is split after the last epoch.
-    ``seed`` is that of the clustering. The attribute :attr:`labels` holds the pseudo-labels to train with.
+    ``labels`` (N,) are those of the training images; batches refer to images by position. ``epochs`` is the length of
+    the training: the triplet loss warms up over a share of it, and no class is split after the last epoch. ``seed`` is
+    that of the clustering. The attribute :attr:`labels` holds the pseudo-labels to train with.
 
     >>> session = Relabeller(MapleRecipe(), [0, 1, 1, 0], n_classes=2, epochs=10)
     >>> session.labels[torch.tensor([2, 0])]
@@ -114,7 +114,7 @@ class Relabeller:
         self.clusters = PseudoLabels(recipe, Relabelling.initial(self.class_labels, n_classes), seed)
         self.epoch = 0  # epochs done
         self._seen = 0  # images seen in this epoch
-        self._tried = False  # whether a batch has been checked
+        self._checked = False  # whether a batch has been checked
 
     @property
     def relabelling(self) -> Relabelling:
@@ -142,9 +142,9 @@ class Relabeller:
         output per cluster. The values of the first batch are checked.
         """
         check_cluster_head(getattr(backbone, "_orig_mod", backbone), self.n_clusters)  # torch.compile wraps it
-        if not self._tried:
+        if not self._checked:
             _check_batch(images)
-            self._tried = True
+            self._checked = True
         progress = self.progress
         if torch.is_grad_enabled():
             self._seen += len(images)
@@ -168,17 +168,17 @@ class Relabeller:
         of the backbone themselves (DistributedDataParallel, an average of weights) must be created again after a split.
         """
         if not 1 <= epoch <= self.epochs:
-            raise UsageError(f"epoch {epoch} of {self.epochs}: count epochs from 1, and give Relabeller all of them")
+            raise UsageError(f"epoch is {epoch}: count from 1 to epochs={self.epochs}, the length given to Relabeller")
         check_training_images(train, self.class_labels)
         check_cluster_head(backbone, self.n_clusters)
-        seen, labels = self._validate(epoch, _outputs_of(backbone, validation, workers))
+        seen, labels = self._validate(epoch, embed_if_needed(backbone, validation, workers))
         probabilities = self.recipe.class_probabilities(seen)  # (N, C)
         accuracy = float((probabilities.argmax(1) == labels).mean())
         self.epoch, self._seen = epoch, 0
+        read = partial(embed, backbone, train, workers=workers, logits=False)
         after = None
         if epoch < self.epochs:
-            rows_of = partial(_embed_rows, backbone, train, workers)
-            after = self.clusters.propose(epoch, probabilities, labels, rows_of)
+            after = self.clusters.propose(epoch, probabilities, labels, lambda rows: read(indices=rows).embeddings)
         if after is None:
             return EpochEnd(epoch, accuracy, (), self.n_clusters)
         head = backbone.head
@@ -193,9 +193,9 @@ class Relabeller:
         if outputs.labels is None or outputs.logits is None:
             raise UsageError("the validation images have no labels: give an ImageSet, or a Dataset of (x, label)")
         if not np.isin(outputs.labels, self.relabelling.cluster_to_class).all():
+            last = len(self.class_names) - 1
             raise UsageError(
-                "some labels of the validation images are not among those of the classes, "
-                f"0 to {len(self.class_names) - 1}: leave out images of other classes"
+                f"labels of validation images are not all in 0 to {last}: leave out images of other classes"
             )
         if not np.isfinite(outputs.logits).all():
             raise TrainError(f"the logits are no longer finite in epoch {epoch}: lower the learning rate")
@@ -222,8 +222,8 @@ class Relabeller:
         return fit_predictor(
             backbone,
             train if isinstance(train, ImageSet) else _describe(train, self.class_names),
-            _outputs_of(backbone, validation, workers),
-            None if calibration is None else _outputs_of(backbone, calibration, workers),
+            embed_if_needed(backbone, validation, workers),
+            None if calibration is None else embed_if_needed(backbone, calibration, workers),
             relabelling=self.relabelling,
             class_rule=self.recipe.class_rule,
             workers=workers,
@@ -231,7 +231,7 @@ class Relabeller:
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """For a checkpoint, beside the states of network and optimiser: tensors and a number."""
+        """State for a checkpoint, to be saved with the states of network and optimiser: tensors and a number."""
         arrays = {field.name: getattr(self.relabelling, field.name) for field in fields(self.relabelling)}
         return {"epoch": self.epoch, **{name: torch.from_numpy(array) for name, array in arrays.items()}}
 
@@ -244,24 +244,26 @@ class Relabeller:
         relabelling = Relabelling(**arrays)
         classes = relabelling.cluster_to_class[relabelling.cluster_ids]
         if not np.array_equal(classes, self.class_labels):
-            raise UsageError("the checkpoint is of other training images or labels: continue with the same")
+            raise UsageError(
+                "the checkpoint belongs to other training labels: continue with the same images and labels"
+            )
         self.clusters.current, self.epoch, self._seen = relabelling, state["epoch"], 0
         resize_head(backbone, relabelling.n_clusters)
 
 
 def resize_head(backbone: Backbone, n_outputs: int) -> None:
-    """Give the backbone a linear head of ``n_outputs``, unless it has one; its weights are loaded next."""
+    """Give the backbone a linear head of ``n_outputs`` unless it has one; the weights are loaded afterwards."""
     require_head(backbone)
     if isinstance(backbone.head, nn.Linear) and backbone.head.out_features != n_outputs:
         backbone.head = nn.Linear(backbone.head_size, n_outputs).to(backbone.head.weight)
 
 
 def require_head(backbone: Any) -> None:
-    """Raise ``UsageError`` for anything but a backbone with a head."""
+    """Raise ``UsageError`` unless ``backbone`` is a :class:`Backbone` with a head."""
     if not isinstance(backbone, Backbone) or backbone.head is None:
         raise UsageError(
-            "the loop must train a Backbone with a head: backbone = maple.wrap_backbone(model), and then "
-            "backbone.parameters() for the optimiser"
+            "the loop needs a Backbone with a head: create it with maple.wrap_backbone(model), and give the optimiser "
+            "backbone.parameters()"
         )
 
 
@@ -280,7 +282,7 @@ def check_cluster_head(backbone: Any, n_clusters: int) -> None:
 
 
 def check_training_images(train: Images, labels: np.ndarray) -> None:
-    """Raise ``UsageError`` for training images that are known not to be those of the labels."""
+    """Raise ``UsageError`` for training images that differ from those of the labels."""
     if not hasattr(train, "__getitem__") and not isinstance(train, ImageSet):
         raise UsageError("the training images are read by position: give the Dataset, not its DataLoader")
     same = len(train) == len(labels)  # type: ignore[arg-type]
@@ -313,30 +315,12 @@ def _check_batch(images: Tensor) -> None:
         )
 
 
-def _outputs_of(backbone: Backbone, images: Images | Outputs, workers: int) -> Outputs:
-    return images if isinstance(images, Outputs) else embed(backbone, images, workers=workers)
-
-
-def _embed_rows(backbone: Backbone, train: Images, workers: int, rows: np.ndarray) -> np.ndarray:
-    return embed(backbone, train, indices=rows, workers=workers, logits=False).embeddings
-
-
-class _Described(Dataset):
-    """Any data set with the attributes of an ``ImageSet`` that fitting needs: class names and image size."""
-
-    def __init__(self, data: Any, class_names: tuple[str, ...]) -> None:
-        self.data, self.class_names = data, class_names
-        first = data[0]
-        image = torch.as_tensor(first[0] if isinstance(first, tuple | list) else first)
-        self.size = int(as_image_batch(image[None]).shape[-1])
-
-    def __len__(self) -> int:
-        return len(self.data)
-
-    def __getitem__(self, index: int) -> Any:
-        return self.data[index]
-
-
 def _describe(images: Any, class_names: tuple[str, ...]) -> Any:
+    """Any data set with the attributes of an ``ImageSet`` that fitting needs: class names and image size."""
     arrays = isinstance(images, Tensor | np.ndarray)
-    return _Described(TensorDataset(torch.as_tensor(images)) if arrays else images, class_names)
+    data = TensorDataset(torch.as_tensor(images)) if arrays else images
+    first = data[0]
+    image = torch.as_tensor(first[0] if isinstance(first, tuple | list) else first)
+    described: Any = Subset(data, range(len(data)))
+    described.class_names, described.size = class_names, int(as_image_batch(image[None]).shape[-1])
+    return described
