@@ -106,11 +106,13 @@ def commands() -> str:
     """All commands with their arguments and options, from the command line itself."""
     from typer.main import get_command
 
-    from maple.cli.app import app
+    from maple.cli.app import COMMANDS, app
 
-    parsed = get_command(app).commands  # type: ignore[attr-defined]
-    functions = {info.name or info.callback.__name__: info.callback for info in app.registered_commands}
-    return "\n\n".join(_command(name, parsed[name], get_type_hints(functions[name])) for name in sorted(functions))
+    group: Any = get_command(app)
+    return "\n\n".join(
+        _command(name, group.get_command(None, name), get_type_hints(COMMANDS[name].with_flags()))
+        for name in sorted(COMMANDS)
+    )
 
 
 def _command(name: str, command: Any, types: dict[str, Any]) -> str:
@@ -129,7 +131,7 @@ def _command(name: str, command: Any, types: dict[str, Any]) -> str:
 
 
 def _placeholder(argument: Any) -> str:
-    name = argument.name.upper() + ("..." if argument.nargs == -1 else "")
+    name = argument.metavar + ("..." if argument.nargs == -1 else "")
     return name if argument.required else f"[{name}]"
 
 

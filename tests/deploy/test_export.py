@@ -139,26 +139,26 @@ def run_folder(predictor, tmp_path_factory):
 
 
 def test_a_run_whose_images_are_gone_is_not_exported_unchecked(run_folder, tmp_path):
-    from maple.deploy.export import export_run
+    from maple.deploy.export import ExportRequest, export_run
 
     bare = tmp_path / "bare"
     shutil.copytree(run_folder, bare, ignore=shutil.ignore_patterns("gallery"))
     with pytest.raises(RunError, match="--data-root"):
-        export_run(bare, tmp_path / "model.onnx")
+        export_run(ExportRequest(bare, tmp_path / "model.onnx"))
     assert not (tmp_path / "model.onnx").exists()
 
 
 def test_a_run(run_folder, predictor, tmp_path, onnx):
-    from maple.deploy.export import export_run
+    from maple.deploy.export import ExportRequest, export_run
     from maple.prediction.onnx import OnnxPredictor
 
-    report = export_run(run_folder, tmp_path / "model.onnx", preprocess=True)
+    report = export_run(ExportRequest(run_folder, tmp_path / "model.onnx", preprocess=True))
     assert report.n_exemplars == 16 and report.n_images == 48 + 16  # 12 of each class, and noise
     opened = OnnxPredictor.open(report.path)
     assert {cluster: len(images) for cluster, images in opened.exemplars.items()} == {0: 4, 1: 4, 2: 4, 3: 4}
     shown = {image.tobytes() for image in pictures(160).pixels[3::4]}
     assert all(image.tobytes() in shown for image in opened.exemplars[3])
-    assert export_run(run_folder, tmp_path / "model.onnx", exemplars=False).n_exemplars == 0
+    assert export_run(ExportRequest(run_folder, tmp_path / "model.onnx", exemplars=False)).n_exemplars == 0
     assert OnnxPredictor.open(report.path).exemplars == {}
 
 
@@ -171,10 +171,10 @@ def test_a_run(run_folder, predictor, tmp_path, onnx):
     ],
 )
 def test_requests_that_make_no_sense(run_folder, tmp_path, out, options, reason):
-    from maple.deploy.export import export_run
+    from maple.deploy.export import ExportRequest, export_run
 
     with pytest.raises(UsageError, match=reason):
-        export_run(run_folder, tmp_path / out, **options)
+        export_run(ExportRequest(run_folder, tmp_path / out, **options))
 
 
 @pytest.mark.slow

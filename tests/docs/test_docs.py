@@ -67,7 +67,7 @@ PAGES = sorted(str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md"))
 ELSEWHERE = ("README.md", "CONTRIBUTING.md", "results/README.md")  # not pages of ours, but with commands like theirs
 DOCTEST = doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS
 GROUP = typer.main.get_command(app)
-COMMANDS: dict[str, Any] = GROUP.commands  # type: ignore[attr-defined]
+COMMANDS: dict[str, Any] = {name: GROUP.get_command(None, name) for name in GROUP.list_commands(None)}  # type: ignore[attr-defined]
 
 
 # --- reading ---------------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Flags made from options, ``--set``, ``--plugin``, and the parameters that several commands share."""
+"""Commands and their flags: made from the arguments of a command, from options, ``--set`` and ``--plugin``."""
 
 from __future__ import annotations
 
@@ -6,21 +6,16 @@ import inspect
 import shlex
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import Field, dataclass, fields
+from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+from pkgutil import resolve_name
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import typer
 
-from maple.data.options import DataOptions
-from maple.decisions.options import DecisionOptions
-from maple.deploy.serve.options import ServeOptions
-from maple.detectors.options import DetectorOptions
 from maple.errors import ConfigError, UsageError
-from maple.networks.options import ModelOptions
-from maple.options import read_names, read_toml
-from maple.training.options import MapleOptions, TrainOptions
 
+Request = TypeVar("Request")
 DataRoot = Annotated[
     Path | None,
     typer.Option(help="folder of named data sets, <name>/<split>.parquet [dim]\\[default: environment MAPLE_DATA][/]"),
@@ -33,28 +28,30 @@ Workers = Annotated[int, typer.Option(min=0, help="processes that decode images 
 OodSources = Annotated[list[str] | None, typer.Option(help="NAME=SOURCE of unknown images; may be repeated")]
 AsJson = Annotated[bool, typer.Option("--json", help="print JSON instead of a table")]
 TextAsJson = Annotated[bool, typer.Option("--json", help="print JSON instead of text")]
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="replace an existing run")]
 BatchSize = Annotated[int, typer.Option(min=1, help="images per forward pass")]
-ConfigFile = Annotated[Path | None, typer.Option(help="TOML file with options; flags take precedence")]
 Trust = Annotated[bool, typer.Option("--trust", help="allow a network that runs code: TorchScript, .pt2 and python:")]
 
 
 @dataclass(frozen=True)
 class Section:
-    """A group of options as a panel of flags."""
+    """A group of options as a panel of flags; its class is imported for the commands that use it."""
 
     title: str
-    group: type
+    place: str
+
+    @property
+    def group(self) -> type:
+        return resolve_name(self.place)
 
 
 SECTIONS = {
-    "data": Section("Data", DataOptions),
-    "model": Section("Model", ModelOptions),
-    "train": Section("Training", TrainOptions),
-    "maple": Section("MAPLE recipe", MapleOptions),
-    "detector": Section("Detector", DetectorOptions),
-    "decision": Section("Decision", DecisionOptions),
-    "serve": Section("Serving", ServeOptions),
+    "data": Section("Data", "maple.data.options:DataOptions"),
+    "model": Section("Model", "maple.networks.options:ModelOptions"),
+    "train": Section("Training", "maple.training.options:TrainOptions"),
+    "maple": Section("MAPLE recipe", "maple.training.options:MapleOptions"),
+    "detector": Section("Detector", "maple.detectors.options:DetectorOptions"),
+    "decision": Section("Decision", "maple.decisions.options:DecisionOptions"),
+    "serve": Section("Serving", "maple.deploy.serve.options:ServeOptions"),
 }
 _METHODS = "Methods"
 _SETTINGS = Annotated[
@@ -69,10 +66,11 @@ _SETTINGS = Annotated[
 
 
 def _load_plugins(modules: list[str] | None) -> list[str] | None:
-    from maple.registry import load_plugin
+    if modules:
+        from maple.registry import load_plugin
 
-    for module in modules or ():
-        load_plugin(module)
+        for module in modules:
+            load_plugin(module)
     return modules
 
 
@@ -81,73 +79,123 @@ _PLUGINS = Annotated[
     typer.Option(
         "--plugin",
         metavar="MODULE",
-        callback=lambda modules: _load_plugins(modules) if modules else modules,
+        callback=_load_plugins,
         help="Python module that registers methods, installed or in the current folder; may be repeated",
         rich_help_panel=_METHODS,
     ),
 ]
 
 
-def with_options(
-    *sections: str, settable: bool = False, rare: bool = False, default: str | None = None
-) -> Callable[[Callable], Callable]:
-    """Give a command ``--plugin``, and one flag per option of these sections; values given arrive in ``flags``.
+# --- declaring commands -----------------------------------------------------------------------------------------------
 
-    ``settable`` adds ``--set``, whose values arrive in ``flags`` by ``name.option``. ``rare`` options are hidden from
-    the help unless asked for. ``default`` is shown for flags whose default is not the option's own.
+
+def argument(help: str, metavar: str, default: Any = MISSING) -> Any:
+    """A positional argument, as a field of the arguments of a command."""
+    return field(default=default, metadata={"typer": lambda _: typer.Argument(help=help, metavar=metavar)})
+
+
+def flag(
+    default: Any, help: str | Callable[[], str], name: str = "", shown: str = "", panel: str | None = None, **more: Any
+) -> Any:
+    """A flag, as a field of the arguments of a command.
+
+    ``help`` is a function if the text takes time. ``name`` is the spelling if it is not that of the field; a switch
+    that is off has no ``--no-`` form. ``shown`` is the default in the help if that is not the value. The rest is for
+    Typer.
     """
 
-    def decorate(command: Callable) -> Callable:
-        hints = get_type_hints(command, include_extras=True)
-        own = [
-            parameter.replace(annotation=hints[parameter.name])
-            for parameter in inspect.signature(command).parameters.values()
-            if parameter.name != "flags"
-        ]
-        made = [flag for section in sections for flag in _section_flags(section, rare, default)]
-        names = [flag.name for flag in made]
-        shared = [_keyword("settings", _SETTINGS)] if settable else []
-        parameters = [*own, *made, *shared, _keyword("plugins", _PLUGINS)]
+    def make(own_name: str) -> Any:
+        from maple.options import flag_name
 
-        def wrapper(**given: Any) -> Any:
-            given.pop("plugins")
-            flags = {name: value for name in names if (value := given.pop(name)) is not None}
-            flags |= read_settings(given.pop("settings") or []) if settable else {}
-            return command(**given, **({"flags": flags} if "flags" in hints else {}))
+        names = [name or flag_name(own_name)] if name or default is False else []
+        text = (help if isinstance(help, str) else help()) + _default_text(shown)
+        return typer.Option(*names, help=text, rich_help_panel=panel, **more)
 
-        wrapper.__name__, wrapper.__doc__ = command.__name__, command.__doc__
-        wrapper.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-        wrapper.__annotations__ = {p.name: p.annotation for p in parameters}
-        return wrapper
-
-    return decorate
+    return field(default=default, metadata={"typer": make})
 
 
-def _section_flags(name: str, rare: bool, default: str | None) -> Iterator[inspect.Parameter]:
-    section = SECTIONS[name]
-    hints = get_type_hints(section.group, include_extras=True)
-    for option in fields(section.group):
-        if option.metadata.get("flag", True):
-            shown = default if default and name != "serve" else _default_text(option)  # the service has its own
-            flag = typer.Option(
-                help=option.metadata["help"] + (f" [dim]\\[default: {shown}][/]" if shown else ""),
-                rich_help_panel=section.title,
-                metavar=value_text(hints[option.name]),
-                show_default=False,
-                hidden=option.metadata.get("rare", False) and not rare,
-            )
-            kind: Any = bool | None if option.type == "bool" else str | None
-            yield _keyword(option.name, Annotated[kind, flag])
+@dataclass(frozen=True)
+class Command:
+    """A function as a command; see :func:`command`."""
+
+    function: Callable[..., None]
+    sections: tuple[str, ...]
+    settable: bool
+    rare: bool
+    default: str
+    plugins: bool
+
+    @property
+    def name(self) -> str:
+        return self.function.__name__
+
+    def with_flags(self) -> Callable[..., None]:
+        """The function with one keyword per flag, which Typer reads."""
+        hints = get_type_hints(self.function)
+        arguments = hints["given"]
+        own = list(_argument_flags(arguments))
+        made = [each for section in self.sections for each in self._section_flags(section)]
+        shared = [_keyword("settings", _SETTINGS)] * self.settable + [_keyword("plugins", _PLUGINS)] * self.plugins
+
+        def run(**given: Any) -> None:
+            flags = {each.name: given[each.name] for each in made if given[each.name] is not None}
+            flags |= read_settings(given.get("settings"))
+            record = arguments(**{each.name: given[each.name] for each in own})
+            self.function(record, *([flags] if "flags" in hints else []))
+
+        parameters = [*own, *made, *shared]
+        run.__name__, run.__doc__ = self.name, self.function.__doc__
+        run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        run.__annotations__ = {each.name: each.annotation for each in parameters}
+        return run
+
+    def _section_flags(self, name: str) -> Iterator[inspect.Parameter]:
+        section = SECTIONS[name]
+        hints = get_type_hints(section.group, include_extras=True)
+        for option in fields(section.group):
+            if option.metadata.get("flag", True):
+                own = name == "serve" or not self.default  # the service has its own defaults
+                settings = typer.Option(
+                    help=option.metadata["help"] + _default_text(option.default if own else self.default),
+                    rich_help_panel=section.title,
+                    metavar=value_text(hints[option.name]),
+                    show_default=False,
+                    hidden=option.metadata.get("rare", False) and not self.rare,
+                )
+                kind: Any = bool | None if option.type == "bool" else str | None
+                yield _keyword(option.name, Annotated[kind, settings])
 
 
-def _keyword(name: str, annotation: Any) -> inspect.Parameter:
-    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+def command(
+    *sections: str, settable: bool = False, rare: bool = False, default: str = "", plugins: bool = True
+) -> Callable[[Callable[..., None]], Command]:
+    """Make a command of a function of ``given``, a dataclass of arguments and flags, and perhaps of ``flags``.
+
+    Each option of these ``sections`` becomes a flag; values given arrive in ``flags``. ``settable`` adds ``--set``,
+    whose values arrive there by ``name.option``; ``plugins`` adds ``--plugin``. ``rare`` options are hidden from the
+    help unless asked for. ``default`` is shown for flags whose default is not the option's own.
+
+    Flags are made when the command is run: ``maple --help`` needs only names and docstrings.
+    """
+    return lambda function: Command(function, sections, settable, rare, default, plugins)
 
 
-def _default_text(option: Field[Any]) -> str:
-    if isinstance(option.default, tuple):
-        return ",".join(map(str, option.default))
-    return "" if option.default is None else str(option.default)
+def _argument_flags(arguments: type) -> Iterator[inspect.Parameter]:
+    """One parameter per field: declared by :func:`argument` or :func:`flag`, or annotated for Typer already."""
+    hints = get_type_hints(arguments, include_extras=True)
+    for each in fields(arguments):
+        kind, make = hints[each.name], each.metadata.get("typer")
+        default = inspect.Parameter.empty if each.default is MISSING else each.default
+        yield _keyword(each.name, Annotated[kind, make(each.name)] if make else kind, default)
+
+
+def _keyword(name: str, annotation: Any, default: Any = None) -> inspect.Parameter:
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+
+
+def _default_text(default: Any) -> str:
+    shown = ",".join(map(str, default)) if isinstance(default, tuple) else default
+    return "" if shown in (None, "") else f" [dim]\\[default: {shown}][/]"
 
 
 def value_text(annotation: Any) -> str | None:
@@ -170,25 +218,36 @@ def value_text(annotation: Any) -> str | None:
 # --- values that are more than one word ------------------------------------------------------------------------------
 
 
-def read_settings(pairs: list[str]) -> dict[str, str]:
+def _pairs(flag: str, takes: str, pairs: list[str] | None) -> Iterator[tuple[str, str, UsageError]]:
+    """Name and value of each ``NAME=VALUE``, and the error for values that the caller cannot use."""
+    for pair in pairs or ():
+        error = UsageError(f"{flag} takes {takes}; got '{pair}'")
+        name, separator, value = pair.partition("=")
+        if not (separator and name.strip()):
+            raise error
+        yield name.strip(), value, error
+
+
+def read_settings(pairs: list[str] | None) -> dict[str, str]:
     """Values of ``--set`` by ``name.option``.
 
     >>> read_settings(["sngp.features=1024"])
     {'sngp.features': '1024'}
     """
     found: dict[str, str] = {}
-    for pair in pairs:
-        key, separator, value = pair.partition("=")
-        name, _, option = key.strip().rpartition(".")
-        if not (separator and name and option):
-            raise UsageError(f"--set takes NAME.OPTION=VALUE, such as sngp.features=1024; got '{pair}'")
-        if found.setdefault(f"{name}.{option}", value.strip()) != value.strip():
-            raise UsageError(f"--set {name}.{option} is given twice: give it once")
+    for key, value, error in _pairs("--set", "NAME.OPTION=VALUE, such as sngp.features=1024", pairs):
+        name, _, option = key.rpartition(".")
+        if not (name and option):
+            raise error
+        if found.setdefault(key, value.strip()) != value.strip():
+            raise UsageError(f"--set {key} is given twice: give it once")
     return found
 
 
 def read_config(path: Path | None) -> dict[str, Any]:
     """The sections of the user's configuration file; its plug-ins, ``plugin = [...]``, are imported."""
+    from maple.options import read_toml
+
     sections = read_toml(path) if path else {}
     modules = sections.pop("plugin", [])
     if not isinstance(modules, list) or not all(isinstance(module, str) for module in modules):
@@ -202,10 +261,9 @@ def read_config(path: Path | None) -> dict[str, Any]:
 def named_sources(pairs: list[str] | None) -> dict[str, str]:
     """Sources of ``--ood`` by name."""
     sources: dict[str, str] = {}
-    for pair in pairs or ():
-        name, separator, source = pair.partition("=")
-        if not separator or not name or not source:
-            raise UsageError(f"--ood takes NAME=SOURCE, such as svhn=svhn or debris=folder/debris; got '{pair}'")
+    for name, source, error in _pairs("--ood", "NAME=SOURCE, such as svhn=svhn or debris=folder/debris", pairs):
+        if not source:
+            raise error
         if name in sources:
             raise UsageError(f"--ood names '{name}' twice: give each set its own name")
         sources[name] = source
@@ -214,34 +272,40 @@ def named_sources(pairs: list[str] | None) -> dict[str, str]:
 
 def named_values(pairs: list[str] | None) -> dict[str, list[str]]:
     """Values of ``--values`` by the name of the option."""
+    from maple.options import read_names
+
     values: dict[str, list[str]] = {}
-    for pair in pairs or ():
-        name, separator, listed = pair.partition("=")
-        if not separator or not read_names(listed):
-            raise UsageError(f"--values takes NAME=VALUE,..., such as max_clusters=3,5; got '{pair}'")
-        values[name.strip()] = read_names(listed)
+    for name, listed, error in _pairs("--values", "NAME=VALUE,..., such as max_clusters=3,5", pairs):
+        if not (found := read_names(listed)):
+            raise error
+        values[name] = found
     return values
 
 
-def read_channels(text: str | None, flag: str) -> tuple[float, ...] | None:
-    """Three numbers, one per colour channel."""
+def read_numbers(text: str | None, flag: str, kind: type, takes: str, length: int | None = None) -> Any:
+    """Numbers separated by commas, ``length`` of them; ``takes`` is what an error asks for. None stays None.
+
+    >>> read_numbers("0,1", "--seeds", int, "numbers such as 0,1,2")
+    (0, 1)
+    """
     if text is None:
         return None
     try:
-        red, green, blue = (float(part) for part in text.split(","))
+        numbers = tuple(kind(part) for part in text.split(","))
     except ValueError:
-        raise UsageError(f"{flag} takes three numbers, such as 0.485,0.456,0.406; got '{text}'") from None
-    return red, green, blue
+        numbers = ()
+    if not numbers or length not in (None, len(numbers)):
+        raise UsageError(f"{flag} takes {takes}; got '{text}'")
+    return numbers
 
 
-def read_seeds(text: str | None) -> tuple[int, ...] | None:
-    """Seeds separated by commas."""
-    if text is None:
-        return None
-    try:
-        return tuple(int(part) for part in text.split(","))
-    except ValueError:
-        raise UsageError(f"--seeds takes numbers such as 0,1,2; got '{text}'") from None
+# --- requests ---------------------------------------------------------------------------------------------------------
+
+
+def to_request(given: Any, kind: type[Request], **values: Any) -> Request:
+    """A request of this kind from the arguments that it knows, and from ``values``, which take precedence."""
+    known = {each.name for each in fields(kind)} & vars(given).keys()  # type: ignore[arg-type]
+    return kind(**{name: getattr(given, name) for name in known} | values)
 
 
 def command_line() -> str:

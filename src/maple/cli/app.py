@@ -1,17 +1,28 @@
-"""The command line: ``maple COMMAND``. Heavy imports happen inside the commands, so that ``--help`` is quick."""
+"""The command line: ``maple COMMAND``. Heavy imports happen inside the commands, so that ``--help`` is quick.
+
+The list of commands is drawn here, in the manner of Typer: Typer itself would load Markdown, tracebacks and syntax
+highlighting for it, and read the flags of all commands, which takes longer than all the rest. The help of each command
+is Typer's.
+"""
 
 from __future__ import annotations
 
 import os
 import sys
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.padding import Padding
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+from typer.core import TyperGroup
+from typer.main import get_command_from_info
+from typer.models import CommandInfo
 
 from maple import __version__
 from maple.cli._output import output
-from maple.cli._overview import Overview
 from maple.cli.catalogue import data, methods
 from maple.cli.deploying import export, serve
 from maple.cli.evaluating import benchmark, evaluate, report, update
@@ -21,6 +32,56 @@ from maple.errors import MapleError, naming_extras
 from maple.progress import is_first_process
 
 INTERRUPTED = 130  # the exit code after Ctrl-C
+COMMANDS = {
+    each.name: each
+    for each in (
+        *(demo, train, fit, tune),
+        *(predict, explain, evaluate, update),
+        *(benchmark, methods, report, monitor),
+        *(export, serve, data),
+    )
+}
+
+
+class Overview(TyperGroup):
+    """The commands: each is made when it is asked for, and listed by its name and the first paragraph of its help."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings | {"commands": dict.fromkeys(COMMANDS)})
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if cmd_name not in COMMANDS:
+            return None
+        function = COMMANDS[cmd_name].with_flags()
+        info = CommandInfo(cmd_name, callback=function, help="\n\n".join(_paragraphs(function.__doc__)))
+        return get_command_from_info(info, pretty_exceptions_short=False, rich_markup_mode=self.rich_markup_mode)
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        options = [(", ".join(option.opts), getattr(option, "help", None) or "") for option in self.get_params(ctx)]
+        commands = [(name, _paragraphs(each.function.__doc__)[0]) for name, each in COMMANDS.items()]
+        console = Console(highlight=False)
+        console.print(Padding(Text(self.get_usage(ctx).strip(), style="bold"), 1))
+        console.print(Padding(self.help or "", (0, 1, 1, 1)))
+        console.print(_panel("Options", options))
+        console.print(_panel("Commands", commands))
+
+
+def _paragraphs(text: str | None) -> list[str]:
+    """The paragraphs of a text, at least one, each on one line: the terminal has a width of its own.
+
+    >>> _paragraphs("Add images to a run,\\nwithout retraining.\\n\\nThresholds are void then.")
+    ['Add images to a run, without retraining.', 'Thresholds are void then.']
+    """
+    return [" ".join(paragraph.split()) for paragraph in (text or "").split("\n\n")]
+
+
+def _panel(title: str, rows: list[tuple[str, str]]) -> Panel:
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="bold cyan", no_wrap=True)
+    for name, text in rows:
+        table.add_row(name, Text(text))
+    return Panel(table, title=title, title_align="left", border_style="dim")
+
 
 app = typer.Typer(
     cls=Overview,
@@ -30,13 +91,6 @@ app = typer.Typer(
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
 )
-for _command in (
-    *(demo, train, fit, tune),
-    *(predict, explain, evaluate, update),
-    *(benchmark, methods, report, monitor),
-    *(export, serve, data),
-):
-    app.command()(_command)
 
 
 def _version(show: bool) -> None:

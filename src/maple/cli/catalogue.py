@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-from typing import TYPE_CHECKING, Annotated, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
-import typer
-
-from maple.cli._flags import AsJson, DataRoot, value_text, with_options
+from maple.cli._flags import AsJson, DataRoot, argument, command, flag, value_text
 from maple.cli._output import output, print_facts, print_line
 from maple.errors import UsageError
 
@@ -16,27 +15,31 @@ if TYPE_CHECKING:
     from maple.runs.listings import MethodFacts
 
 
-@with_options()
-def methods(
-    name: Annotated[
-        str | None,
-        typer.Argument(help="recipe or detector to describe, with its options [dim]\\[default: list all][/]"),
-    ] = None,
-    as_json: AsJson = False,
-) -> None:
+@dataclass(frozen=True)
+class MethodsArguments:
+    """The arguments of ``maple methods``."""
+
+    name: str | None = argument(
+        "recipe or detector to describe, with its options [dim]\\[default: list all][/]", "NAME", None
+    )
+    as_json: AsJson = False
+
+
+@command()
+def methods(given: MethodsArguments) -> None:
     """List recipes (training methods) and detectors (OOD scores) with papers and cost, or describe one of them.
 
     Options of a method are set with --set NAME.OPTION=VALUE, or in its section of a TOML file.
     """
     from maple.runs.listings import find_methods, list_methods
 
-    if name is not None:
-        found = find_methods(name)
-        if as_json:
+    if given.name is not None:
+        found = find_methods(given.name)
+        if given.as_json:
             print(json.dumps([_method_dict(each) for each in found], indent=1))
-        for each in found if not as_json else ():
+        for each in found if not given.as_json else ():
             _print_method(each)
-    elif as_json:
+    elif given.as_json:
         print(json.dumps(list_methods(), indent=1))
     else:
         _print_methods(list_methods())
@@ -102,35 +105,45 @@ def _option_rows(found: MethodFacts) -> list[dict[str, Any]]:
     ]
 
 
-def data(
-    source: Annotated[str | None, typer.Argument(help="data set to describe [dim]\\[default: list all][/]")] = None,
-    get: Annotated[bool, typer.Option("--get", help="fetch the original files and convert them, if missing")] = False,
-    data_root: DataRoot = None,
-    as_json: AsJson = False,
-) -> None:
+@dataclass(frozen=True)
+class DataArguments:
+    """The arguments of ``maple data``."""
+
+    source: str | None = argument("data set to describe [dim]\\[default: list all][/]", "SOURCE", None)
+    get: bool = flag(False, "fetch the original files and convert them, if missing")
+    data_root: DataRoot = None
+    as_json: AsJson = False
+
+
+@command(plugins=False)
+def data(given: DataArguments) -> None:
     """List data sets and where they are searched for, or describe one of them and how to get it."""
     from maple.runs.listings import describe_source, list_sources
 
-    if get:
+    source, root = given.source, given.data_root
+    if given.get:
         from maple.data.catalogue.get import get_data_set
 
         if source is None:
             raise UsageError("--get needs the name of a data set: maple data cifar10 --get")
-        get_data_set(source, data_root)
-    found = list_sources(data_root) if source is None else describe_source(source, data_root)
-    if as_json:
+        get_data_set(source, root)
+    found = list_sources(root) if source is None else describe_source(source, root)
+    if given.as_json:
         print(json.dumps(found, indent=1))
     elif isinstance(found, dict):
         print_facts(found)
     else:
-        from rich.markup import escape
-        from rich.table import Table
+        _print_sources(found)
+        print_line(f"data root: {root or os.environ.get('MAPLE_DATA') or 'none: set MAPLE_DATA or give --data-root'}")
 
-        table = Table("source", "splits", "where")
-        for row in found:
-            table.add_row(
-                *(escape(row[key]) for key in ("source", "splits", "where")), style=None if row["found"] else "dim"
-            )
-        output.print(table)
-        root = data_root or os.environ.get("MAPLE_DATA") or "none: set MAPLE_DATA or give --data-root"
-        print_line(f"data root: {root}")
+
+def _print_sources(rows: list[dict[str, Any]]) -> None:
+    """A table of data sets; those that are missing are dim."""
+    from rich.markup import escape
+    from rich.table import Table
+
+    columns = ("source", "splits", "where")
+    table = Table(*columns)
+    for row in rows:
+        table.add_row(*(escape(row[key]) for key in columns), style=None if row["found"] else "dim")
+    output.print(table)

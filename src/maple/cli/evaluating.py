@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
-
-import typer
+from typing import Any
 
 from maple.cli._flags import (
     AsJson,
@@ -16,148 +15,148 @@ from maple.cli._flags import (
     TextAsJson,
     Trust,
     Workers,
+    argument,
+    command,
     command_line,
+    flag,
     named_sources,
-    read_seeds,
-    with_options,
+    read_numbers,
+    to_request,
 )
 from maple.cli._output import print_described, print_line, print_results, print_rows
 from maple.errors import UsageError
-from maple.options import read_names
-
-RunPath = Annotated[Path, typer.Argument(help="run folder")]
 
 
-@with_options("decision", settable=True, rare=True, default="the run's")
-def evaluate(
-    run: RunPath,
-    flags: dict[str, Any],
-    ind: Annotated[str | None, typer.Option(help="in-distribution test images; default: the run's test split")] = None,
-    ood: OodSources = None,
-    detector: Annotated[
-        str | None,
-        typer.Option(
-            help="detectors to compare with, such as rmd,energy,knn; they are fitted on the run's training images "
-            "[dim]\\[default: softmax,energy; all: maple methods][/]"
-        ),
-    ] = None,
-    ood_validation: Annotated[
-        str | None, typer.Option(help="unknown images for lee-md-ood, the detector that is tuned on them")
-    ] = None,
-    workers: Workers = 2,
-    data_root: RunDataRoot = None,
-    trust: Trust = False,
-    as_json: AsJson = False,
-) -> None:
+@dataclass(frozen=True)
+class EvaluateArguments:
+    """The arguments of ``maple evaluate``."""
+
+    run: Path = argument("run folder", "RUN")
+    ind: str | None = flag(None, "in-distribution test images", shown="the run's test split")
+    ood: OodSources = None
+    detector: str | None = flag(
+        None,
+        "detectors to compare with, such as rmd,energy,knn; they are fitted on the run's training images",
+        shown="softmax,energy; all: maple methods",
+    )
+    ood_validation: str | None = flag(None, "unknown images for lee-md-ood, the detector that is tuned on them")
+    workers: Workers = 2
+    data_root: RunDataRoot = None
+    trust: Trust = False
+    as_json: AsJson = False
+
+
+@command("decision", settable=True, rare=True, default="the run's")
+def evaluate(given: EvaluateArguments, flags: dict[str, Any]) -> None:
     """Measure accuracy, calibration and detection of unknown images, and update the report."""
+    from maple.options import read_names
     from maple.runs.evaluate import EvaluateRequest, create_detectors, evaluate_run
 
     settings = {key: flags.pop(key) for key in list(flags) if "." in key}
-    request = EvaluateRequest(
-        run=run,
-        ind=ind,
-        ood=named_sources(ood),
-        decision=flags,
-        detectors=create_detectors(_names(detector), settings) if detector is not None or settings else None,
-        ood_validation=ood_validation,
-        data_root=data_root,
-        workers=workers,
-        command=command_line(),
-        trust=trust,
-    )
-    print_results(evaluate_run(request), as_json)
-
-
-def _names(detectors: str | None) -> list[str]:
-    names = read_names(detectors or "")
-    if detectors is not None and not names:
+    names = read_names(given.detector or "")
+    if given.detector is not None and not names:
         raise UsageError("--detector is empty: name detectors, such as rmd,energy (maple methods lists them)")
-    return names
+    request = to_request(
+        given,
+        EvaluateRequest,
+        ood=named_sources(given.ood),
+        decision=flags,
+        detectors=create_detectors(names, settings) if names or settings else None,
+        command=command_line(),
+    )
+    print_results(evaluate_run(request), given.as_json)
 
 
-@with_options()
-def update(
-    run: RunPath,
-    data: Annotated[str | None, typer.Option(help="labelled images to learn from, of known or of new classes")] = None,
-    calibrate: Annotated[
-        str | None,
-        typer.Option(
-            help="labelled images of all classes that the run has not seen: one half for temperature and score, the "
-            "other half for thresholds"
-        ),
-    ] = None,
-    only: Annotated[
-        str | None, typer.Option(metavar="NAME,...", help="classes of --data to learn [dim]\\[default: all][/]")
-    ] = None,
-    out: Annotated[Path | None, typer.Option(help="run folder to write [dim]\\[default: replace RUN][/]")] = None,
-    workers: Workers = 2,
-    data_root: RunDataRoot = None,
-    trust: Trust = False,
-    as_json: TextAsJson = False,
-) -> None:
-    """Add images or whole new classes to a run, without retraining and without the old images.
+@dataclass(frozen=True)
+class UpdateArguments:
+    """The arguments of ``maple update``."""
 
-    Thresholds are void afterwards: nothing is flagged until --calibrate, in the same command or a later one.
+    run: Path = argument("run folder", "RUN")
+    data: str | None = flag(None, "labelled images to learn from, of known or new classes")
+    calibrate: str | None = flag(
+        None,
+        "labelled images of all classes that the run has not seen: one half for temperature and score, the other half "
+        "for thresholds",
+    )
+    only: str | None = flag(None, "classes of --data to learn", shown="all", metavar="NAME,...")
+    out: Path | None = flag(None, "run folder to write", shown="replace RUN")
+    workers: Workers = 2
+    data_root: RunDataRoot = None
+    trust: Trust = False
+    as_json: TextAsJson = False
+
+
+@command()
+def update(given: UpdateArguments) -> None:
+    """Add images or new classes to a run, without retraining and without the old images.
+
+    Thresholds become invalid: nothing is flagged until --calibrate, in the same command or a later one.
     """
+    from maple.options import read_names
     from maple.runs.update import UpdateRequest, update_run
 
-    request = UpdateRequest(
-        run,
-        data=data,
-        calibrate=calibrate,
-        only=tuple(read_names(only or "")),
-        out=out,
-        data_root=data_root,
-        workers=workers,
-        trust=trust,
-        command=command_line(),
-    )
-    print_described(update_run(request), as_json)
+    only = tuple(read_names(given.only or ""))
+    print_described(update_run(to_request(given, UpdateRequest, only=only, command=command_line())), given.as_json)
 
 
-@with_options("train", settable=True, default="the profile's")
-def benchmark(
-    flags: dict[str, Any],
-    names: Annotated[list[str] | None, typer.Argument(help="suites; 'all' for all of them")] = None,
-    show_list: Annotated[bool, typer.Option("--list", help="list the suites")] = False,
-    profile: Annotated[str, typer.Option(help="how networks are trained: paper, cpu or tiny")] = "cpu",
-    seeds: Annotated[str | None, typer.Option(help="seeds, such as 0,1,2 [dim]\\[default: the profile's][/]")] = None,
-    out: Annotated[Path, typer.Option(help="folder for trainings and tables")] = Path("runs/benchmark"),
-    data_root: DataRoot = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="print the plan, with an estimate of the time")] = False,
-    as_json: AsJson = False,
-) -> None:
-    """Compute a table or figure of the paper, next to the paper's figures; finished trainings are not repeated."""
+@dataclass(frozen=True)
+class BenchmarkArguments:
+    """The arguments of ``maple benchmark``."""
+
+    names: list[str] | None = argument("suites; 'all' for all of them", "NAMES", None)
+    show_list: bool = flag(False, "list the suites", "--list")
+    profile: str = flag("cpu", "how networks are trained: paper, cpu or tiny")
+    seeds: str | None = flag(None, "seeds, such as 0,1,2", shown="the profile's")
+    out: Path = flag(Path("runs/benchmark"), "folder for trainings and tables")
+    data_root: DataRoot = None
+    dry_run: bool = flag(False, "print the plan with an estimate of the time, and do nothing")
+    as_json: AsJson = False
+
+
+@command("train", settable=True, default="the profile's")
+def benchmark(given: BenchmarkArguments, flags: dict[str, Any]) -> None:
+    """Compute a table or figure of the paper, beside the paper's own numbers; finished trainings are not repeated."""
     from maple.evaluation.paper.tables import to_dict, to_rows
     from maple.progress import say
     from maple.runs.benchmark.suites import BenchmarkRequest, list_suites, plan_suites, run_suites
 
-    if show_list or not names:
-        print_rows(list_suites(), as_json)
+    if given.show_list or not given.names:
+        print_rows(list_suites(), given.as_json)
         return
     request = BenchmarkRequest(
-        tuple(names), profile, read_seeds(seeds), out, data_root, changes=flags, command=command_line()
+        names=tuple(given.names),
+        profile_name=given.profile,
+        asked_seeds=read_numbers(given.seeds, "--seeds", int, "numbers such as 0,1,2"),
+        out=given.out,
+        data_root=given.data_root,
+        changes=flags,
+        command=command_line(),
     )
-    if dry_run:
-        print_rows(plan_suites(request), as_json)
+    if given.dry_run:
+        print_rows(plan_suites(request), given.as_json)
         return
     done = []
     for page, found in run_suites(request):
         done.append(to_dict(found))
-        if not as_json:
-            print_rows(to_rows(found), as_json)
+        if not given.as_json:
+            print_rows(to_rows(found), given.as_json)
             say(f"report: {page}")
-    if as_json:
+    if given.as_json:
         print(json.dumps(done, indent=1))
 
 
-@with_options()
-def report(
-    run: RunPath,
-    predictions: Annotated[Path | None, typer.Argument(help="predictions to include, .csv, .jsonl or .parquet")] = None,
-    out: Annotated[Path | None, typer.Option(help="HTML file to write; default: report.html in the run")] = None,
-) -> None:
+@dataclass(frozen=True)
+class ReportArguments:
+    """The arguments of ``maple report``."""
+
+    run: Path = argument("run folder", "RUN")
+    predictions: Path | None = argument("predictions to include, .csv, .jsonl or .parquet", "PREDICTIONS", None)
+    out: Path | None = flag(None, "HTML file to write", shown="report.html in the run")
+
+
+@command()
+def report(given: ReportArguments) -> None:
     """Write one self-contained HTML file about a run."""
     from maple.runs.report import report_run
 
-    print_line(f"report: {report_run(run, out, predictions, command_line())}")
+    print_line(f"report: {report_run(given.run, given.out, given.predictions, command_line())}")

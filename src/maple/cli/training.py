@@ -2,87 +2,92 @@
 
 from __future__ import annotations
 
+from dataclasses import MISSING, dataclass
 from pathlib import Path
-from typing import Annotated, Any
-
-import typer
+from typing import Any
 
 from maple.cli._flags import (
     AsJson,
-    ConfigFile,
     DataRoot,
     OodSources,
-    Overwrite,
     TextAsJson,
     Trust,
     Workers,
+    argument,
+    command,
     command_line,
+    flag,
     named_sources,
     named_values,
-    read_channels,
     read_config,
-    with_options,
+    read_numbers,
+    to_request,
 )
 from maple.cli._output import print_described, print_results
-from maple.options import read_names
-from maple.runs.setup.presets import list_presets
 
-Images = Annotated[str, typer.Argument(help="image folder, .parquet, .npz, or the name of a data set")]
-Preset = Annotated[str | None, typer.Option(help=f"settings by name: {', '.join(list_presets())}")]
 _START = "Start from a trained network"
 _TRAINING = ("data", "model", "train", "maple", "detector", "decision")  # panels of flags, in this order
+_CHANNELS = "three numbers, such as 0.485,0.456,0.406"
 
 
-def demo(
-    out: Annotated[Path, typer.Option(help="run folder to write")] = Path("runs/demo"),
-    seed: Annotated[int, typer.Option(help="seed")] = 0,
-    as_json: AsJson = False,
-) -> None:
+@dataclass(frozen=True)
+class DemoArguments:
+    """The arguments of ``maple demo``."""
+
+    out: Path = flag(Path("runs/demo"), "run folder to write")
+    seed: int = flag(0, "seed")
+    as_json: AsJson = False
+
+
+@command(plugins=False)
+def demo(given: DemoArguments) -> None:
     """Train, fit, evaluate and report on simulated diatoms, with unknown taxa: about two minutes."""
     from maple.runs.train import run_demo
 
-    print_results(run_demo(out, seed), as_json)
+    print_results(run_demo(given.out, given.seed), given.as_json)
 
 
-@with_options(*_TRAINING, settable=True)
-def train(
-    data: Images,
-    flags: dict[str, Any],
-    out: Annotated[
-        Path | None, typer.Option(help="run folder to write [dim]\\[default: runs/<name of DATA>][/]")
-    ] = None,
-    data_root: DataRoot = None,
-    config: ConfigFile = None,
-    preset: Preset = None,
-    init: Annotated[
-        str | None,
-        typer.Option(
-            help="trained network to start from: a run, or anything that maple fit opens except compiled graphs; the "
-            "default of --preset is then finetune",
-            rich_help_panel=_START,
-        ),
-    ] = None,
-    weights: Annotated[
-        Path | None,
-        typer.Option(help="weights of that network: .safetensors or a torch file", rich_help_panel=_START),
-    ] = None,
-    head: Annotated[
-        str | None,
-        typer.Option(
-            help="layer of that network that gives the logits [dim]\\[default: found][/]", rich_help_panel=_START
-        ),
-    ] = None,
-    trust: Annotated[
-        bool, typer.Option("--trust", help="allow a network that runs code: python:", rich_help_panel=_START)
-    ] = False,
-    resume: Annotated[bool, typer.Option("--resume", help="continue an interrupted run")] = False,
-    overwrite: Overwrite = False,
-    validation: Annotated[str | None, typer.Option(help="validation images, instead of a share of DATA")] = None,
-    calibration: Annotated[str | None, typer.Option(help="calibration images, instead of a share of DATA")] = None,
-    test: Annotated[str | None, typer.Option(help="test images, instead of a share of DATA")] = None,
-    ood: OodSources = None,
-    as_json: AsJson = False,
-) -> None:
+def _preset_help() -> str:
+    from maple.runs.setup.presets import list_presets
+
+    return f"settings by name: {', '.join(list_presets())}"
+
+
+@dataclass(frozen=True)
+class _TrainingArguments:
+    """Images to train on, and where settings come from."""
+
+    source: str = argument("image folder, .parquet, .npz, or the name of a data set", "DATA")
+    data_root: DataRoot = None
+    config: Path | None = flag(None, "TOML file with options; flags take precedence")
+    preset: str | None = flag(None, _preset_help)
+    validation: str | None = flag(None, "validation images, instead of a share of DATA")
+
+
+@dataclass(frozen=True)
+class TrainArguments(_TrainingArguments):
+    """The arguments of ``maple train``."""
+
+    calibration: str | None = flag(None, "calibration images, instead of a share of DATA")
+    test: str | None = flag(None, "test images, instead of a share of DATA")
+    ood: OodSources = None
+    out: Path | None = flag(None, "run folder to write", shown="runs/<name of DATA>")
+    resume: bool = flag(False, "continue an interrupted run")
+    overwrite: bool = flag(False, "replace an existing run")
+    as_json: AsJson = False
+    init: str | None = flag(
+        None,
+        "trained network to start from: a run, or anything that maple fit opens except compiled graphs; the default of "
+        "--preset is then finetune",
+        panel=_START,
+    )
+    weights: Path | None = flag(None, "weights of that network: .safetensors or a torch file", panel=_START)
+    head: str | None = flag(None, "layer of that network that gives the logits", shown="found", panel=_START)
+    trust: bool = flag(False, "allow a network that runs code: python:", panel=_START)
+
+
+@command(*_TRAINING, settable=True)
+def train(given: TrainArguments, flags: dict[str, Any]) -> None:
     """Train a network on DATA, fit its detector and test it; the run folder holds everything.
 
     --init continues the training of a network: its weights, normalisation and image size are kept, and its head if it
@@ -95,184 +100,117 @@ def train(
     from maple.runs.setup.request import default_out
     from maple.runs.train import TrainRequest, train_run
 
-    request = TrainRequest(
-        source=data,
-        out=out or default_out(data),
-        data_root=data_root,
-        validation=validation,
-        calibration=calibration,
-        test=test,
-        init=init,
-        weights=weights,
-        head=head,
-        trust=trust,
-        ood=named_sources(ood),
+    request = to_request(
+        given,
+        TrainRequest,
+        out=given.out or default_out(given.source),
+        ood=named_sources(given.ood),
         flags=flags,
-        file=read_config(config),
-        preset=preset,
-        resume=resume,
-        overwrite=overwrite,
+        file=read_config(given.config),
         command=command_line(),
     )
-    print_results(train_run(request), as_json)
+    print_results(train_run(request), given.as_json)
 
 
-@with_options("data", "detector", "decision", settable=True)
-def fit(
-    model: Annotated[
-        str,
-        typer.Argument(
-            help="timm/NAME, torchvision/NAME or resnet20, with --weights; a Hugging Face folder; a TorchScript, .pt2 "
-            "or .onnx file; python:package.module:function"
-        ),
-    ],
-    flags: dict[str, Any],
-    data: Annotated[str, typer.Option(help="labelled images that the network was trained on")],
-    calibrate: Annotated[
-        str | None,
-        typer.Option(
-            help="labelled images that it was not trained on: --splits divides them into validation and calibration"
-        ),
-    ] = None,
-    test: Annotated[str | None, typer.Option(help="labelled test images, which it was not trained on either")] = None,
-    out: Annotated[
-        Path | None, typer.Option(help="run folder to write [dim]\\[default: runs/<name of the data>][/]")
-    ] = None,
-    weights: Annotated[Path | None, typer.Option(help="weights of the network: .safetensors or a torch file")] = None,
-    classes: Annotated[
-        int | None, typer.Option(min=1, help="number of classes [dim]\\[default: as in the weights][/]")
-    ] = None,
-    class_names: Annotated[
-        str | None,
-        typer.Option(
-            help="classes in the order of the logits, or @FILE with one per line [dim]\\[default: the network's, if it "
-            "names those of the data, else in the order of the data][/]"
-        ),
-    ] = None,
-    head: Annotated[
-        str | None,
-        typer.Option(
-            help="layer that gives the logits; of ONNX the tensor with the embedding [dim]\\[default: found][/]"
-        ),
-    ] = None,
-    drop_head: Annotated[
-        bool,
-        typer.Option("--drop-head", help="use only the embedding: for classes that the network was not trained for"),
-    ] = False,
-    mean: Annotated[
-        str | None,
-        typer.Option(
-            metavar="R,G,B",
-            help="mean that the network subtracts from images in 0..1 [dim]\\[default: its own, or 0][/]",
-        ),
-    ] = None,
-    std: Annotated[
-        str | None,
-        typer.Option(metavar="R,G,B", help="standard deviation that it divides by [dim]\\[default: its own, or 1][/]"),
-    ] = None,
-    shallow: Annotated[
-        str | None,
-        typer.Option(help="intermediate layer for the `shallow` score [dim]\\[default: none][/]"),
-    ] = None,
-    trust: Trust = False,
-    ood: OodSources = None,
-    data_root: DataRoot = None,
-    workers: Workers = 2,
-    overwrite: Overwrite = False,
-    as_json: AsJson = False,
-) -> None:
+@dataclass(frozen=True)
+class FitArguments:
+    """The arguments of ``maple fit``."""
+
+    model: str = argument(
+        "timm/NAME, torchvision/NAME or resnet20, with --weights; a Hugging Face folder; a TorchScript, .pt2 or .onnx "
+        "file; python:package.module:function",
+        "MODEL",
+    )
+    source: str = flag(MISSING, "labelled images that the network was trained on", "--data")
+    calibrate: str | None = flag(
+        None, "labelled images that it was not trained on: --splits divides them into validation and calibration"
+    )
+    test: str | None = flag(None, "labelled test images, which it was not trained on either")
+    out: Path | None = flag(None, "run folder to write", shown="runs/<name of the data>")
+    weights: Path | None = flag(None, "weights of the network: .safetensors or a torch file")
+    n_classes: int | None = flag(None, "number of classes", "--classes", shown="as in the weights", min=1)
+    class_names: str | None = flag(
+        None,
+        "classes in the order of the logits, or @FILE with one per line",
+        shown="the network's, if it names those of the data, else in the order of the data",
+    )
+    head: str | None = flag(None, "layer that gives the logits; of ONNX the tensor with the embedding", shown="found")
+    drop_head: bool = flag(False, "use only the embedding: for classes that the network was not trained for")
+    mean: str | None = flag(
+        None, "mean that the network subtracts from images in 0..1", shown="its own, or 0", metavar="R,G,B"
+    )
+    std: str | None = flag(None, "standard deviation that it divides by", shown="its own, or 1", metavar="R,G,B")
+    shallow: str | None = flag(None, "intermediate layer for the `shallow` score", shown="none")
+    trust: Trust = False
+    ood: OodSources = None
+    data_root: DataRoot = None
+    workers: Workers = 2
+    overwrite: bool = flag(False, "replace an existing run")
+    as_json: AsJson = False
+
+
+@command("data", "detector", "decision", settable=True)
+def fit(given: FitArguments, flags: dict[str, Any]) -> None:
     """Make a run of an already trained network, without training; the run folder holds everything."""
+    from maple.options import read_names
     from maple.runs.fit import FitRequest, fit_run
     from maple.runs.setup.request import default_out
 
-    request = FitRequest(
-        model=model,
-        source=data,
-        calibrate=calibrate,
-        test=test,
-        out=out or default_out(data),
-        weights=weights,
-        n_classes=classes,
-        class_names=() if class_names is None else tuple(read_names(class_names)),
-        head=head,
-        drop_head=drop_head,
-        mean=read_channels(mean, "--mean"),
-        std=read_channels(std, "--std"),
-        shallow=shallow,
-        trust=trust,
-        ood=named_sources(ood),
-        data_root=data_root,
-        flags={**flags, "workers": workers},
-        overwrite=overwrite,
+    request = to_request(
+        given,
+        FitRequest,
+        out=given.out or default_out(given.source),
+        class_names=tuple(read_names(given.class_names or "")),
+        mean=read_numbers(given.mean, "--mean", float, _CHANNELS, length=3),
+        std=read_numbers(given.std, "--std", float, _CHANNELS, length=3),
+        ood=named_sources(given.ood),
+        flags={**flags, "workers": given.workers},
         command=command_line(),
     )
-    print_results(fit_run(request), as_json)
+    print_results(fit_run(request), given.as_json)
 
 
-@with_options(*_TRAINING, settable=True)
-def tune(
-    data: Images,
-    flags: dict[str, Any],
-    out: Annotated[
-        Path | None, typer.Option(help="folder of the study [dim]\\[default: runs/<name of DATA>-tune][/]")
-    ] = None,
-    search: Annotated[str, typer.Option(help="bayes (Optuna's TPE) or grid", metavar="bayes|grid")] = "bayes",
-    trials: Annotated[
-        int | None, typer.Option(help="trials of a Bayesian search, over all processes [dim]\\[default: 20][/]")
-    ] = None,
-    parameters: Annotated[
-        str | None,
-        typer.Option(
-            help="options to search, such as max_clusters,margin [dim]\\[default: hard_class_error,relabel_every,"
-            "max_clusters; bayes: also learning rate, margin and weights][/]"
-        ),
-    ] = None,
-    values: Annotated[
-        list[str] | None, typer.Option(help="NAME=VALUE,... to search instead of the default range; may be repeated")
-    ] = None,
-    criterion: Annotated[
-        str,
-        typer.Option(help="criterion to minimise on in-distribution validation images", metavar="nll|gaussian|errors"),
-    ] = "nll",
-    prune: Annotated[bool, typer.Option(help="stop trials early whose validation loss falls behind")] = True,
-    storage: Annotated[
-        str | None, typer.Option(help="Optuna URL of the study [dim]\\[default: an SQLite file in OUT][/]")
-    ] = None,
-    study: Annotated[
-        str | None, typer.Option(help="name of the study in its storage [dim]\\[default: the name of OUT][/]")
-    ] = None,
-    data_root: DataRoot = None,
-    config: ConfigFile = None,
-    preset: Preset = None,
-    validation: Annotated[str | None, typer.Option(help="validation images, instead of a share of DATA")] = None,
-    calibration: Annotated[str | None, typer.Option(help="calibration images, which are kept aside")] = None,
-    test: Annotated[str | None, typer.Option(help="test images, which are kept aside")] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="print the plan and do nothing")] = False,
-    as_json: TextAsJson = False,
-) -> None:
+@dataclass(frozen=True)
+class TuneArguments(_TrainingArguments):
+    """The arguments of ``maple tune``."""
+
+    calibration: str | None = flag(None, "calibration images, which are kept aside")
+    test: str | None = flag(None, "test images, which are kept aside")
+    out: Path | None = flag(None, "folder of the study", shown="runs/<name of DATA>-tune")
+    search: str = flag("bayes", "bayes (Optuna's TPE) or grid", metavar="bayes|grid")
+    trials: int | None = flag(None, "trials of a Bayesian search, over all processes", shown="20")
+    parameters: str | None = flag(
+        None,
+        "options to search, such as max_clusters,margin",
+        shown="hard_class_error,relabel_every,max_clusters; bayes: also learning rate, margin and weights",
+    )
+    values: list[str] | None = flag(None, "NAME=VALUE,... to search instead of the default range; may be repeated")
+    criterion: str = flag(
+        "nll", "criterion to minimise on in-distribution validation images", metavar="nll|gaussian|errors"
+    )
+    prune: bool = flag(True, "stop trials early whose validation loss falls behind")
+    storage: str | None = flag(None, "Optuna URL of the study", shown="an SQLite file in OUT")
+    study: str | None = flag(None, "name of the study in its storage", shown="the name of OUT")
+    dry_run: bool = flag(False, "print the plan and do nothing")
+    as_json: TextAsJson = False
+
+
+@command(*_TRAINING, settable=True)
+def tune(given: TuneArguments, flags: dict[str, Any]) -> None:
     """Search for better settings of a recipe on in-distribution images alone; rerun the command to resume."""
+    from maple.options import read_names
     from maple.runs.setup.request import default_out
     from maple.runs.tune.plan import TuneRequest, make_plan
     from maple.runs.tune.search import tune_recipe
 
-    default = default_out(data)
-    request = TuneRequest(
-        source=data,
-        out=out or default.with_name(f"{default.name}-tune"),
-        search=search,  # type: ignore[arg-type]  # make_plan checks it
-        trials=trials,
-        criterion=criterion,
-        parameters=None if parameters is None else read_names(parameters),
-        values=named_values(values),
-        prune=prune,
-        storage=storage,
-        study=study,
-        data_root=data_root,
-        validation=validation,
-        calibration=calibration,
-        test=test,
+    default = default_out(given.source)
+    request = to_request(
+        given,
+        TuneRequest,
+        out=given.out or default.with_name(f"{default.name}-tune"),
+        parameters=None if given.parameters is None else read_names(given.parameters),
+        values=named_values(given.values),
         flags=flags,
-        file=read_config(config),
-        preset=preset,
+        file=read_config(given.config),
     )
-    print_described(make_plan(request) if dry_run else tune_recipe(request), as_json)
+    print_described(make_plan(request) if given.dry_run else tune_recipe(request), given.as_json)

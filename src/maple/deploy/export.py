@@ -10,8 +10,8 @@ takes twenty times as long.
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -42,6 +42,7 @@ OPSET = 18  # read by ONNX Runtime 1.14 and later
 SUFFIXES = (".onnx", ".pt2")
 EXEMPLARS_PER_CLUSTER = 4
 METADATA_FILE = "maple.json"  # inside a .pt2 file
+Exemplars = Mapping[int, np.ndarray] | None  # images (n, s, s, 3) uint8 by cluster
 
 
 @dataclass(frozen=True)
@@ -81,7 +82,7 @@ def export_onnx(
     path: str | Path,
     *,
     preprocess: bool = False,
-    exemplars: Mapping[int, np.ndarray] | None = None,
+    exemplars: Exemplars = None,
     check: np.ndarray | None = None,
     quantise: bool = False,
     test: ImageSet | None = None,
@@ -104,23 +105,12 @@ def export_onnx(
     tell = partial(write_metadata, predictor, preprocess=preprocess, exemplars=exemplars)
     content = with_metadata(model, tell())
     exact = OnnxPredictor.open(content)
-    differences = check_parity(predictor, exact.run, check)
-    change = None
+    found: dict[str, Any] = {"n_images": len(check), "differences": check_parity(predictor, exact.run, check)}
     if quantise:
         model = quantise_model(content)
         content = with_metadata(model, tell(quantised=True))
-        change = measure_change(exact, OnnxPredictor.open(content), check, test, ood or {})
-    write_atomic(Path(path), content)
-    return ExportReport(
-        path=Path(path),
-        n_bytes=len(content),
-        input=_describe_input(predictor, preprocess),
-        n_nodes=len(model.graph.node),
-        n_images=len(check),
-        differences=differences,
-        n_exemplars=sum(map(len, (exemplars or {}).values())),
-        change=change,
-    )
+        found["change"] = measure_change(exact, OnnxPredictor.open(content), check, test, ood or {})
+    return _write(path, content, predictor, preprocess, exemplars, n_nodes=len(model.graph.node), **found)
 
 
 def export_torch(
@@ -128,7 +118,7 @@ def export_torch(
     path: str | Path,
     *,
     preprocess: bool = False,
-    exemplars: Mapping[int, np.ndarray] | None = None,
+    exemplars: Exemplars = None,
     check: np.ndarray | None = None,
 ) -> ExportReport:
     """Write the same graph by ``torch.export``, with its metadata as the extra file ``maple.json`` inside.
@@ -153,84 +143,106 @@ def export_torch(
         with torch.no_grad():
             return {name: output.numpy() for name, output in zip(OUTPUTS, module(images), strict=True)}
 
+    n_nodes = sum(node.op == "call_function" for node in program.graph.nodes)
     differences = check_parity(predictor, run, check)
+    return _write(
+        path, content, predictor, preprocess, exemplars, n_nodes=n_nodes, n_images=len(check), differences=differences
+    )
+
+
+def _write(
+    path: str | Path, content: bytes, predictor: Predictor, preprocess: bool, exemplars: Exemplars, **found: Any
+) -> ExportReport:
+    """Write the file, and report on it with what was ``found`` in the check."""
     write_atomic(Path(path), content)
+    size = predictor.size
     return ExportReport(
         path=Path(path),
         n_bytes=len(content),
-        input=_describe_input(predictor, preprocess),
-        n_nodes=sum(node.op == "call_function" for node in program.graph.nodes),
-        n_images=len(check),
-        differences=differences,
+        input=f"(N, {size}, {size}, 3) uint8" if preprocess else f"(N, 3, {size}, {size}) float32 in [0, 1]",
         n_exemplars=sum(map(len, (exemplars or {}).values())),
+        **found,
     )
 
 
-def _describe_input(predictor: Predictor, preprocess: bool) -> str:
-    size = predictor.size
-    return f"(N, {size}, {size}, 3) uint8" if preprocess else f"(N, 3, {size}, {size}) float32 in [0, 1]"
+@dataclass(frozen=True)
+class ExportRequest:
+    """The arguments of ``maple export``."""
+
+    run: Path
+    out: Path  # .onnx or .pt2
+    preprocess: bool = False  # take uint8 images
+    exemplars: bool = True  # include training images of each cluster
+    quantise: bool = False
+    ood: Mapping[str, str] = field(default_factory=dict)  # sources of unknown images, to measure the quantisation
+    data_root: Path | None = None
+    trust: bool = False
+
+    def check(self) -> None:
+        """Refuse combinations that do not fit."""
+        if self.out.suffix.lower() not in SUFFIXES:
+            raise UsageError(f"'{self.out}': end the name in {' or '.join(SUFFIXES)}")
+        if self.quantise and self.out.suffix.lower() != ".onnx":
+            raise UsageError("--quantise works for ONNX only: end the name of --out in .onnx, or omit --quantise")
+        if self.ood and not self.quantise:
+            raise UsageError("--ood measures the change by --quantise: add --quantise, or omit --ood")
 
 
-def export_run(
-    folder: Path,
-    out: Path,
-    *,
-    preprocess: bool = False,
-    exemplars: bool = True,
-    quantise: bool = False,
-    ood: Mapping[str, str] | None = None,
-    data_root: Path | None = None,
-    trust: bool = False,
-) -> ExportReport:
-    """Export the predictor of a run to ``out`` (.onnx or .pt2), with ``exemplars`` of its clusters.
+def export_run(request: ExportRequest) -> ExportReport:
+    """Export the predictor of a run, with exemplars of its clusters.
 
-    The check uses the images in the gallery of the run, or those of its test split without a gallery. ``ood`` are
-    sources of unknown images by name, to measure the change by ``quantise``.
+    The check uses the images in the gallery of the run, or those of its test split without a gallery.
     """
-    if (suffix := out.suffix.lower()) not in SUFFIXES:
-        raise UsageError(f"'{out}': end the name in {' or '.join(SUFFIXES)}")
-    if quantise and suffix != ".onnx":
-        raise UsageError("--quantise works for ONNX only: end the name of --out in .onnx, or omit --quantise")
-    if ood and not quantise:
-        raise UsageError("--ood measures the change by --quantise: add --quantise, or omit --ood")
-    predictor = load_predictor(folder, trust=trust)
-    gallery = read_gallery(folder / RunFile.GALLERY)
-    shown = {each.cluster: each.thumbnails[:EXEMPLARS_PER_CLUSTER] for each in gallery.clusters} if exemplars else {}
+    request.check()
+    predictor = load_predictor(request.run, trust=request.trust)
+    gallery = read_gallery(request.run / RunFile.GALLERY)
+    shown = {each.cluster: each.thumbnails[:EXEMPLARS_PER_CLUSTER] for each in gallery.clusters}
     check = _gallery_images(gallery, predictor.size)
-    splits = None
-    if quantise or not len(check):
-        try:
-            splits = reopen_splits(RunFolder(folder), predictor.size, data_root)
-        except MapleError as error:
-            if ood or not len(check):
-                raise RunError(
-                    f"cannot open the images of the run, which the check needs ({error}): give their folder with "
-                    "--data-root"
-                ) from None
+    splits = _reopen(request, predictor.size, needed=not len(check))
     if not len(check) and splits is not None:
         check = _first_images(splits)
-    if suffix == ".pt2":
-        return export_torch(predictor, out, preprocess=preprocess, exemplars=shown, check=check)
-    unknown = {
-        name: left_out_images(splits, predictor.class_names)
-        if source == LEFT_OUT
-        else open_like(predictor, source, data_root)
-        for name, source in (ood or {}).items()
-    }
-    if splits is not None and not ood and splits.left_out_images is not None:
-        rest = omit_classes(splits.left_out_images, predictor.class_names)
-        unknown = {LEFT_OUT: rest} if len(rest) else {}
-    test = None if splits is None else splits.test
-    return export_onnx(
+    export: Callable[..., ExportReport] = partial(
+        export_torch if request.out.suffix.lower() == ".pt2" else export_onnx,
         predictor,
-        out,
-        preprocess=preprocess,
-        exemplars=shown,
+        request.out,
+        preprocess=request.preprocess,
+        exemplars=shown if request.exemplars else {},
         check=check,
-        quantise=quantise,
-        test=test,
-        ood=unknown,
     )
+    if not request.quantise:
+        return export()
+    unknown = _unknown_images(request, predictor, splits)
+    return export(quantise=True, test=None if splits is None else splits.test, ood=unknown)
+
+
+def _reopen(request: ExportRequest, size: int, needed: bool) -> Splits | None:
+    """The images of the run, if the check or the measurement uses them; None if they are gone and not ``needed``."""
+    if not (request.quantise or needed):
+        return None
+    try:
+        return reopen_splits(RunFolder(request.run), size, request.data_root)
+    except MapleError as error:
+        if request.ood or needed:
+            raise RunError(
+                f"cannot open the images of the run, which the check needs ({error}): give their folder with "
+                "--data-root"
+            ) from None
+        return None
+
+
+def _unknown_images(request: ExportRequest, predictor: Predictor, splits: Splits | None) -> dict[str, ImageSet]:
+    """The images of ``--ood`` by name; without it, those of the classes that the run left out."""
+    if request.ood:
+        return {
+            name: left_out_images(splits, predictor.class_names)
+            if source == LEFT_OUT
+            else open_like(predictor, source, request.data_root)
+            for name, source in request.ood.items()
+        }
+    if splits is None or splits.left_out_images is None:
+        return {}
+    rest = omit_classes(splits.left_out_images, predictor.class_names)
+    return {LEFT_OUT: rest} if len(rest) else {}
 
 
 def _first_images(splits: Splits) -> np.ndarray:
