@@ -224,7 +224,7 @@ class Parsed(Exception):
 
 
 # Functions with these verbs describe or prepare: they run. Every other function that a command imports is its work.
-LIGHT = ("create_", "default_", "describe_", "find_", "list_", "make_", "to_")
+LIGHT = ("build_", "create_", "default_", "describe_", "find_", "list_", "make_", "read_", "to_")
 
 
 class Work(NamedTuple):
