@@ -9,15 +9,13 @@ import numpy as np
 import pytest
 
 from maple.errors import RunError
-from maple.reporting.gallery.records import (
+from maple.reporting.gallery.store import (
     ClusterExemplars,
     ComponentEnd,
     ComponentExemplars,
     Example,
     Examples,
     Projection,
-)
-from maple.reporting.gallery.store import (
     read_gallery,
     remove_components,
     remove_examples,

@@ -7,11 +7,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from sklearn.decomposition import PCA
 
 from maple.errors import DataError, UsageError
-from maple.reporting.gallery.store import read_gallery
+from maple.reporting.gallery.store import MAX_EXEMPLARS, read_gallery
 from maple.reporting.gallery.write import (
-    MAX_EXEMPLARS,
+    main_axes,
     write_cluster_gallery,
     write_component_gallery,
     write_evaluation_gallery,
@@ -202,6 +203,21 @@ def test_projection_of_diverged_embeddings_is_refused(tmp_path: Path) -> None:
         write_projection(tmp_path, "../after", Outputs(np.ones((3, 2), np.float32)))
 
 
+def test_main_axes_agree_with_scikit_learn(rng: np.random.Generator) -> None:
+    embeddings = rng.normal(size=(300, 12)) * np.arange(1, 13)
+    points, explained = main_axes(embeddings)
+    oracle = PCA(n_components=2).fit(embeddings)
+    assert np.abs(points) == pytest.approx(np.abs(oracle.transform(embeddings)), abs=1e-8)
+    assert explained == pytest.approx(tuple(oracle.explained_variance_ratio_))
+
+
+@pytest.mark.parametrize("shape", [(1, 4), (5, 1), (2, 2), (3, 50)])
+def test_main_axes_of_little_data(shape: tuple[int, int], rng: np.random.Generator) -> None:
+    points, explained = main_axes(rng.normal(size=shape))
+    assert points.shape == (shape[0], 2)
+    assert np.isfinite(points).all() and 0 <= sum(explained) <= 1 + 1e-9
+
+
 # Examples
 
 
@@ -230,12 +246,18 @@ def test_mistakes_compare_names_not_numbers(tmp_path: Path) -> None:
 
 def test_caught_and_missed_are_the_two_ends_of_the_score(tmp_path: Path) -> None:
     images, prediction = Pictures(np.full(5, -1)), make_prediction(5, score=np.array([3.0, np.inf, 1.0, 5.0, 2.0]))
-    write_examples(tmp_path, "caught", images, prediction, source="far", limit=2)
-    write_examples(tmp_path, "missed", images, prediction, source="far", limit=2)
+    write_examples(tmp_path, "caught", images, prediction, source="far")
+    write_examples(tmp_path, "missed", images, prediction, source="far")
     caught, missed = read_gallery(tmp_path).examples
-    assert [e.file for e in caught.images] == ["1.png", "3.png"]
-    assert [e.file for e in missed.images] == ["2.png", "4.png"]
+    assert [e.file for e in caught.images] == ["1.png", "3.png", "0.png", "4.png", "2.png"]
+    assert [e.file for e in missed.images] == [e.file for e in caught.images][::-1]
     assert np.isnan(caught.images[0].score)  # infinity has no JSON
+
+
+def test_at_most_24_examples_are_kept(tmp_path: Path) -> None:
+    write_examples(tmp_path, "caught", Pictures(np.full(30, -1)), make_prediction(30))
+    (examples,) = read_gallery(tmp_path).examples
+    assert [e.file for e in examples.images] == [f"{i}.png" for i in range(29, 5, -1)]
 
 
 def test_unknown_kind_is_refused_with_a_suggestion(tmp_path: Path) -> None:

@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 
 from drawings import check_plot, words
 from maple.evaluation.results import Reliability
-from maple.reporting.plots import BLUE, ORANGE, Line, plot_coverage, plot_reliability, plot_roc, plot_scores
+from maple.reporting.plots import (
+    BLUE,
+    ORANGE,
+    Line,
+    Panel,
+    plot_coverage,
+    plot_quantiles,
+    plot_reliability,
+    plot_roc,
+    plot_rows,
+    plot_scores,
+)
 
 
 @pytest.mark.parametrize("threshold", [None, 0.0, 2.0])
@@ -61,3 +74,14 @@ def test_coverage_ignores_the_error_rate_of_a_handful_of_images() -> None:
     shares = [float(text.split()[0]) for text in words(check_plot(plot)) if text.endswith("%")]
     assert sorted(shares)[-1] == 100 and "MAPLE" in words(check_plot(plot))
     assert max(share for share in shares if share < 20) <= 11  # of the error rates
+
+
+def test_rows_with_and_without_a_reference() -> None:
+    panels = [Panel("AUROC", [0.9, 0.8], [0.01, 0.0], [0.88, math.nan]), Panel("ECE", [0.1, 0.2], [0, 0], [0.1, 0.1])]
+    drawing = check_plot(plot_rows(["MAPLE", "<b>"], panels, "ours", "the paper"))
+    assert {"MAPLE", "<b>", "AUROC", "ECE", "ours", "the paper"} <= set(words(drawing))
+
+
+def test_quantiles_name_their_degrees_of_freedom() -> None:
+    drawing = check_plot(plot_quantiles([1.0, 2.0, 3.0], [1.5, 2.5, 9.0], 4))
+    assert {"Gaussian", "test images", "chi-square quantile (4 degrees of freedom)"} <= set(words(drawing))

@@ -5,7 +5,7 @@ Training and evaluation write it while they hold images and outputs (`write_trai
 """
 
 from maple.reporting.gallery._sheet import thumbnail
-from maple.reporting.gallery.records import (
+from maple.reporting.gallery.store import (
     ClusterExemplars,
     ComponentEnd,
     ComponentExemplars,
@@ -13,8 +13,11 @@ from maple.reporting.gallery.records import (
     Examples,
     Gallery,
     Projection,
+    read_gallery,
+    remove_components,
+    remove_examples,
+    save_clusters,
 )
-from maple.reporting.gallery.store import read_gallery, remove_components, remove_examples, save_clusters
 from maple.reporting.gallery.write import (
     CLUSTER_THUMBNAIL,
     EXEMPLARS_PER_CLUSTER,

@@ -1,4 +1,4 @@
-"""The files of a gallery, written and read.
+"""The records of a gallery and the files that hold them.
 
 - ``clusters.json``: exemplars of each cluster
 - ``components.json``: images at both ends of each component of a squared distance
@@ -12,24 +12,94 @@ import hashlib
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from maple.files import load_arrays, save_arrays
 from maple.reporting.gallery._sheet import load_sheet, save_sheet
-from maple.reporting.gallery.records import (
-    ClusterExemplars,
-    ComponentEnd,
-    ComponentExemplars,
-    Example,
-    Examples,
-    Gallery,
-    Projection,
-)
 
 MAX_EXEMPLARS = 6_000  # in all: with very many clusters or components each shows fewer
 _ARRAYS = ("points", "class_ids", "cluster_ids")  # of a projection
+
+
+@dataclass(frozen=True, eq=False)
+class ClusterExemplars:
+    """The images of one cluster that lie nearest to its mean, nearest first."""
+
+    cluster: int
+    class_name: str
+    count: int  # training images in the cluster
+    share: float  # of the images of its class
+    files: tuple[str, ...]
+    thumbnails: np.ndarray  # (n, S, S, 3) uint8
+
+
+@dataclass(frozen=True, eq=False)
+class ComponentEnd:
+    """The training images at one end of a component, outermost first."""
+
+    coordinates: tuple[float, ...]
+    class_names: tuple[str, ...]
+    files: tuple[str, ...]
+    thumbnails: np.ndarray  # (n, S, S, 3) uint8
+
+
+@dataclass(frozen=True, eq=False)
+class ComponentExemplars:
+    """Both ends of one component of the squared distance."""
+
+    spread: float  # standard deviation of the centroids along it; identifies the component
+    low: ComponentEnd
+    high: ComponentEnd
+
+
+@dataclass(frozen=True, eq=False)
+class Projection:
+    """Embeddings of a sample of images on their two main axes."""
+
+    name: str
+    points: np.ndarray  # (n, 2) float32
+    class_ids: np.ndarray  # (n,) int64; -1 if unknown
+    cluster_ids: np.ndarray  # (n,) int64; the class ids if there are no clusters
+    class_names: tuple[str, ...]
+    explained: tuple[float, float]  # share of the variance along each axis
+    n_images: int  # before sampling
+
+
+@dataclass(frozen=True, eq=False)
+class Example:
+    """One image and its prediction."""
+
+    file: str
+    label: str | None  # None if the image has no label
+    class_name: str
+    probability: float
+    uncertainty: float
+    score: float
+    is_ood: bool
+    thumbnail: np.ndarray  # (S, S, 3) uint8
+
+
+@dataclass(frozen=True, eq=False)
+class Examples:
+    """Images of one source selected by one criterion, most extreme first."""
+
+    kind: str
+    source: str
+    images: tuple[Example, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Gallery:
+    """The content of a ``gallery/`` folder; parts that are not there are empty."""
+
+    clusters: tuple[ClusterExemplars, ...] = ()
+    components: tuple[ComponentExemplars, ...] = ()
+    projections: Mapping[str, Projection] = field(default_factory=dict)
+    examples: tuple[Examples, ...] = ()
 
 
 def read_gallery(folder: Path) -> Gallery:
@@ -63,12 +133,12 @@ def save_clusters(folder: Path, clusters: Sequence[ClusterExemplars]) -> None:
 
 def _load_clusters(folder: Path) -> tuple[ClusterExemplars, ...]:
     value, thumbnails = load_sheet(folder / "clusters.json")
-    clusters = []
-    for record in value["clusters"]:
-        record = _from_json(record) | {"files": tuple(record["files"])}
-        own, thumbnails = thumbnails[: len(record["files"])], thumbnails[len(record["files"]) :]
-        clusters.append(ClusterExemplars(**record, thumbnails=own))
-    return tuple(clusters)
+    records = value["clusters"]
+    parts = _split(thumbnails, [len(record["files"]) for record in records])
+    return tuple(
+        ClusterExemplars(**_from_json(record) | {"files": tuple(record["files"])}, thumbnails=own)
+        for record, own in zip(records, parts)
+    )
 
 
 def save_components(folder: Path, components: Sequence[ComponentExemplars]) -> None:
@@ -87,18 +157,15 @@ def _end_records(end: ComponentEnd) -> list[dict[str, Any]]:
 
 def _load_components(folder: Path) -> tuple[ComponentExemplars, ...]:
     value, thumbnails = load_sheet(folder / "components.json")
-    start = 0
+    ends = [record[end] for record in value["components"] for end in ("low", "high")]
+    loaded = [_load_end(end, own) for end, own in zip(ends, _split(thumbnails, [len(end) for end in ends]))]
+    spreads = [record["spread"] for record in value["components"]]
+    return tuple(ComponentExemplars(*each) for each in zip(spreads, loaded[::2], loaded[1::2]))
 
-    def load_end(images: list[dict[str, Any]]) -> ComponentEnd:
-        nonlocal start
-        own, start = thumbnails[start : start + len(images)], start + len(images)
-        coordinates, names, files = (tuple(image[key] for image in images) for key in ("coordinate", "class", "file"))
-        return ComponentEnd(coordinates, names, files, own)
 
-    return tuple(
-        ComponentExemplars(record["spread"], load_end(record["low"]), load_end(record["high"]))
-        for record in value["components"]
-    )
+def _load_end(images: Sequence[Mapping[str, Any]], thumbnails: np.ndarray) -> ComponentEnd:
+    coordinates, names, files = (tuple(image[key] for image in images) for key in ("coordinate", "class", "file"))
+    return ComponentEnd(coordinates, names, files, thumbnails)
 
 
 def save_projection(folder: Path, projection: Projection) -> None:
@@ -142,6 +209,11 @@ def _to_json(record: Any, *without: str) -> dict[str, Any]:
 def _from_json(values: Mapping[str, Any]) -> dict[str, Any]:
     """The inverse of :func:`_to_json`."""
     return {"class_name" if name == "class" else name: value for name, value in values.items()}
+
+
+def _split(thumbnails: np.ndarray, counts: Sequence[int]) -> list[np.ndarray]:
+    """Consecutive thumbnails, as many as each record counts."""
+    return np.split(thumbnails, np.cumsum(counts)[:-1]) if counts else []
 
 
 def _slug(name: str) -> str:

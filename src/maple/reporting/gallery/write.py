@@ -1,45 +1,24 @@
-"""What training and evaluation put into a gallery."""
+"""The images and projections that training and evaluation put into a gallery."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
+from scipy.linalg import eigh
 
-from maple.errors import UsageError, suggest
-from maple.reporting.gallery._selection import (
-    ORDERS,
-    check_rows,
-    distance_to_mean,
-    list_clusters,
-    list_members,
-    main_axes,
-)
+from maple.errors import DataError, UsageError, suggest
+from maple.reporting.gallery import store
 from maple.reporting.gallery._sheet import thumbnail
-from maple.reporting.gallery.records import (
-    ClusterExemplars,
-    ComponentEnd,
-    ComponentExemplars,
-    Example,
-    Examples,
-    Projection,
-)
-from maple.reporting.gallery.store import (
-    MAX_EXEMPLARS,
-    remove_examples,
-    save_clusters,
-    save_components,
-    save_examples,
-    save_projection,
-)
 from maple.types import Outputs, Prediction
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from maple.data.image_set import ImageSet
+
 
 EXEMPLARS_PER_CLUSTER = 12
 EXEMPLARS_PER_END = 4
@@ -78,7 +57,7 @@ def write_evaluation_gallery(
     ood: Mapping[str, tuple[ImageSet, Prediction]] | None = None,
 ) -> None:
     """Write the examples of an evaluation; those of an earlier one are deleted."""
-    remove_examples(folder)
+    store.remove_examples(folder)
     if test is not None:
         write_examples(folder, "uncertain", *test)
         write_examples(folder, "mistakes", *test)
@@ -102,25 +81,26 @@ def write_cluster_gallery(
     Nearest is by ``squared_distance`` (N,) of each image to its own cluster, or else by Euclidean distance between
     embeddings. ``cluster_sizes`` (M,) are needed if ``images`` are only a sample of each cluster.
     """
-    check_rows(images, len(outputs), "outputs")
-    cluster_ids, cluster_to_class = list_clusters(outputs, len(images.class_names))
+    _check_rows(images, len(outputs), "outputs")
+    cluster_ids, cluster_to_class = _list_clusters(outputs, len(images.class_names))
     n_clusters = len(cluster_to_class)
     if cluster_sizes is None:
         cluster_sizes = np.bincount(cluster_ids, minlength=n_clusters)  # (M,)
     class_sizes = np.bincount(cluster_to_class, cluster_sizes, minlength=len(images.class_names))  # (C,)
-    shown = max(1, min(per_cluster, MAX_EXEMPLARS // n_clusters))
+    shown = max(1, min(per_cluster, store.MAX_EXEMPLARS // n_clusters))
+    order = np.argsort(cluster_ids, kind="stable")
     clusters = []
-    for cluster, members in enumerate(list_members(cluster_ids, n_clusters)):
+    for cluster, members in enumerate(np.split(order, np.searchsorted(cluster_ids[order], np.arange(1, n_clusters)))):
         class_id, count = int(cluster_to_class[cluster]), int(cluster_sizes[cluster])
         if squared_distance is None:
-            distance = distance_to_mean(outputs.embeddings[members])
+            distance = _distance_to_mean(outputs.embeddings[members])
         else:
             distance = squared_distance[members]
         nearest = members[np.argsort(distance, kind="stable")[:shown]]
         files = tuple(images.files[i] for i in nearest)
         name, share = images.class_names[class_id], float(count / max(1, class_sizes[class_id]))
-        clusters.append(ClusterExemplars(cluster, name, count, share, files, _thumbnails(images, nearest)))
-    save_clusters(folder, clusters)
+        clusters.append(store.ClusterExemplars(cluster, name, count, share, files, _thumbnails(images, nearest)))
+    store.save_clusters(folder, clusters)
 
 
 def write_component_gallery(
@@ -128,29 +108,55 @@ def write_component_gallery(
     images: ImageSet,
     coordinates: np.ndarray,  # (N, K)
     spreads: np.ndarray,  # (K,)
-    *,
-    per_end: int = EXEMPLARS_PER_END,
 ) -> None:
     """Store thumbnails of the images at both ends of each component; ``coordinates`` match ``images`` row by row."""
-    check_rows(images, len(coordinates), "coordinates")
-    shown = max(1, min(per_end, MAX_EXEMPLARS // (2 * len(spreads)), len(coordinates) // 2))
+    _check_rows(images, len(coordinates), "coordinates")
+    shown = max(1, min(EXEMPLARS_PER_END, store.MAX_EXEMPLARS // (2 * len(spreads)), len(coordinates) // 2))
 
-    def end(along: np.ndarray, rows: np.ndarray) -> ComponentEnd:
+    def end(along: np.ndarray, rows: np.ndarray) -> store.ComponentEnd:
         names = tuple(images.class_names[images.labels[i]] for i in rows)
         files = tuple(images.files[i] for i in rows)
-        return ComponentEnd(tuple(along[rows].tolist()), names, files, _thumbnails(images, rows))
+        return store.ComponentEnd(tuple(along[rows].tolist()), names, files, _thumbnails(images, rows))
 
     components = []
     for along, spread in zip(coordinates.T, spreads):
         order = np.argsort(along, kind="stable")
         low, high = end(along, order[:shown]), end(along, order[::-1][:shown])
-        components.append(ComponentExemplars(float(spread), low, high))
-    save_components(folder, components)
+        components.append(store.ComponentExemplars(float(spread), low, high))
+    store.save_components(folder, components)
 
 
-def write_projection(
-    folder: Path, name: str, outputs: Outputs, class_names: Sequence[str] = (), *, max_points: int = MAX_POINTS
-) -> None:
+def _list_clusters(outputs: Outputs, n_classes: int) -> tuple[np.ndarray, np.ndarray]:
+    """Cluster ids (N,) and the class of each cluster (M,); without cluster ids, each class is one cluster."""
+    if outputs.cluster_ids is not None:
+        if outputs.cluster_to_class is None:
+            raise DataError("outputs with cluster_ids need cluster_to_class: give the class of each cluster")
+        return outputs.cluster_ids, outputs.cluster_to_class
+    if outputs.labels is None:
+        raise DataError("outputs have neither cluster ids nor labels: embed the labelled training images")
+    return outputs.labels, np.arange(n_classes)
+
+
+def _distance_to_mean(embeddings: np.ndarray) -> np.ndarray:
+    """Squared Euclidean distance (n,) of each row to the mean of all."""
+    if not len(embeddings):
+        return np.zeros(0)
+    block = embeddings.astype(np.float64)
+    return ((block - block.mean(axis=0)) ** 2).sum(axis=1)
+
+
+def _thumbnails(images: ImageSet, rows: np.ndarray) -> np.ndarray:
+    """Thumbnails (n, S, S, 3) of some images."""
+    shown = [thumbnail(images.read(int(i)), CLUSTER_THUMBNAIL) for i in rows]
+    return np.stack(shown) if shown else np.zeros((0, 0, 0, 3), dtype=np.uint8)
+
+
+def _check_rows(images: ImageSet, n: int, what: str) -> None:
+    if len(images) != n:
+        raise DataError(f"{len(images)} images of '{images.name}' but {n} {what}: they must match row by row")
+
+
+def write_projection(folder: Path, name: str, outputs: Outputs, class_names: Sequence[str] = ()) -> None:
     """Store a sample of the embeddings on their two main axes, with class and cluster ids.
 
     The report draws the projections named ``before`` and ``after`` side by side.
@@ -160,10 +166,10 @@ def write_projection(
     labels = np.full(len(outputs), -1, dtype=np.int64) if outputs.labels is None else outputs.labels
     cluster_ids = labels if outputs.cluster_ids is None else outputs.cluster_ids
     sample = np.arange(len(outputs))
-    if len(outputs) > max_points:
-        sample = np.sort(np.random.default_rng(0).choice(len(outputs), max_points, replace=False))
+    if len(outputs) > MAX_POINTS:
+        sample = np.sort(np.random.default_rng(0).choice(len(outputs), MAX_POINTS, replace=False))
     points, explained = main_axes(outputs.embeddings[sample])
-    projection = Projection(
+    projection = store.Projection(
         name=name,
         points=points.astype(np.float32),
         class_ids=labels[sample].astype(np.int64),
@@ -172,7 +178,33 @@ def write_projection(
         explained=explained,
         n_images=len(outputs),
     )
-    save_projection(folder, projection)
+    store.save_projection(folder, projection)
+
+
+def main_axes(embeddings: np.ndarray) -> tuple[np.ndarray, tuple[float, float]]:
+    """Coordinates (n, 2) on the two main axes, and the share of the variance along each.
+
+    The sign of an axis is arbitrary; here the largest loading is positive, so that equal input gives equal pictures.
+
+    >>> line = np.outer(np.arange(5.0), [3.0, 4.0, 0.0])
+    >>> points, explained = main_axes(line)
+    >>> np.abs(points[:, 0]).round(6).tolist(), round(explained[0], 6)
+    ([10.0, 5.0, 0.0, 5.0, 10.0], 1.0)
+    """
+    if not np.isfinite(embeddings).all():
+        raise DataError("cannot project embeddings that contain NaN or infinity: the training has diverged")
+    centred = embeddings.astype(np.float64)  # (n, D)
+    centred -= centred.mean(axis=0)
+    scatter = centred.T @ centred  # (D, D)
+    d, kept = len(scatter), min(2, len(scatter))
+    values, vectors = eigh(scatter, subset_by_index=[d - kept, d - 1])  # ascending
+    axes = vectors[:, ::-1]  # (D, kept)
+    axes = axes * np.where(axes[np.abs(axes).argmax(axis=0), np.arange(kept)] < 0, -1.0, 1.0)
+    points = np.zeros((len(centred), 2))
+    points[:, :kept] = centred @ axes
+    shares = np.zeros(2)
+    shares[:kept] = values[::-1].clip(min=0) / max(float(np.trace(scatter)), np.finfo(float).tiny)
+    return points, (float(shares[0]), float(shares[1]))
 
 
 def write_examples(
@@ -182,7 +214,6 @@ def write_examples(
     prediction: Prediction,
     *,
     source: str | None = None,
-    limit: int = EXAMPLES,
 ) -> None:
     """Store the first images of ``source`` in the order of one criterion.
 
@@ -195,13 +226,13 @@ def write_examples(
     missed     out-of-distribution images by increasing score
     ========== ===================================================================================
     """
-    if kind not in ORDERS:
-        raise UsageError(f"unknown kind of examples '{kind}': {suggest(kind, ORDERS)}")
-    check_rows(images, len(prediction), "predictions")
+    if kind not in _ORDERS:
+        raise UsageError(f"unknown kind of examples '{kind}': {suggest(kind, _ORDERS)}")
+    _check_rows(images, len(prediction), "predictions")
     names = prediction.class_names or images.class_names
-    chosen = ORDERS[kind](images, prediction)[:limit]
+    chosen = _ORDERS[kind](images, prediction)[:EXAMPLES]
     shown = tuple(
-        Example(
+        store.Example(
             file=images.files[i],
             label=images.class_names[images.labels[i]] if images.labels[i] >= 0 else None,
             class_name=names[prediction.class_id[i]],
@@ -213,10 +244,21 @@ def write_examples(
         )
         for i in chosen
     )
-    save_examples(folder, Examples(kind, images.name if source is None else source, shown))
+    store.save_examples(folder, store.Examples(kind, images.name if source is None else source, shown))
 
 
-def _thumbnails(images: ImageSet, rows: np.ndarray) -> np.ndarray:
-    """Thumbnails (n, S, S, 3) of some images."""
-    shown = [thumbnail(images.read(int(i)), CLUSTER_THUMBNAIL) for i in rows]
-    return np.stack(shown) if shown else np.zeros((0, 0, 0, 3), dtype=np.uint8)
+def _find_mistakes(images: ImageSet, prediction: Prediction) -> np.ndarray:
+    """Rows of images given a wrong class, most probable first; classes are compared by name."""
+    names = prediction.class_names or images.class_names
+    known = {name: i for i, name in enumerate(names)}
+    truth = np.array([known.get(name, -1) for name in images.class_names] + [-1])[images.labels]  # -1: unknown
+    wrong = np.flatnonzero((truth >= 0) & (truth != prediction.class_id))
+    return wrong[np.argsort(-prediction.probability[wrong], kind="stable")]
+
+
+_ORDERS: dict[str, Callable[[ImageSet, Prediction], np.ndarray]] = {  # rows by kind of examples, first to last
+    "uncertain": lambda _, said: np.lexsort((-said.score, -said.uncertainty)),  # far images tie at 1: score decides
+    "mistakes": _find_mistakes,
+    "caught": lambda _, said: np.argsort(-said.score, kind="stable"),
+    "missed": lambda _, said: np.argsort(said.score, kind="stable"),
+}

@@ -5,13 +5,19 @@ byte. `maple.reporting.plots.trials` draws the trials of a search and is importe
 search space.
 """
 
+from maple.reporting.plots._figure import Plot, as_plot, standalone_svg
 from maple.reporting.plots._style import BLUE, CLASS_COLOURS, GREEN, LIGHT, MUTED, ORANGE, PINK, Line
-from maple.reporting.plots._svg import Plot, as_plot, standalone_svg
 from maple.reporting.plots.drift import plot_drift
-from maple.reporting.plots.evaluation import plot_coverage, plot_quantiles, plot_reliability, plot_roc, plot_scores
-from maple.reporting.plots.explanation import plot_contributions
-from maple.reporting.plots.latent import plot_projection
-from maple.reporting.plots.suites import Panel, plot_rows
+from maple.reporting.plots.evaluation import (
+    Panel,
+    plot_coverage,
+    plot_quantiles,
+    plot_reliability,
+    plot_roc,
+    plot_rows,
+    plot_scores,
+)
+from maple.reporting.plots.latent import plot_contributions, plot_projection
 from maple.reporting.plots.training import plot_accuracy, plot_clusters, plot_losses
 
 __all__ = [

@@ -9,9 +9,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from maple.reporting.plots._axes import legend_above, percent_tick
+from maple.reporting.plots._figure import as_plot, legend_above, percent_tick
 from maple.reporting.plots._style import BLUE, DASHED, DOTTED, GREEN, INK, MAX_VERTICES, ORANGE, PINK
-from maple.reporting.plots._svg import as_plot
 from maple.stats.metrics import spaced_rows
 from maple.text import percent
 

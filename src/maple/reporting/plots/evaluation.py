@@ -1,8 +1,9 @@
-"""Plots of an evaluation: calibration, coverage, ROC curves, scores, chi-square Q-Q plot."""
+"""Plots of an evaluation (calibration, coverage, ROC curves, scores, chi-square Q-Q plot) and of suites."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -10,9 +11,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from maple.evaluation.results import Reliability
-from maple.reporting.plots._axes import legend_above, make_axes, percent_axes, percent_tick
-from maple.reporting.plots._style import BLUE, DOTTED, INK, LEGEND_ROW, MAX_VERTICES, MUTED, ORANGE, Line
-from maple.reporting.plots._svg import as_plot
+from maple.reporting.plots._figure import as_plot, legend_above, make_axes, percent_axes, percent_tick
+from maple.reporting.plots._style import BLUE, DOTTED, INK, LEGEND_ROW, MAX_VERTICES, MUTED, ORANGE, REST, Line
 from maple.stats.metrics import spaced_rows
 from maple.text import percent, shorten
 
@@ -132,3 +132,33 @@ def plot_quantiles(theoretical: Sequence[float], observed: Sequence[float], degr
     axes.set(xlim=(0, None), ylim=(0, None))
     axes.legend(loc="upper left")
     return figure, "Chi-square Q-Q plot of the squared distances: on the dotted line the clusters are Gaussian"
+
+
+class Panel(NamedTuple):
+    """One measure of all rows, ours and the reference; NaN where there is none."""
+
+    title: str
+    values: Sequence[float]  # one per row
+    spreads: Sequence[float]
+    others: Sequence[float]
+
+
+@as_plot
+def plot_rows(rows: Sequence[str], panels: Sequence[Panel], ours: str, other: str) -> tuple[Figure, str]:
+    """One dot per row in each panel, with its spread, and a ring for the reference."""
+    figure = Figure(figsize=(1.9 + 2.0 * len(panels), 0.7 + 0.27 * len(rows)), layout="constrained")
+    places = np.arange(len(rows), dtype=float)
+    for axes, panel in zip(figure.subplots(1, len(panels), sharey=True, squeeze=False)[0], panels):
+        values, others = np.array(panel.values, float), np.array(panel.others, float)
+        axes.hlines(places, np.fmin(values, others), np.fmax(values, others), color=REST, linewidth=1.2)
+        axes.errorbar(values, places, xerr=panel.spreads, fmt="o", color=BLUE, markersize=5, elinewidth=1.6, label=ours)
+        axes.plot(others, places, "o", color=ORANGE, markerfacecolor="none", markersize=6, label=other)
+        axes.set_title(panel.title, fontsize=9)
+        axes.margins(x=0.12)
+        axes.xaxis.set_major_locator(MaxNLocator(3))
+        axes.tick_params(axis="y", length=0)
+    axes.set_yticks(places, [shorten(row, 26) for row in rows])
+    axes.set_ylim(len(rows) - 0.5, -0.5)
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside lower right", ncols=2, frameon=False)
+    names = ", ".join(panel.title for panel in panels)
+    return figure, f"{names} of {', '.join(rows)}: {ours} as dots, {other} as rings"

@@ -10,9 +10,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from maple.reporting.plots._axes import make_axes, percent_tick
+from maple.reporting.plots._figure import as_plot, make_axes, percent_tick
 from maple.reporting.plots._style import BLUE, DASHED, GREEN, ORANGE, PINK
-from maple.reporting.plots._svg import as_plot
 
 _LOSSES = (  # column of the history, label, colour, dashes
     ("cross_entropy", "cross-entropy", BLUE, "-"),

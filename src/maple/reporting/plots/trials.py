@@ -67,13 +67,8 @@ class _Dots:
         style: dict[str, Any] = {"color": BLUE, "markeredgewidth": 0}
         axes.plot(x[~beyond], self.values[~beyond], "o", markersize=4.5, label="finished" if named else None, **style)
         axes.plot(x[beyond], np.full(beyond.sum(), self.ceiling), "^", markersize=5.5, **style)
-        ring: dict[str, Any] = {
-            "markerfacecolor": "none",
-            "markeredgecolor": ORANGE,
-            "markeredgewidth": 2,
-            "markersize": 10,
-        }
-        axes.plot(x[self.best], self.values[self.best], "o", label="best" if named else None, zorder=4, **ring)
+        ring: dict[str, Any] = {"mfc": "none", "mec": ORANGE, "mew": 2, "ms": 10, "zorder": 4}
+        axes.plot(x[self.best], self.values[self.best], "o", label="best" if named else None, **ring)
 
 
 def _draw_course(axes: Axes, trials: Sequence[Trial], numbers: np.ndarray, dots: _Dots) -> None:

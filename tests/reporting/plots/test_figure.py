@@ -9,6 +9,7 @@ import pytest
 
 from drawings import check_plot, words
 from maple.reporting.plots import BLUE, LIGHT, Line, plot_quantiles, plot_roc, plot_scores, standalone_svg
+from maple.reporting.plots._figure import legend_above, make_axes, percent_axes, percent_tick
 
 
 def test_text_stays_text_and_colours_are_the_page_s() -> None:
@@ -41,3 +42,16 @@ def test_a_drawing_may_stand_alone() -> None:
     tags = re.sub(r' aria-label="[^"]*"', "", " ".join(re.findall(r"<[^>]*>", standalone_svg(plot))))
     assert "var(" not in tags and LIGHT["blue"] in tags and " href=" not in tags
     assert "unknown: var(--ink) href=" in "".join(drawing.itertext())
+
+
+def test_axes_in_percent_and_a_legend_above_them() -> None:
+    figure, axes = make_axes(4.0, 3.0)
+    assert figure.get_size_inches().tolist() == [4.0, 3.0]
+    axes.plot([0, 1], [0, 1], label="line")
+    percent_axes(axes)
+    legend_above(axes, n_columns=1)
+    figure.draw_without_rendering()
+    ticks = [tick.get_text() for axis in (axes.xaxis, axes.yaxis) for tick in axis.get_ticklabels()]
+    assert all(text.endswith(" %") for text in ticks) and percent_tick(0.125, 0) == "12.5 %"
+    legend = axes.get_legend()
+    assert legend is not None and legend.get_window_extent().y0 >= axes.get_window_extent().y1 - 5

@@ -1,4 +1,4 @@
-"""From a Matplotlib figure to inline or standalone SVG."""
+"""Matplotlib figures: axes, ticks and legends that plots share, and the figure as inline or standalone SVG."""
 
 from __future__ import annotations
 
@@ -13,9 +13,11 @@ from typing import ParamSpec
 
 from markupsafe import Markup
 from matplotlib import rc_context
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from maple.reporting.plots._style import LIGHT, PAGE_COLOURS, STYLE
+from maple.text import percent
 
 
 @dataclass(frozen=True)
@@ -82,3 +84,24 @@ def standalone_svg(plot: Plot) -> str:
     opening, drawing = re.sub(r"<[^>]*>", restyle, str(plot.svg)).split(">", 1)
     opening = opening.replace("<svg", f'<svg {namespaces} font-family="sans-serif"')
     return f'{opening}><rect width="100%" height="100%" fill="{LIGHT["card"]}"/>{drawing}\n'
+
+
+def make_axes(width: float, height: float) -> tuple[Figure, Axes]:
+    """A figure with one plot; sizes in inches."""
+    figure = Figure(figsize=(width, height), layout="constrained")
+    return figure, figure.add_subplot()
+
+
+def percent_tick(share: float, _: float) -> str:
+    return percent(share, exact=True)
+
+
+def percent_axes(*axes: Axes) -> None:
+    for each in axes:
+        each.xaxis.set_major_formatter(percent_tick)
+        each.yaxis.set_major_formatter(percent_tick)
+
+
+def legend_above(axes: Axes, n_columns: int = 3) -> None:
+    """A legend between title and axes, so that no line crosses it."""
+    axes.legend(loc="lower left", bbox_to_anchor=(-0.02, 0.99), ncols=n_columns, columnspacing=1.2, handlelength=1.6)
