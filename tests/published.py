@@ -15,8 +15,7 @@ import pytest
 from PIL import Image
 
 from maple.data.catalogue.get import get_data_set
-from maple.data.catalogue.records import Checksum
-from maple.data.catalogue.table import CATALOGUE
+from maple.data.catalogue.table import CATALOGUE, Checksum
 
 
 def tar(members: dict[str, bytes], mode: str = "w") -> bytes:

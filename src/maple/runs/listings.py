@@ -8,7 +8,7 @@ from typing import Any, get_type_hints
 
 import numpy as np
 
-from maple.data.catalogue.describe import describe_data_set, locate
+from maple.data.catalogue.get import describe_data_set, locate
 from maple.data.catalogue.table import CATALOGUE, find_data_set
 from maple.data.sources import is_built_in, list_data_sets, open_images, split_files
 from maple.detectors.registry import DETECTORS

@@ -13,13 +13,14 @@ from typing import Any
 
 import pytest
 
-from maple.data.catalogue.download import download
-from maple.data.catalogue.records import Checksum
+from maple.data.catalogue.download import Download
+from maple.data.catalogue.table import Checksum
 from maple.errors import DataError, UsageError
 
 CONTENT = bytes(range(256)) * 5000  # 1.28 MB: more than one chunk
 
 
+ANY = Checksum()
 MD5, SHA256 = hashlib.md5(CONTENT).hexdigest(), hashlib.sha256(CONTENT).hexdigest()
 
 
@@ -90,8 +91,8 @@ def server() -> Iterator[Server]:
     found.close()
 
 
-def fetch(server: Server, path: Path, expected: Checksum | None = None, **options: Any) -> Checksum:
-    return download(server.url, path, expected, **{"pause": 0.01, "attempts": 3, "timeout": 10, **options})
+def fetch(server: Server, path: Path, expected: Checksum = ANY, **options: Any) -> Checksum:
+    return Download(server.url, path, expected, **{"pause": 0.01, "attempts": 3, "timeout": 10, **options}).fetch()
 
 
 def test_a_file_arrives_whole_and_leaves_nothing_behind(server: Server, tmp_path: Path) -> None:
@@ -140,7 +141,7 @@ def test_a_server_that_ignores_ranges_sends_everything_again(server: Server, tmp
 @pytest.mark.parametrize("known", [True, False])
 def test_without_a_version_only_a_checksum_allows_going_on(server: Server, tmp_path: Path, known: bool) -> None:
     server.etag, server.cuts = None, [400_000]
-    fetch(server, tmp_path / "file", Checksum(md5=MD5) if known else None)
+    fetch(server, tmp_path / "file", Checksum(md5=MD5) if known else ANY)
     assert (tmp_path / "file").read_bytes() == CONTENT
     assert server.asked[1].get("Range") == ("bytes=400000-" if known else None)
 
@@ -226,7 +227,7 @@ def test_failures_that_stay_say_what_to_do(server: Server, tmp_path: Path) -> No
 def test_only_to_where_one_would_go_oneself(server: Server, tmp_path: Path) -> None:
     for url in ("ftp://host/x", "data:,x", "/etc/passwd", "javascript:1"):
         with pytest.raises(UsageError, match="https://"):
-            download(url, tmp_path / "file")
+            Download(url, tmp_path / "file").fetch()
     (tmp_path / "secret").write_text("secret")
     for target in ((tmp_path / "secret").as_uri(), "ftp://host/x"):
         server.redirect = target
@@ -250,9 +251,9 @@ def test_no_step_down_from_https() -> None:
 
 def test_files_on_this_machine(tmp_path: Path) -> None:
     (tmp_path / "there").write_bytes(CONTENT)
-    assert download((tmp_path / "there").as_uri(), tmp_path / "here").sha256 == SHA256
+    assert Download((tmp_path / "there").as_uri(), tmp_path / "here").fetch().sha256 == SHA256
     with pytest.raises(DataError, match="absent"):
-        download((tmp_path / "absent").as_uri(), tmp_path / "x")
+        Download((tmp_path / "absent").as_uri(), tmp_path / "x").fetch()
 
 
 def test_a_full_disk_is_noticed_beforehand(server: Server, tmp_path: Path) -> None:

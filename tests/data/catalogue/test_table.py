@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+from maple.data.catalogue.rows import READERS
 from maple.data.catalogue.table import CATALOGUE, find_data_set
 from maple.data.shares import share_out
 
@@ -31,7 +32,7 @@ def test_every_data_set_is_told_in_full() -> None:
             for checksum, length in ((original.expected.md5, 32), (original.expected.sha256, 64)):
                 assert checksum is None or (len(checksum) == length and set(checksum) <= set("0123456789abcdef"))
         for split in data_set.splits:
-            assert split.rows is not None and set(split.originals) <= files and split.originals
+            assert split.reader in READERS and set(split.originals) <= files and split.originals
     assert len(set(CIFAR10_NAMES)) == 10 and len(set(CIFAR100_NAMES)) == 100
     assert list(CIFAR100_NAMES) == sorted(CIFAR100_NAMES)
     assert len(CATALOGUE["cifar10_c"].splits) == 1 + 19 * 5

@@ -1,4 +1,4 @@
-"""Catalogue of published data sets: the table, the readers of their originals, download, conversion, description.
+"""Catalogue of published data sets: the table, the readers of their originals, download and conversion.
 
-``table`` lists them, ``get`` fetches and converts one, ``describe`` says what it is and where it is looked for.
+``table`` lists them; ``get`` describes, fetches and converts one.
 """

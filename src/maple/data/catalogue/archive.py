@@ -8,8 +8,9 @@ import tarfile
 import zipfile
 import zlib
 from collections.abc import Iterable
+from contextlib import ExitStack
 from pathlib import Path, PurePosixPath
-from typing import Any, BinaryIO, cast
+from typing import Any, BinaryIO, Literal, NamedTuple, cast
 
 from maple.errors import DataError
 
@@ -46,22 +47,18 @@ class Archive:
         max_bytes: int = MAX_UNPACKED,
     ) -> None:
         self._label = label or str(source)
-        self._owned: BinaryIO | None = None
-        try:
-            if isinstance(source, Path):
-                source = self._owned = source.open("rb")
-            source.seek(0)
-            is_zip = source.read(4) in (b"PK\3\4", b"PK\5\6")
-            source.seek(0)
-            self._file = zipfile.ZipFile(source) if is_zip else tarfile.open(fileobj=source)  # noqa: SIM115
-            self._members = self._list(max_members, max_bytes)
-        except BROKEN as error:
-            self.close()
-            reason = str(error).partition("\n")[0]
-            raise DataError(f"cannot read the archive '{self._label}': {reason}; fetch it again") from None
-        except DataError:
-            self.close()
-            raise
+        with ExitStack() as opened:  # closes the file where it is refused
+            try:
+                file = opened.enter_context(source.open("rb")) if isinstance(source, Path) else source
+                file.seek(0)
+                is_zip = file.read(4) in (b"PK\3\4", b"PK\5\6")
+                file.seek(0)
+                self._file = zipfile.ZipFile(file) if is_zip else tarfile.open(fileobj=file)  # noqa: SIM115
+                self._members = self._list(max_members, max_bytes)
+            except BROKEN as error:
+                reason = str(error).partition("\n")[0]
+                raise DataError(f"cannot read the archive '{self._label}': {reason}; fetch it again") from None
+            self._opened = opened.pop_all()
 
     def __enter__(self) -> Archive:
         return self
@@ -70,8 +67,7 @@ class Archive:
         self.close()
 
     def close(self) -> None:
-        if self._owned is not None:
-            self._owned.close()
+        self._opened.close()
 
     @property
     def names(self) -> list[str]:
@@ -80,14 +76,13 @@ class Archive:
 
     def size(self, name: str) -> int:
         """Bytes of a member."""
-        return _size(self._member(name))
+        return self._member(name).size
 
     def open(self, name: str) -> BinaryIO:
         """Open a member as a file of its declared length."""
-        member = self._member(name)
-        if isinstance(self._file, zipfile.ZipFile):
-            return cast(BinaryIO, self._file.open(member))
-        return cast(BinaryIO, self._file.extractfile(member))
+        info = self._member(name).info
+        archive = self._file
+        return cast(BinaryIO, archive.open(info) if isinstance(archive, zipfile.ZipFile) else archive.extractfile(info))
 
     def read(self, name: str) -> bytes:
         """Read a whole member."""
@@ -97,63 +92,55 @@ class Archive:
         except BROKEN as error:
             raise DataError(f"cannot read '{name}' in '{self._label}': {error}; fetch the archive again") from None
         if len(data) != self.size(name):
-            raise DataError(f"'{name}' in '{self._label}' is cut short: fetch the archive again")
+            raise DataError(f"'{name}' in '{self._label}' is truncated: fetch the archive again")
         return data
 
-    def _member(self, name: str) -> Any:
+    def _member(self, name: str) -> _Member:
         if name not in self._members:
-            raise DataError(f"'{self._label}' holds no '{name}': it is not the archive that was expected")
+            raise DataError(f"'{self._label}' holds no '{name}': fetch the archive that its authors publish")
         return self._members[name]
 
-    def _list(self, max_members: int, max_bytes: int) -> dict[str, Any]:
+    def _list(self, max_members: int, max_bytes: int) -> dict[str, _Member]:
         """List the files by name, checked one by one, so that the list cannot outgrow the limits either."""
-        members: dict[str, Any] = {}
+        members: dict[str, _Member] = {}
         total = 0
-        for number, entry in enumerate(self._entries()):
-            raw = entry.filename if isinstance(entry, zipfile.ZipInfo) else entry.name
-            name = self._check_name(raw)
-            total += _size(entry)
+        infos: Iterable[Any] = self._file.infolist() if isinstance(self._file, zipfile.ZipFile) else self._file
+        for number, member in enumerate(map(_member_of, infos)):
+            name = self._check_name(member.name)
+            total += member.size
             if number >= max_members or total > max_bytes:
                 raise DataError(
-                    f"'{self._label}' holds more than {max_members:,} files or {max_bytes / 1e9:,.1f} GB: it is not "
-                    "the archive that was expected"
+                    f"'{self._label}' holds more than {max_members:,} files or {max_bytes / 1e9:,.1f} GB: fetch the "
+                    "archive that its authors publish"
                 )
-            kind = _kind(entry)
-            if kind == "other":
-                raise DataError(f"'{raw}' in '{self._label}' is a link or a device: such archives are not read")
+            if member.kind == "other":
+                raise DataError(f"'{member.name}' in '{self._label}' is a link or a device: such archives are not read")
             if name in members:
                 raise DataError(f"'{self._label}' holds '{name}' twice: such archives are not read")
-            if kind == "file":
-                members[name] = entry
+            if member.kind == "file":
+                members[name] = member
         return members
-
-    def _entries(self) -> Iterable[zipfile.ZipInfo | tarfile.TarInfo]:
-        if isinstance(self._file, zipfile.ZipFile):
-            return self._file.infolist()
-        return self._file
 
     def _check_name(self, raw: str) -> str:
         """Check that the name of a member is relative, and normalise it."""
         path = PurePosixPath(raw)
-        if (
-            path.is_absolute()
-            or ".." in path.parts
-            or "\\" in raw
-            or raw[1:2] == ":"
-            or any(ord(character) < 32 for character in raw)
-        ):
+        absolute = path.is_absolute() or raw[1:2] == ":"
+        if absolute or ".." in path.parts or "\\" in raw or any(ord(character) < 32 for character in raw):
             raise DataError(f"'{raw}' in '{self._label}' leads out of the archive: such archives are not read")
         return path.as_posix()
 
 
-def _size(entry: zipfile.ZipInfo | tarfile.TarInfo) -> int:
-    return entry.file_size if isinstance(entry, zipfile.ZipInfo) else entry.size
+class _Member(NamedTuple):
+    """A member as the archive declares it."""
+
+    name: str
+    size: int
+    kind: Literal["file", "folder", "other"]
+    info: Any  # what opens it
 
 
-def _kind(entry: zipfile.ZipInfo | tarfile.TarInfo) -> str:
-    """Kind of a member: ``file``, ``folder`` or ``other``; zip keeps Unix modes in the upper half of attributes."""
-    if isinstance(entry, tarfile.TarInfo):
-        return "folder" if entry.isdir() else "file" if entry.isreg() else "other"
-    if entry.is_dir():
-        return "folder"
-    return "file" if stat.S_IFMT(entry.external_attr >> 16) in (0, stat.S_IFREG) else "other"
+def _member_of(info: zipfile.ZipInfo | tarfile.TarInfo) -> _Member:
+    if isinstance(info, tarfile.TarInfo):
+        return _Member(info.name, info.size, "folder" if info.isdir() else "file" if info.isreg() else "other", info)
+    is_plain = stat.S_IFMT(info.external_attr >> 16) in (0, stat.S_IFREG)  # zip keeps Unix modes in the upper half
+    return _Member(info.filename, info.file_size, "folder" if info.is_dir() else "file" if is_plain else "other", info)

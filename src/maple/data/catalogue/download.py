@@ -16,64 +16,22 @@ import ssl
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 from urllib.parse import urlsplit
 
-from maple.data.catalogue.records import Checksum
+from maple.data.catalogue.table import Checksum
+from maple.data.image_set import Progress
 from maple.errors import DataError, UsageError
 from maple.files import write_atomic
 
-Progress = Callable[[int, int], None]  # bytes done, bytes in all
-
-MAX_BYTES = 8 * 2**30  # of a download whose size is not known beforehand
 _CHUNK = 2**20
 _SCHEMES = ("https", "http", "file")
 _TRY_AGAIN = (408, 425, 429, 500, 502, 503, 504)
 _LONGEST_WAIT = 60.0  # seconds
-
-
-def download(
-    url: str,
-    path: Path,
-    expected: Checksum | None = None,
-    *,
-    max_bytes: int = MAX_BYTES,
-    attempts: int = 5,
-    timeout: float = 30.0,
-    pause: float = 1.0,
-    progress: Progress | None = None,
-) -> Checksum:
-    """Fetch ``url`` to ``path`` unless it is there already, and return its size and checksums.
-
-    A file that exists is verified like a fetched one. Temporary failures are retried after ``pause`` seconds, doubled
-    each time; received bytes are kept, so that the next call resumes. ``progress`` is called with the bytes done and in
-    all.
-
-    >>> import tempfile
-    >>> folder = Path(tempfile.mkdtemp())
-    >>> _ = (folder / "there").write_bytes(b"maple")
-    >>> download((folder / "there").as_uri(), folder / "here", Checksum(bytes=5)).md5
-    'deb2fb335003a340d5b2beb970184456'
-    """
-    expected = expected or Checksum()
-    if urlsplit(url).scheme not in _SCHEMES:
-        raise UsageError(f"cannot fetch '{url}': give an address that begins with https://, http:// or file://")
-    if not path.exists():
-        transfer = _Transfer(url, path, expected, max_bytes, timeout, progress)
-        _check_space(transfer.part, expected.bytes)
-        _run_with_retries(transfer, attempts, pause)
-        found = verify(transfer.part, expected, remove=True)
-        transfer.part.replace(path)
-        transfer.notes.unlink(missing_ok=True)
-        return found
-    return verify(path, expected)
-
-
-def by_hand(url: str, path: Path) -> str:
-    """Advice where the file cannot be fetched."""
-    return f"fetch {url} by hand and put it at '{path}', then run the same command"
 
 
 def measure(path: Path) -> Checksum:
@@ -93,29 +51,13 @@ def measure(path: Path) -> Checksum:
 def verify(path: Path, expected: Checksum, remove: bool = False) -> Checksum:
     """Compute size and checksums of a file, and check them; ``remove`` a file that differs."""
     found = measure(path)
-    for name in ("bytes", "md5", "sha256"):
-        wanted, got = getattr(expected, name), getattr(found, name)
-        if wanted is not None and wanted != got:
+    for name, wanted in vars(expected).items():
+        if wanted is not None and wanted != (got := getattr(found, name)):
             if remove:
                 path.unlink()
             remedy = "it was removed: run the same command again" if remove else "remove it and run the same command"
-            raise DataError(f"'{path}' is not the file it should be ({name} {got}, should be {wanted}): {remedy}")
+            raise DataError(f"'{path}' has {name} {got}, expected {wanted}: {remedy}")
     return found
-
-
-def _check_space(part: Path, needed: int | None) -> None:
-    """Make the folder, and check that the disk has room for the missing bytes."""
-    try:
-        part.parent.mkdir(parents=True, exist_ok=True)
-        free = shutil.disk_usage(part.parent).free
-        missing = 0 if needed is None else needed - (part.stat().st_size if part.is_file() else 0)
-    except OSError as error:
-        raise DataError(f"cannot write to '{part.parent}': {error.strerror or error}; choose another folder") from None
-    if missing > free:
-        raise DataError(
-            f"'{part.stem}' takes {missing / 1e9:.1f} GB and '{part.parent}' has {free / 1e9:.1f} GB left: free some "
-            "space or choose another --data-root"
-        )
 
 
 class _Temporary(Exception):
@@ -126,34 +68,90 @@ class _Temporary(Exception):
         self.wait = wait
 
 
-def _run_with_retries(transfer: _Transfer, attempts: int, pause: float) -> None:
-    """Run a transfer, and retry temporary failures."""
-    for attempt in range(attempts):
+@dataclass(frozen=True)
+class Download:
+    """Transfer of the file at ``url`` to ``path``.
+
+    >>> import tempfile
+    >>> folder = Path(tempfile.mkdtemp())
+    >>> _ = (folder / "there").write_bytes(b"maple")
+    >>> Download((folder / "there").as_uri(), folder / "here", Checksum(bytes=5)).fetch().md5
+    'deb2fb335003a340d5b2beb970184456'
+    """
+
+    url: str
+    path: Path
+    expected: Checksum = Checksum()
+    max_bytes: int = 8 * 2**30  # of a file whose size is not known beforehand
+    attempts: int = 5
+    timeout: float = 30.0  # seconds to wait for the server
+    pause: float = 1.0  # seconds before the first retry, doubled for each further one
+    progress: Progress | None = None  # called with the bytes done and in all
+
+    @property
+    def part(self) -> Path:
+        return self.path.with_name(self.path.name + ".part")
+
+    @property
+    def notes(self) -> Path:
+        return self.path.with_name(self.path.name + ".part.json")
+
+    @property
+    def limit(self) -> int:
+        return self.max_bytes if self.expected.bytes is None else self.expected.bytes
+
+    def fetch(self) -> Checksum:
+        """Fetch the file unless it is there already, and return its size and checksums.
+
+        A file that exists is verified like a fetched one. Temporary failures are retried; received bytes are kept, so
+        that the next call resumes.
+        """
+        if urlsplit(self.url).scheme not in _SCHEMES:
+            raise UsageError(f"cannot fetch '{self.url}': give an address with https://, http:// or file://")
+        if self.path.exists():
+            return verify(self.path, self.expected)
+        self._check_space()
+        self._receive_with_retries()
+        found = verify(self.part, self.expected, remove=True)
+        self.part.replace(self.path)
+        self.notes.unlink(missing_ok=True)
+        return found
+
+    def _check_space(self) -> None:
+        """Make the folder, and check that the disk has room for the missing bytes."""
+        folder = self.part.parent
         try:
-            transfer.run()
-            return
-        except _Temporary as failure:
-            if attempt + 1 == attempts:
-                raise DataError(
-                    f"no network, or none that reaches {urlsplit(transfer.url).netloc} ({failure}): run the same "
-                    f"command again later, or {by_hand(transfer.url, transfer.path)}"
-                ) from None
-            time.sleep(min(max(pause * 2**attempt, failure.wait), _LONGEST_WAIT))
+            folder.mkdir(parents=True, exist_ok=True)
+            free = shutil.disk_usage(folder).free
+            missing = (self.expected.bytes or 0) - (self.part.stat().st_size if self.part.is_file() else 0)
+        except OSError as error:
+            raise DataError(f"cannot write to '{folder}': {error.strerror or error}; choose another folder") from None
+        if missing > free:
+            raise DataError(
+                f"'{self.path.name}' needs {missing / 1e9:.1f} GB, and '{folder}' has {free / 1e9:.1f} GB left: free "
+                "some space or choose another --data-root"
+            )
 
+    def _receive_with_retries(self) -> None:
+        for attempt in range(self.attempts):
+            try:
+                self._receive_rest()
+                return
+            except _Temporary as failure:
+                if attempt + 1 == self.attempts:
+                    host = urlsplit(self.url).netloc
+                    raise DataError(
+                        f"cannot reach {host} ({failure}): check the network and run the same command again, or "
+                        f"{self._by_hand}"
+                    ) from None
+                time.sleep(min(max(self.pause * 2**attempt, failure.wait), _LONGEST_WAIT))
 
-class _Transfer:
-    """Transfer of one file: the bytes received, and the version that the server gave them."""
+    @property
+    def _by_hand(self) -> str:
+        """Advice where the file cannot be fetched."""
+        return f"fetch {self.url} by hand and put it at '{self.path}', then run the same command"
 
-    def __init__(
-        self, url: str, path: Path, expected: Checksum, max_bytes: int, timeout: float, progress: Progress | None
-    ) -> None:
-        self.url, self.path, self.expected, self.timeout = url, path, expected, timeout
-        self.part = path.with_name(path.name + ".part")
-        self.notes = path.with_name(path.name + ".part.json")
-        self._limit = expected.bytes if expected.bytes is not None else max_bytes
-        self._progress = progress
-
-    def run(self) -> None:
+    def _receive_rest(self) -> None:
         """Fetch the missing bytes; ``_Temporary`` where a retry may help."""
         have = self._resumable()
         if have and have == self.expected.bytes:
@@ -165,67 +163,71 @@ class _Transfer:
             self._refused(error, have)
         except urllib.error.URLError as error:
             if isinstance(error.reason, (FileNotFoundError, ssl.SSLCertVerificationError)):
-                hint = by_hand(self.url, self.path)
-                raise DataError(f"cannot fetch {self.url} ({error.reason}): {hint}") from None
+                raise DataError(f"cannot fetch {self.url} ({error.reason}): {self._by_hand}") from None
             raise _Temporary(str(error.reason)) from None
         except (TimeoutError, ConnectionError, ssl.SSLError, http.client.HTTPException) as error:
             raise _Temporary(str(error) or type(error).__name__) from None
         except OSError as error:
             raise DataError(f"cannot write '{self.part}': {error.strerror or error}; check the folder") from None
 
+    def _resumable(self) -> int:
+        """Number of bytes received of a version that can be identified, by the server or by a known checksum."""
+        if not self.part.is_file() or not (self._version() or self.expected.known):
+            return 0
+        have = self.part.stat().st_size
+        return have if have <= self.limit else 0
+
+    def _version(self) -> str | None:
+        """The version that the server gave to the part, if it came from the same address."""
+        with suppress(OSError, ValueError, AttributeError):
+            note = json.loads(self.notes.read_text(encoding="utf-8"))
+            if note.get("url") == self.url:
+                return note.get("version")
+        return None
+
     def _request(self, have: int) -> urllib.request.Request:
         headers = {"User-Agent": "maple", "Accept-Encoding": "identity"}
         if have:
             headers["Range"] = f"bytes={have}-"
-            if version := self._note().get("version"):
+            if version := self._version():
                 headers["If-Range"] = version
         return urllib.request.Request(self.url, headers=headers)
-
-    def _note(self) -> dict[str, Any]:
-        try:
-            note = json.loads(self.notes.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            return {}
-        return note if isinstance(note, dict) and note.get("url") == self.url else {}
-
-    def _resumable(self) -> int:
-        """Number of bytes received of a version that can be identified, by the server or by a known checksum."""
-        if not self.part.is_file() or not (self._note().get("version") or self.expected.known):
-            return 0
-        have = self.part.stat().st_size
-        return have if have <= self._limit else 0
 
     def _receive(self, response: Any, have: int) -> None:
         continued = response.status == 206 and _range_start(response.headers) == have
         if response.status == 206 and not continued:
             raise _Temporary("the server sent another part than the one requested")
         done = have if continued else 0
-        total = _whole_number(response.headers.get("Content-Length"))
-        total = None if total is None else total + done
-        if total is not None:
-            self._check_total(total)
+        length = _whole_number(response.headers.get("Content-Length"))
+        total = self.expected.bytes if length is None else length + done
+        if length is not None:
+            self._check_total(length + done)
         with self.part.open("ab" if continued else "wb") as file:
             if not continued:  # after truncating, so that bytes of another version never get this note
-                _note(self.notes, self.url, response.headers)
+                self._note_version(response.headers)
             while chunk := response.read(_CHUNK):
                 done += len(chunk)
-                if done > self._limit:
-                    self._check_total(done)
+                self._check_total(done)
                 file.write(chunk)
-                if self._progress is not None:
-                    self._progress(done, total or self.expected.bytes or done)
+                if self.progress is not None:
+                    self.progress(done, total or done)
             file.flush()
             os.fsync(file.fileno())
-        wanted = total if total is not None else self.expected.bytes
-        if wanted is not None and done < wanted:
-            raise _Temporary(f"the connection ended after {done:,} of {wanted:,} bytes")
+        if total is not None and done < total:
+            raise _Temporary(f"the connection ended after {done:,} of {total:,} bytes")
 
     def _check_total(self, total: int) -> None:
-        if total > self._limit:
+        if total > self.limit:
             raise DataError(
-                f"{self.url} is larger than the {self._limit:,} bytes that were expected: the file was changed, or the "
-                "server answers with a page"
+                f"{self.url} is larger than the expected {self.limit:,} bytes: the file has changed, or the server "
+                f"answers with a page; {self._by_hand}"
             )
+
+    def _note_version(self, headers: Mapping[str, str]) -> None:
+        """Note the version of the part: a strong ETag, else its date."""
+        tag = headers.get("ETag") or ""
+        version = tag if tag.startswith('"') else headers.get("Last-Modified")
+        write_atomic(self.notes, json.dumps({"url": self.url, "version": version}))
 
     def _refused(self, error: urllib.error.HTTPError, have: int) -> None:
         if error.code == 416 and have:  # the part is longer than the file, or of another file
@@ -234,14 +236,7 @@ class _Transfer:
         reason = f"{error.code} {error.reason}"
         if error.code in _TRY_AGAIN:
             raise _Temporary(reason, _whole_number(error.headers.get("Retry-After")) or 0.0) from None
-        raise DataError(f"the server refuses {self.url} ({reason}): {by_hand(self.url, self.path)}") from None
-
-
-def _note(path: Path, url: str, headers: Mapping[str, str]) -> None:
-    """Note the version of a file: a strong ETag, else its date."""
-    tag = headers.get("ETag") or ""
-    version = tag if tag.startswith('"') else headers.get("Last-Modified")
-    write_atomic(path, json.dumps({"url": url, "version": version}))
+        raise DataError(f"the server refuses {self.url} ({reason}): {self._by_hand}") from None
 
 
 def _range_start(headers: Mapping[str, str]) -> int | None:
@@ -264,23 +259,9 @@ class _SafeRedirects(urllib.request.HTTPRedirectHandler):
     ) -> urllib.request.Request | None:
         scheme = urlsplit(newurl).scheme
         if scheme not in ("https", "http") or (req.type == "https" and scheme == "http"):
-            raise DataError(f"{req.full_url} leads to '{newurl}', which is not followed: fetch it by hand")
+            raise DataError(f"{req.full_url} redirects to '{newurl}', which is not followed: fetch it by hand")
         return super().redirect_request(req, fp, code, msg, headers, newurl)
 
 
-def _make_opener() -> urllib.request.OpenerDirector:
-    opener = urllib.request.OpenerDirector()  # not build_opener, which brings ftp: and data:
-    for handler in (
-        urllib.request.ProxyHandler(),
-        urllib.request.HTTPHandler(),
-        urllib.request.HTTPSHandler(),
-        urllib.request.FileHandler(),
-        urllib.request.HTTPErrorProcessor(),
-        urllib.request.HTTPDefaultErrorHandler(),
-        _SafeRedirects(),
-    ):
-        opener.add_handler(handler)
-    return opener
-
-
-_OPENER = _make_opener()
+# Its handlers of other schemes are out of reach: addresses are checked in ``fetch``, redirects above.
+_OPENER = urllib.request.build_opener(_SafeRedirects)

@@ -10,13 +10,12 @@ import hashlib
 import io
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 from PIL import Image
 
 from maple.data.catalogue.archive import BROKEN, Archive
-from maple.data.catalogue.records import Row
 from maple.data.decode import IMAGE_SUFFIXES
 from maple.data.shares import share_out
 from maple.errors import DataError
@@ -24,6 +23,15 @@ from maple.errors import DataError
 _MAX_ARRAY_BYTES = 2 * 2**30  # of a MATLAB file, which is read whole
 _MAX_TEXT_BYTES = 64 * 2**20
 _IMAGENET_BYTES = 160 * 10**9
+
+
+class Row(NamedTuple):
+    """One image of a split."""
+
+    image: bytes  # encoded
+    label: int
+    label_name: str
+    file: str = ""  # name in an image folder
 
 
 def encode_pixels(pixels: np.ndarray) -> bytes:
@@ -42,7 +50,7 @@ def cifar_rows(
             with files.open(member) as file:
                 while record := file.read(label_bytes + 3072):
                     if len(record) < label_bytes + 3072:
-                        raise DataError(f"'{member}' in '{originals[archive]}' is cut short: fetch the archive again")
+                        raise DataError(f"'{member}' in '{originals[archive]}' is truncated: fetch the archive again")
                     pixels = np.frombuffer(record, np.uint8, offset=label_bytes).reshape(3, 32, 32)
                     label = record[label_bytes - 1]
                     yield Row(encode_pixels(pixels.transpose(1, 2, 0)), label, _class_name(names, label, member))
@@ -50,7 +58,7 @@ def cifar_rows(
 
 def _class_name(names: Sequence[str], label: int, where: str) -> str:
     if not 0 <= label < len(names):
-        raise DataError(f"'{where}' holds label {label}, and there are {len(names)} classes: fetch the file again")
+        raise DataError(f"'{where}' holds label {label}, outside 0..{len(names) - 1}: fetch the file again")
     return names[label]
 
 
@@ -59,9 +67,7 @@ def svhn_rows(originals: Mapping[str, Path], file: str) -> Iterator[Row]:
     arrays = _load_matlab(originals[file], str(originals[file]), ("X", "y"))
     x, y = arrays["X"], arrays["y"].ravel()
     if x.ndim != 4 or x.shape[2] != 3 or x.dtype != np.uint8 or x.shape[3] != len(y):
-        raise DataError(
-            f"'{originals[file]}' holds arrays of shapes {x.shape} and {y.shape}: it is not SVHN's format 2"
-        )
+        raise DataError(f"'{originals[file]}' has arrays {x.shape} and {y.shape}, not SVHN's format 2: fetch it again")
     for i, label in enumerate(y.astype(np.int64) % 10):
         yield Row(encode_pixels(np.ascontiguousarray(x[..., i])), int(label), str(label))
 
@@ -74,13 +80,13 @@ def _load_matlab(source: Path | BinaryIO, label: str, names: Sequence[str], **op
     try:
         declared = sum(int(np.prod(shape, dtype=object)) for _, shape, _ in whosmat(source))
         if declared > _MAX_ARRAY_BYTES:
-            raise DataError(f"'{label}' declares {declared:,} values: it is not the file that was expected")
+            raise DataError(f"'{label}' declares {declared:,} values, too many: fetch it again")
         found = loadmat(source, variable_names=names, **options)
     except (MatReadError, TypeError, KeyError, *BROKEN) as error:
         raise DataError(f"cannot read '{label}' as a MATLAB file: {error}; fetch it again") from None
     missing = [name for name in names if name not in found]
     if missing:
-        raise DataError(f"'{label}' holds no array '{missing[0]}': it is not the file that was expected")
+        raise DataError(f"'{label}' holds no array '{missing[0]}': fetch it again")
     return found
 
 
@@ -110,23 +116,19 @@ def class_folder_rows(originals: Mapping[str, Path], archive: str) -> Iterator[R
         names = _images(files)
         label = _label_folders(names)
         for name in names:
-            class_name = PurePosixPath(name).parent.name
-            yield Row(files.read(name), label[class_name], class_name)
+            yield Row(files.read(name), label[_folder(name)], _folder(name))
 
 
 def plankton_rows(originals: Mapping[str, Path], part: int) -> Iterator[Row]:
     """PlanktonSet: class folders, cut 80:20 within each class in the order of a hash of the images; ``part`` 0 or 1."""
     with Archive(originals["train.zip"]) as files:
         names = _images(files)
-        label = _label_folders(names)
-        members: dict[str, list[str]] = {class_name: [] for class_name in label}
-        for name in names:
-            members[PurePosixPath(name).parent.name].append(name)
-        for class_name, group in members.items():
+        for class_name, label in _label_folders(names).items():
+            group = [name for name in names if _folder(name) == class_name]
             group.sort(key=lambda name: (hashlib.sha256(files.read(name)).digest(), name))
             first = int(share_out(len(group), (0.8, 0.2))[0])
             for name in group[:first] if part == 0 else group[first:]:
-                yield Row(files.read(name), label[class_name], class_name)
+                yield Row(files.read(name), label, class_name)
 
 
 def cifar_c_rows(
@@ -161,7 +163,7 @@ class ArrayRows:
         self._start = self._file.tell()
         self._bytes = int(np.prod(self._shape[1:], dtype=np.int64))
         if dtype != np.uint8 or by_column or self._start + self._shape[0] * self._bytes != files.size(name):
-            raise DataError(f"'{name}' holds {dtype} of shape {self._shape}: it is not the array that was expected")
+            raise DataError(f"'{name}' holds {dtype} of shape {self._shape}, not the expected array: fetch it again")
 
     def __getitem__(self, i: int) -> bytes:
         self._file.seek(self._start + i * self._bytes)
@@ -192,7 +194,7 @@ def imagenet_val_rows(originals: Mapping[str, Path]) -> Iterator[Row]:
     with Archive(originals["ILSVRC2012_img_val.tar"], max_bytes=_IMAGENET_BYTES) as files:
         names = sorted(_images(files))
         if len(names) != len(truth) or not set(truth) <= wnid.keys():
-            raise DataError(f"the development kit has classes for {len(truth)} images, not for {len(names)}")
+            raise DataError(f"the development kit lists {len(truth)} images, not {len(names)}: fetch both files again")
         for name, number in zip(names, truth):
             yield Row(files.read(name), label[wnid[number]], wnid[number], PurePosixPath(name).name)
 
@@ -208,22 +210,24 @@ def _images(files: Archive, under: str = "") -> list[str]:
     ]
 
 
+def _folder(name: str) -> str:
+    return PurePosixPath(name).parent.name
+
+
 def _label_folders(names: Sequence[str]) -> dict[str, int]:
-    return {name: i for i, name in enumerate(sorted({PurePosixPath(name).parent.name for name in names}))}
+    return {folder: i for i, folder in enumerate(sorted(set(map(_folder, names))))}
 
 
 def _read_text(files: Archive, name: str) -> str:
     if files.size(name) > _MAX_TEXT_BYTES:
-        raise DataError(f"'{name}' has {files.size(name):,} bytes: it is not the file that was expected")
+        raise DataError(f"'{name}' has {files.size(name):,} bytes, too many: fetch the archive again")
     return files.read(name).decode("utf-8", errors="replace")
 
 
+_READERS = (
+    *(cifar_rows, cifar_c_rows, class_folder_rows, imagenet_train_rows, imagenet_val_rows, plankton_rows, svhn_rows),
+    tiny_imagenet_rows,
+)
 READERS: Mapping[str, Callable[..., Iterator[Row]]] = {  # by their names in data_sets.toml
-    "cifar": cifar_rows,
-    "class_folder": class_folder_rows,
-    "imagenet_train": imagenet_train_rows,
-    "imagenet_val": imagenet_val_rows,
-    "plankton": plankton_rows,
-    "svhn": svhn_rows,
-    "tiny_imagenet": tiny_imagenet_rows,
+    reader.__name__.removesuffix("_rows"): reader for reader in _READERS
 }

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from maple.data.catalogue.records import Checksum, DataSet, Original, Split
-from maple.data.catalogue.rows import READERS, cifar_c_rows
+from maple.data.catalogue.rows import READERS, Row
 
 BUILT_IN = ("digits", "simulated-diatoms", "simulated-diatoms/near", "simulated-diatoms/far")
 CORRUPTED = "corrupted:"  # prefix of a source that is another one, corrupted
@@ -20,42 +19,88 @@ STANDARD_FAMILIES = (  # of CIFAR-10-C: the 15 that published means are taken ov
 EXTRA_FAMILIES = ("speckle_noise", "gaussian_blur", "spatter", "saturate")
 
 
+@dataclass(frozen=True)
+class Checksum:
+    """Size and checksums of a file that are known before it is fetched; ``None`` where they are not."""
+
+    bytes: int | None = None
+    md5: str | None = None
+    sha256: str | None = None
+
+    @property
+    def known(self) -> bool:
+        return self.md5 is not None or self.sha256 is not None
+
+
+@dataclass(frozen=True)
+class Original:
+    """A file as its authors publish it; without ``url`` it has to be fetched by hand."""
+
+    name: str
+    url: str = ""
+    expected: Checksum = Checksum()
+
+
+@dataclass(frozen=True)
+class Split:
+    """A part of a data set: the number of images, the originals that it is made of, and their reader."""
+
+    name: str
+    images: int
+    reader: str
+    originals: tuple[str, ...]
+    arguments: Mapping[str, Any] = field(default_factory=dict)  # of the reader
+
+    def rows(self, originals: Mapping[str, Path]) -> Iterator[Row]:
+        """The images, from the paths of the originals."""
+        return READERS[self.reader](originals, **self.arguments)
+
+
+@dataclass(frozen=True)
+class DataSet:
+    """A data set of the catalogue."""
+
+    name: str
+    title: str
+    paper: str
+    licence: str
+    classes: int
+    class_names: tuple[str, ...] = ()  # where the originals do not name them
+    page: str = ""
+    originals: tuple[Original, ...] = ()
+    splits: tuple[Split, ...] = ()
+    as_folder: bool = False  # image folders instead of Parquet
+    note: str = ""  # further advice for getting or using it
+
+
 def _load_catalogue() -> dict[str, DataSet]:
     tables = tomllib.loads(Path(__file__).with_name("data_sets.toml").read_text(encoding="utf-8"))
     return {name: _read_entry(name, dict(table), tables) for name, table in tables.items()}
 
 
-def _read_entry(name: str, table: dict[str, Any], tables: Mapping[str, Any]) -> DataSet:
+def _read_entry(name: str, entry: dict[str, Any], tables: Mapping[str, Any]) -> DataSet:
     """One entry; ``corrupts`` names the data set whose test images it corrupts."""
-    originals = tuple(_read_original(original) for original in table.pop("originals", ()))
-    splits, class_names = table.pop("splits", ()), tuple(table.pop("class_names", ()))
-    if clean := table.pop("corrupts", None):
-        class_names = tuple(tables[clean]["class_names"])
-        made = tuple(_corrupted_splits(originals[0].name, class_names))
-    else:
-        made = tuple(_read_split(split, class_names) for split in splits)
-    return DataSet(name=name, class_names=class_names, originals=originals, splits=made, **table)
-
-
-def _read_original(table: Mapping[str, Any]) -> Original:
-    return Original(
-        table["name"], table.get("url", ""), Checksum(table.get("bytes"), table.get("md5"), table.get("sha256"))
-    )
-
-
-def _read_split(table: Mapping[str, Any], class_names: Sequence[str]) -> Split:
+    clean = entry.pop("corrupts", name)
+    class_names = tuple(tables[clean].get("class_names", ()))
+    originals = tuple(_read_original(**original) for original in entry.pop("originals", ()))
+    splits = entry.pop("splits", ()) if clean == name else _corrupted_splits(originals[0].name)
     named = {"names": class_names} if class_names else {}
-    rows = partial(READERS[table["reader"]], **table.get("arguments", {}), **named)
-    return Split(table["name"], table["images"], rows, tuple(table["originals"]))
+    entry["splits"] = tuple(Split(**split | {"arguments": split.get("arguments", {}) | named}) for split in splits)
+    return DataSet(**entry | {"name": name, "class_names": class_names, "originals": originals})
 
 
-def _corrupted_splits(archive: str, names: Sequence[str]) -> Iterator[Split]:
+def _read_original(name: str, url: str = "", **expected: Any) -> Original:
+    return Original(name, url, Checksum(**expected))
+
+
+def _corrupted_splits(archive: str) -> Iterator[dict[str, Any]]:
     """``test`` draws one standard family and severity per image; ``fog-3`` is one family at one severity."""
     pairs = {"test": [(family, severity) for family in STANDARD_FAMILIES for severity in range(1, 6)]}
     for family in (*STANDARD_FAMILIES, *EXTRA_FAMILIES):
         pairs |= {f"{family.replace('_', '-')}-{severity}": [(family, severity)] for severity in range(1, 6)}
     for split, drawn in pairs.items():
-        yield Split(split, 10_000, partial(cifar_c_rows, archive=archive, pairs=drawn, names=names), (archive,))
+        made = {"reader": "cifar_c", "originals": (archive,), "arguments": {"archive": archive, "pairs": drawn}}
+        yield {"name": split, "images": 10_000, **made}
 
 
 CATALOGUE: Mapping[str, DataSet] = _load_catalogue()
