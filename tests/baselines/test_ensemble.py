@@ -11,7 +11,7 @@ from maple.baselines.ensemble import join_members
 from maple.errors import UsageError
 from maple.networks import Backbone, create_backbone, embed, linear_head
 from maple.prediction.store import load_backbone, save_backbone
-from maple.training.prepare import describe_maker
+from maple.training.head import describe_maker
 from maple.training.recipe import create_recipe
 
 

@@ -1,4 +1,4 @@
-"""Growth of heads: rows and their optimiser state."""
+"""Heads of recipes, and their growth: rows and their optimiser state."""
 
 from __future__ import annotations
 
@@ -8,13 +8,16 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from maple.networks import wrap_backbone
+from maple.errors import UsageError
+from maple.networks import create_backbone, wrap_backbone
 from maple.training import optimizers
 from maple.training.head import grow_backbone, inherit_rows, named_state, replace_head
+from maple.training.maple import MapleRecipe
 from maple.training.options import TrainOptions
 from maple.training.recipe import create_recipe
 from maple.types import Relabelling
 from own_training import EAGER
+from short_training import start
 
 SPLIT = Relabelling(
     cluster_ids=np.array([0, 1, 2, 2]),
@@ -117,3 +120,23 @@ def test_children_inherit_their_parents_momentum(optimizer):
     before = state["head.weight"][key].clone()
     inherit_rows(state, "head.", np.array([0, 0, 1]))
     assert torch.equal(state["head.weight"][key], before[[0, 0, 1]])
+
+
+def test_recipe_builds_a_missing_head(few, tmp_path):
+    class Wide(MapleRecipe):
+        def build_head(self, embedding_size, n_outputs):
+            return torch.nn.Sequential(torch.nn.Linear(embedding_size, 12), torch.nn.Linear(12, n_outputs))
+
+    runs = []
+    for resume in (False, True):
+        backbone = create_backbone("resnet9", 10)
+        backbone.head = None
+        runs.append(start(Wide(clustering=False), few, tmp_path, epochs=1, resume=resume, backbone=backbone))
+        assert len(backbone.head) == 2
+    for a, b in zip(runs[0].backbone.state_dict().values(), runs[1].backbone.state_dict().values()):
+        assert torch.equal(a, b)
+
+
+def test_head_of_wrong_size_is_an_error_with_a_remedy(few):
+    with pytest.raises(UsageError, match=r"backbone\.head"):
+        start(EAGER, few, backbone=create_backbone("resnet9", 7))

@@ -1,4 +1,4 @@
-"""Heads grow without changing any class probability; recipes are two switches."""
+"""MAPLE's recipe: two switches, hard classes, heads that grow without changing any class probability."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from sklearn.metrics import recall_score
 from torch import nn
 from torch.nn import functional as F
 
@@ -15,7 +16,7 @@ from maple.errors import ConfigError, UsageError
 from maple.networks import Backbone
 from maple.runs.setup.presets import list_presets, read_preset
 from maple.training.loss import boundary_distances, contrastive_loss
-from maple.training.maple import MapleRecipe, grow_linear
+from maple.training.maple import MapleRecipe, false_negative_ratios, find_hard_classes, grow_linear
 from maple.training.recipe import Step, create_recipe, find_recipe
 from maple.training.relabel import PseudoLabels
 from maple.types import Outputs, Relabelling
@@ -257,3 +258,19 @@ def test_errors_name_the_remedy():
         create_recipe("mapel")
     with pytest.raises(UsageError, match="linear head"):
         MapleRecipe().grow_head(nn.Sequential(), SPLIT)
+
+
+def test_false_negative_ratio_is_one_minus_recall(rng):
+    labels, predicted = rng.integers(0, 4, 200), rng.integers(0, 4, 200)
+    expected = 1 - recall_score(labels, predicted, average=None)
+    np.testing.assert_allclose(false_negative_ratios(predicted, labels, 4), expected)
+
+
+def test_class_without_validation_images_is_never_hard():
+    predicted, labels = np.array([1, 0]), np.array([0, 0])
+    assert find_hard_classes(predicted, labels, 3, 0.3).tolist() == [0]
+
+
+def test_threshold_is_exclusive():
+    predicted, labels = np.array([0, 1]), np.array([0, 0])
+    assert find_hard_classes(predicted, labels, 2, 0.5).tolist() == []

@@ -1,8 +1,10 @@
-"""Resumed trainings reach the same weights; other data, options or networks are refused."""
+"""History and checkpoints: resumed trainings reach the same weights; other data, options or networks are refused."""
 
 from __future__ import annotations
 
+import csv
 import dataclasses
+import io
 
 import numpy as np
 import pytest
@@ -12,7 +14,7 @@ from maple.errors import RunError, UsageError
 from maple.files import RunFile
 from maple.networks import create_backbone
 from maple.training.recipe import create_recipe
-from maple.training.resume import Checkpoint, data_digest
+from maple.training.resume import COLUMNS, Checkpoint, data_digest, history_csv
 from short_training import EAGER, start
 
 
@@ -130,3 +132,9 @@ def test_head_without_bias_is_restored(few, tmp_path):
         runs.append(start(create_recipe("triplet"), few, tmp_path, epochs=1, resume=resume, backbone=backbone))
     assert runs[1].backbone.head.bias is None
     assert torch.equal(runs[0].backbone.head.weight, runs[1].backbone.head.weight)
+
+
+def test_own_terms_come_last_and_missing_ones_are_empty():
+    rows = list(csv.DictReader(io.StringIO(history_csv([{"epoch": 1, "brier": 0.5}, {"epoch": 2, "other": 0.25}]))))
+    assert tuple(rows[0]) == (*COLUMNS, "brier", "other")
+    assert [(row["epoch"], row["brier"], row["other"]) for row in rows] == [("1", "0.5", ""), ("2", "", "0.25")]

@@ -10,10 +10,11 @@ import torch
 from maple.errors import TrainError
 from maple.networks import create_backbone
 from maple.training.distributed import make_fabric
+from maple.training.head import prepare_backbone
+from maple.training.loss import weighted_sum
 from maple.training.options import TrainOptions
-from maple.training.prepare import prepare_backbone
 from maple.training.recipe import create_recipe
-from maple.training.step import TrainingStep, compute_loss, forward_batch
+from maple.training.step import TrainingStep, forward_batch
 from short_training import start
 
 CPU = TrainOptions(epochs=1, accelerator="cpu", precision="32-true")
@@ -30,12 +31,10 @@ def test_own_loop_and_training_loop_share_the_loss():
     torch.manual_seed(0)
     backbone = create_backbone("resnet9", 4).train()
     images, targets = torch.rand(8, 3, 16, 16), torch.arange(8) % 4
-    expected = compute_loss(recipe, forward_batch(recipe, copy.deepcopy(backbone), images, targets, progress=0.5))
+    terms = recipe.loss(forward_batch(recipe, copy.deepcopy(backbone), images, targets, progress=0.5))
     found = TrainingStep(fabric, recipe, backbone, options)(images, targets, epoch=1, share=0.5)
-    assert found["loss"] == expected.total.item()
-    assert {name: term.value.item() for name, term in expected.terms.items()} == {
-        name: value for name, value in found.items() if name != "loss"
-    }
+    assert found.pop("loss") == weighted_sum(terms).item()
+    assert found == {name: term.value.item() for name, term in terms.items()}
 
 
 def test_a_step_updates_network_and_running_state():

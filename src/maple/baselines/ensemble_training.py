@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from lightning_fabric import Fabric
 from torch import nn
 
 from maple.baselines.ensemble import MAX_MEMBERS, EnsembleRecipe, join_members
@@ -21,10 +20,10 @@ from maple.files import RunFile, write_atomic
 from maple.networks import Backbone
 from maple.options import N_SEEDS
 from maple.progress import say
-from maple.training.history import history_csv
+from maple.training.head import describe_maker
 from maple.training.loop import Run, train_backbone
 from maple.training.options import TrainOptions
-from maple.training.prepare import describe_maker
+from maple.training.resume import History, history_csv
 
 
 def train_ensemble(
@@ -35,34 +34,24 @@ def train_ensemble(
     *,
     options: TrainOptions,
     folder: str | Path | None = None,
-    resume: bool = False,
-    fabric: Fabric | None = None,
     show_progress: bool = True,
+    **keywords: Any,
 ) -> Run:
     """Train ``recipe.members`` networks, ``make_backbone(seed)`` each, with the seeds of :func:`member_seeds`.
 
     With a ``folder`` each member has a subfolder; ``resume=True`` continues with the member and epoch at which the
-    training stopped.
+    training stopped. Further keywords are those of :func:`~maple.training.loop.train_backbone`.
     """
+    folder = None if folder is None else Path(folder)
     runs = []
     for member, seed in enumerate(member_seeds(options.seed, recipe.members)):
-        own = None if folder is None else Path(folder) / RunFile.MEMBERS / str(member)
         if show_progress:
             say(f"member {member + 1} of {recipe.members}")
-        runs.append(
-            train_backbone(
-                make_backbone(seed),
-                recipe,
-                train,
-                validation,
-                folder=own,
-                resume=resume,
-                options=replace(options, seed=seed),
-                fabric=fabric,
-                show_progress=show_progress,
-            )
-        )
-    return join_runs(runs, recipe, None if folder is None else Path(folder))
+        keywords["folder"] = None if folder is None else folder / RunFile.MEMBERS / str(member)
+        keywords["options"] = replace(options, seed=seed)
+        backbone = make_backbone(seed)
+        runs.append(train_backbone(backbone, recipe, train, validation, show_progress=show_progress, **keywords))
+    return join_runs(runs, recipe, folder)
 
 
 def member_seeds(seed: int, n_members: int) -> list[int]:
@@ -101,7 +90,7 @@ def join_runs(runs: list[Run], recipe: EnsembleRecipe, folder: Path | None = Non
     )
 
 
-def _mean_row(rows: list[dict[str, Any]]) -> dict[str, Any]:
+def _mean_row(rows: History) -> dict[str, Any]:
     """One row of the history: means over the members, sums of their seconds."""
     row = {
         key: float(np.mean([other[key] for other in rows])) if isinstance(value, float) else value

@@ -15,6 +15,7 @@ from maple.networks.embedding import (
     count_images as count_images,
     embed as embed,
     embed_batches as embed_batches,
+    fit_whitening as fit_whitening,
     read_batches as read_batches,
 )
 from maple.networks.ensemble import EnsembleBody as EnsembleBody

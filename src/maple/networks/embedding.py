@@ -14,10 +14,11 @@ from torch.utils.data import DataLoader, Dataset, RandomSampler, Subset
 from maple.data.batches import evaluation_batches
 from maple.data.image_set import ImageSet, Progress
 from maple.errors import UsageError
-from maple.networks.backbone import Backbone
+from maple.networks.backbone import Backbone, normalise_images
 from maple.networks.hooks import evaluating, listening
 from maple.types import Outputs
 
+WHITENING_IMAGES = 5000  # enough for the eigenvectors of small patches
 SMALLEST_RESPONSE = 1e-3  # of a channel: below this a channel is silent, and the logarithm stays finite
 
 Images = ImageSet | Tensor | np.ndarray | Iterable[Any]
@@ -119,6 +120,28 @@ def channel_responses(activations: Tensor) -> Tensor:
         )
     means = F.adaptive_avg_pool2d(activations.float().abs(), 1).flatten(1)  # in the layout of the convolution
     return (means + SMALLEST_RESPONSE).log()
+
+
+def fit_whitening(backbone: Backbone, images: Images, *, workers: int = 0) -> None:
+    """Set the filters of a network that whitens its input (``airbench``) from training images; others are unchanged.
+
+    Call it before the first step of a training. ``images`` are not augmented and have a length; those evenly spaced
+    among them, at most 5000, are read. A network that has seen images keeps its filters.
+
+    >>> from maple.networks.backbone import create_backbone
+    >>> backbone = create_backbone("airbench-8", n_classes=10)
+    >>> fit_whitening(backbone, np.random.default_rng(0).random((40, 16, 16, 3), np.float32))
+    >>> backbone.body.is_whitened
+    tensor(True)
+    """
+    fit = getattr(backbone.body, "fit_whitening", None)
+    if fit is None:
+        return
+    n = count_images(images, None)
+    rows = np.linspace(0, n - 1, min(n, WHITENING_IMAGES)).astype(np.int64)
+    mean, std = backbone.mean.cpu(), backbone.std.cpu()
+    batches = read_batches(images, 512, workers, rows, ordered=False)
+    fit(torch.cat([normalise_images(x, mean, std) for x, _, _ in batches]))
 
 
 def _no_outputs(backbone: Backbone, cluster_to_class: np.ndarray | None) -> Outputs:

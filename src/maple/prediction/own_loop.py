@@ -35,10 +35,11 @@ from maple.networks import Backbone, Images, as_image_batch, embed
 from maple.prediction.fit import embed_if_needed, fit_predictor
 from maple.prediction.predictor import Predictor
 from maple.training.head import check_optimizes, named_state, replace_head
+from maple.training.loss import weighted_sum
 from maple.training.maple import MapleRecipe
 from maple.training.recipe import Recipe
 from maple.training.relabel import PseudoLabels
-from maple.training.step import compute_loss, forward_batch
+from maple.training.step import forward_batch
 from maple.types import Outputs, Relabelling
 
 OVERSHOOT = 0.25  # tolerated beyond [0, 1], from augmentation by noise or contrast
@@ -148,7 +149,8 @@ class Relabeller:
         progress = self.progress
         if torch.is_grad_enabled():
             self._seen += len(images)
-        return compute_loss(self.recipe, forward_batch(self.recipe, backbone, images, pseudo_labels, progress)).total
+        step = forward_batch(self.recipe, backbone, images, pseudo_labels, progress)
+        return weighted_sum(self.recipe.loss(step))
 
     def end_epoch(
         self,

@@ -22,8 +22,8 @@ from maple.runs.setup.init import check_weights, describe_network, follow_networ
 from maple.runs.setup.request import LEFT_OUT, RunRequest, absolute_path, absolute_source, check_unknown
 from maple.runs.setup.splits import announce_images, left_out_images, load_run_splits, order_like_head
 from maple.text import percent
+from maple.training.head import count_outputs
 from maple.training.loop import snapshot_rows
-from maple.training.prepare import count_outputs
 from maple.types import Outputs, Relabelling
 
 _SECTIONS = ("data", "detector", "decision")  # of the options, those that fitting reads

@@ -45,10 +45,10 @@ from maple.runs.setup.init import (
 from maple.runs.setup.request import LEFT_OUT, RunRequest, absolute_path, absolute_source, check_unknown
 from maple.runs.setup.splits import announce_images, describe_classes, left_out_images, load_run_splits, order_like_head
 from maple.training.distributed import make_fabric, together
+from maple.training.head import prepare_backbone
 from maple.training.loop import Run, snapshot_rows, train_backbone
 from maple.training.optimizers import check_schedule
 from maple.training.options import TrainOptions
-from maple.training.prepare import prepare_backbone
 from maple.training.resume import FREE_OPTIONS, started_otherwise
 from maple.types import Outputs
 

@@ -1,8 +1,8 @@
-"""Growth of a head when classes are split: its rows, and the state of the optimiser that belongs to them.
+"""The head of a network in training: the one that its recipe starts with, and its growth when classes are split.
 
-:func:`grow_backbone` replaces the head of a backbone and returns the state with which the optimiser continues:
-:func:`~maple.training.loop.train_backbone` makes a new optimiser from it, an own loop exchanges the parameters of its
-optimiser with :func:`replace_head`.
+:func:`prepare_backbone` gives a backbone the head of a recipe. :func:`grow_backbone` replaces it after a split and
+returns the state with which the optimiser continues: :func:`~maple.training.loop.train_backbone` makes a new optimiser
+from it, an own loop exchanges the parameters of its optimiser with :func:`replace_head`.
 """
 
 from __future__ import annotations
@@ -11,15 +11,77 @@ from collections.abc import Mapping
 
 import numpy as np
 import torch
-from torch import nn
+from lightning_fabric import Fabric
+from torch import Tensor, nn
 
 from maple.errors import UsageError
-from maple.networks import Backbone
-from maple.training.recipe import Recipe
+from maple.networks import Backbone, MadeBy
+from maple.training.maple import MapleRecipe
+from maple.training.recipe import RECIPES, Recipe
 from maple.types import Relabelling
 
 HEAD = "head."  # how the names of the head's parameters begin
-NamedState = dict[str, dict[str, torch.Tensor]]  # state of an optimiser by parameter name
+NamedState = dict[str, dict[str, Tensor]]  # state of an optimiser by parameter name
+
+
+def prepare_backbone(backbone: Backbone, recipe: Recipe, n_outputs: int, fabric: Fabric) -> None:
+    """Give a backbone the head of the recipe and let the recipe change it, in place."""
+    if recipe.one_process and fabric.world_size > 1:
+        raise UsageError(f"recipe '{recipe.name}' trains in one process: leave out --devices and --nodes")
+    backbone.head = fit_head(backbone, recipe, n_outputs)
+    backbone.made_by = describe_maker(recipe, n_outputs)
+    recipe.prepare(backbone)
+
+
+def fit_head(backbone: Backbone, recipe: Recipe, n_outputs: int) -> nn.Module:
+    """The head of the backbone, if it has ``n_outputs``; a new one if it has none or the recipe brings its own."""
+    if backbone.branch and not isinstance(recipe, MapleRecipe):
+        raise UsageError(f"the head of recipe '{recipe.name}' reads the embedding: leave out --embedding-branch")
+    if backbone.head is None or recipe.own_head:
+        return recipe.build_head(backbone.head_size, n_outputs).to(backbone.mean.device)
+    found = count_outputs(backbone.head, backbone.head_size)
+    if found != n_outputs:
+        raise UsageError(
+            f"the head of the backbone has {found} outputs, but there are {n_outputs} classes: "
+            "set backbone.head = None to start with a new head"
+        )
+    return backbone.head
+
+
+def describe_maker(recipe: Recipe, n_outputs: int) -> MadeBy | None:
+    """How to build the network of a recipe again; ``None`` if it is one of ``create_backbone``."""
+    if isinstance(recipe, MapleRecipe):
+        return None
+    options = {key: value for key, value in recipe.options().items() if key != "recipe"}
+    return MadeBy(recipe.name, options, n_outputs, plugin=RECIPES.plugin_of(recipe.name))
+
+
+def count_outputs(head: nn.Module, head_size: int) -> int:
+    """The number of logits of a head: its ``out_features``, else found by calling it.
+
+    >>> count_outputs(nn.Sequential(nn.Linear(8, 4), nn.ReLU(), nn.Linear(4, 3)), head_size=8)
+    3
+    """
+    if isinstance(n_outputs := getattr(head, "out_features", None), int):
+        return n_outputs
+    like = next(head.parameters(), torch.empty(0))
+    mode = head.training
+    with torch.no_grad():
+        logits = head.eval()(like.new_zeros(1, head_size))
+    head.train(mode)
+    return logits.shape[1]
+
+
+def head_for(head: nn.Module, recipe: Recipe, head_size: int, weights: dict[str, Tensor], n: int) -> nn.Module:
+    """A head with ``n`` outputs into which the weights of a checkpoint fit; ``head`` itself if it does."""
+    if isinstance(head, nn.Linear):
+        return nn.Linear(head_size, n, bias="head.bias" in weights)
+    if count_outputs(head, head_size) == n:
+        return head
+    return recipe.build_head(head_size, n)
+
+
+# --- growth -----------------------------------------------------------------------------------------------------------
 
 
 def named_state(optimizer: torch.optim.Optimizer, module: nn.Module) -> NamedState:
@@ -52,7 +114,6 @@ def grow_backbone(backbone: Backbone, recipe: Recipe, after: Relabelling, state:
     The state of other layers is kept, that of the head if its new rows continue former ones.
 
     >>> from maple.networks import create_backbone
-    >>> from maple.training.maple import MapleRecipe
     >>> split = Relabelling(np.array([0, 1, 2]), np.array([0, 0, 1]), np.array([0, 0, 1]), np.array([0.5, 0.5, 1.0]))
     >>> backbone = create_backbone("resnet9", n_classes=2)
     >>> momentum = {"momentum_buffer": torch.tensor([1.0, 2.0])}
@@ -73,7 +134,7 @@ def grow_backbone(backbone: Backbone, recipe: Recipe, after: Relabelling, state:
     return kept
 
 
-def _has_rows(values: Mapping[str, torch.Tensor], shape: torch.Size) -> bool:
+def _has_rows(values: Mapping[str, Tensor], shape: torch.Size) -> bool:
     """Whether each tensor of a state is a number or has the parameter's shape; not so in Adafactor."""
     return all(np.ndim(value) == 0 or value.shape == shape for value in values.values())
 

@@ -17,40 +17,34 @@ import numpy as np
 import torch
 from lightning_fabric import Fabric
 
-from maple.data.batches import Epoch, count_batches, evaluation_batches, training_batches
+from maple.data.batches import Epoch, count_batches, training_batches
 from maple.data.image_set import ImageSet
 from maple.errors import DataError, RunError, TrainError, UsageError
 from maple.files import RunFile, write_atomic
-from maple.networks import Backbone, embed, normalise_images
+from maple.networks import Backbone, embed, fit_whitening
 from maple.options import as_dict, build_options
 from maple.progress import TrainDisplay
 from maple.training.distributed import agree_on_buffers, gather_rows, make_fabric, mean_over_ranks, together
-from maple.training.head import NamedState, named_state
-from maple.training.history import History, history_csv
+from maple.training.head import NamedState, head_for, named_state, prepare_backbone
 from maple.training.loss import relative_spread
 from maple.training.optimizers import check_schedule
 from maple.training.options import TrainOptions
-from maple.training.prepare import head_for, prepare_backbone
 from maple.training.recipe import Recipe
 from maple.training.relabel import PseudoLabels
-from maple.training.resume import Checkpoint, data_digest
-from maple.training.step import TrainingStep, check_finite
+from maple.training.resume import Checkpoint, History, Record, data_digest, history_csv
+from maple.training.step import TrainingStep
 from maple.types import Outputs, Relabelling
 
 SNAPSHOT_IMAGES = 2000
-WHITENING_IMAGES = 5000  # enough for the eigenvectors of small patches
 
 
 @dataclass(frozen=True, eq=False)
-class Run:
+class Run(Record):
     """A trained network with its clusters and history. With several processes every rank has the same ``Run``."""
 
     backbone: Backbone
     relabelling: Relabelling
     class_names: tuple[str, ...]
-    history: History
-    snapshots: dict[str, np.ndarray]  # validation embeddings 'before' the first relabelling and 'after' the last epoch
-    snapshot_epochs: dict[str, int]  # after which epoch each snapshot was taken
     validation: Outputs | None  # outputs of ``backbone`` for the validation images; None if not known
     fabric: Fabric = field(repr=False)
 
@@ -84,19 +78,17 @@ def train_backbone(
     options = options or build_options(TrainOptions, keywords, "training options")
     check_schedule(options)
     _check_classes(train, validation)
-    folder = Path(folder) if folder is not None else None
     fabric = fabric or make_fabric(options)
-    loop = _Loop(fabric, backbone, recipe, train, validation, options, folder)
+    loop = _Loop(fabric, backbone, recipe, train, validation, options, None if folder is None else Path(folder))
     if resume:
         loop.restore()
-    display = TrainDisplay(options.epochs, enabled=show_progress and fabric.is_global_zero)
-    with display:
+    with TrainDisplay(options.epochs, enabled=show_progress and fabric.is_global_zero) as display:
         if loop.epoch == 0:
             loop.start()
         for epoch in range(loop.epoch + 1, options.epochs + 1):
             loop.run_epoch(epoch, display)
             if on_epoch is not None:
-                on_epoch(loop.history)
+                on_epoch(loop.record.history)
     return loop.result()
 
 
@@ -118,32 +110,33 @@ def _check_classes(train: ImageSet, validation: ImageSet) -> None:
             )
 
 
+@dataclass(eq=False)
 class _Loop:
     """State of one training: everything that an epoch changes and a checkpoint stores."""
 
-    def __init__(
-        self,
-        fabric: Fabric,
-        backbone: Backbone,
-        recipe: Recipe,
-        train: ImageSet,
-        validation: ImageSet,
-        options: TrainOptions,
-        folder: Path | None,
-    ) -> None:
-        self.fabric, self.recipe, self.options, self.folder = fabric, recipe, options, folder
-        self.train_images, self.validation_images = train, validation
-        self.backbone = backbone
-        self.backbone.size = backbone.size or train.size
-        prepare_backbone(backbone, recipe, len(train.class_names), fabric)
-        self.clusters = PseudoLabels(recipe, Relabelling.initial(train.labels, len(train.class_names)), options.seed)
-        self.epoch = 0  # epochs done
-        self.history: History = []
-        self.snapshots: dict[str, np.ndarray] = {}
-        self.snapshot_epochs: dict[str, int] = {}
-        self.validation: Outputs | None = None  # of the last epoch
+    fabric: Fabric
+    backbone: Backbone
+    recipe: Recipe
+    train: ImageSet
+    validation: ImageSet
+    options: TrainOptions
+    folder: Path | None
+
+    def __post_init__(self) -> None:
+        self.backbone.size = self.backbone.size or self.train.size
+        n_classes = len(self.train.class_names)
+        prepare_backbone(self.backbone, self.recipe, n_classes, self.fabric)
+        initial = Relabelling.initial(self.train.labels, n_classes)
+        self.clusters = PseudoLabels(self.recipe, initial, self.options.seed)
+        self.record = Record([], {}, {})
+        self.outputs: Outputs | None = None  # of the validation images, after the last epoch
         self.warned = False
         self._make_step({})
+
+    @property
+    def epoch(self) -> int:
+        """Epochs done."""
+        return len(self.record.history)
 
     def _make_step(self, state: NamedState) -> None:
         """Give the backbone, as it is now, a new optimiser that starts from ``state``."""
@@ -151,19 +144,9 @@ class _Loop:
 
     def start(self) -> None:
         """Let the network and the recipe see the images before the first step."""
-        fit_whitening = getattr(self.backbone.body, "fit_whitening", None)
-        if fit_whitening is not None:
-            with together(self.fabric):
-                fit_whitening(self._normalised_images(WHITENING_IMAGES))
-        labels = self.train_images.labels
-        self.recipe.start(self.backbone, self._embed_training_rows, labels, self.options.seed)
-
-    def _normalised_images(self, n: int) -> torch.Tensor:
-        """At most n training images (N, 3, S, S), evenly spaced, not augmented, normalised as in the backbone."""
-        rows = np.linspace(0, len(self.train_images) - 1, min(n, len(self.train_images))).astype(np.int64)
-        batches = evaluation_batches(self.train_images, indices=rows, workers=self.options.workers)
-        mean, std = self.backbone.mean.cpu(), self.backbone.std.cpu()
-        return torch.cat([normalise_images(x, mean, std) for x, _ in batches])
+        with together(self.fabric):
+            fit_whitening(self.backbone, self.train, workers=self.options.workers)
+        self.recipe.start(self.backbone, self._embed_training_rows, self.train.labels, self.options.seed)
 
     # One epoch
 
@@ -171,8 +154,8 @@ class _Loop:
         started, cpu_started = time.monotonic(), time.process_time()
         losses = self._train_epoch(epoch, display)
         validation = self._embed_validation()
-        self._check_finite("an embedding or logit", validation.embeddings, validation.logits, epoch=epoch)
-        self.validation = validation
+        self.step.check_finite(epoch, "an embedding or logit", validation.embeddings, validation.logits)
+        self.outputs = validation
         probabilities = self.recipe.class_probabilities(validation)
         row = {
             "epoch": epoch,
@@ -180,32 +163,29 @@ class _Loop:
             **losses,
             **self._measure(validation, probabilities),
         }
-        self._check_finite("the validation loss", row["validation_loss"], epoch=epoch)
+        self.step.check_finite(epoch, "the validation loss", row["validation_loss"])
         self._take_snapshots(epoch, validation)
         relabelling = time.monotonic()
         row |= self._relabel(epoch, validation, probabilities)
         row["relabel_seconds"] = round(time.monotonic() - relabelling, 2)
         row |= {
             "clusters": self.clusters.current.n_clusters,
-            "images": self._images_per_epoch(),
+            "images": min(len(self.train), self._n_steps() * self.options.batch_size),  # the last batch may be dropped
             "cpu_seconds": round(time.process_time() - cpu_started, 2),  # of all threads of this process
             "seconds": round(time.monotonic() - started, 2),
         }
-        self.epoch = epoch
-        self.history.append(row)
+        self.record.history.append(row)
         display.end_epoch(row)
         with together(self.fabric):
             self._save()
         self._look_for_collapse(display)
 
-    def _images_per_epoch(self) -> int:
-        """Images of an epoch over all processes; the last, incomplete batch may be dropped."""
-        steps = count_batches(len(self.train_images), self.options.batch_size, self.fabric.world_size)
-        return min(len(self.train_images), steps * self.options.batch_size)
+    def _n_steps(self) -> int:
+        return count_batches(len(self.train), self.options.batch_size, self.fabric.world_size)
 
     def _train_epoch(self, epoch: int, display: TrainDisplay) -> dict[str, float]:
         """One pass over the training images; the mean loss and the means of its unweighted terms."""
-        steps = count_batches(len(self.train_images), self.options.batch_size, self.fabric.world_size)
+        steps = self._n_steps()
         display.begin_epoch(epoch, steps)
         self._seed(epoch)
         self.step.module.train()
@@ -229,7 +209,7 @@ class _Loop:
             world_size=self.fabric.world_size,
         )
         targets = self.clusters.current.cluster_ids
-        batches = training_batches(self.train_images, targets, order, augment=options.augment, workers=options.workers)
+        batches = training_batches(self.train, targets, order, augment=options.augment, workers=options.workers)
         while True:
             with together(self.fabric):
                 batch = next(batches, None)
@@ -241,28 +221,25 @@ class _Loop:
         """Seed torch's generator, which dropout and fresh heads use."""
         torch.manual_seed(((self.options.seed * 1_000_003 + epoch) * 1_009 + self.fabric.global_rank) % 2**63)
 
-    def _check_finite(self, what: str, *values: Any, epoch: int) -> None:
-        check_finite(what, *values, epoch=epoch, recipe=self.recipe, options=self.options)
-
     # Between epochs
 
     def _embed_validation(self) -> Outputs:
         """Outputs of all validation images on every rank, each rank computing its share."""
         agree_on_buffers(self.fabric, self.backbone)
-        n = len(self.validation_images)
-        mine = self._embed(self.validation_images, np.arange(n))
+        n = len(self.validation)
+        mine = self._embed(self.validation, np.arange(n))
         assert mine.logits is not None
         return replace(
             mine,
             embeddings=gather_rows(self.fabric, mine.embeddings, n),
             logits=gather_rows(self.fabric, mine.logits, n),
             shallow=None if mine.shallow is None else gather_rows(self.fabric, mine.shallow, n),
-            labels=self.validation_images.labels,
+            labels=self.validation.labels,
             cluster_to_class=self.clusters.current.cluster_to_class,
         )
 
     def _embed_training_rows(self, rows: np.ndarray) -> np.ndarray:
-        return gather_rows(self.fabric, self._embed(self.train_images, rows, logits=False).embeddings, len(rows))
+        return gather_rows(self.fabric, self._embed(self.train, rows, logits=False).embeddings, len(rows))
 
     def _embed(self, images: ImageSet, rows: np.ndarray, logits: bool = True) -> Outputs:
         share = rows[self.fabric.global_rank :: self.fabric.world_size]
@@ -270,7 +247,7 @@ class _Loop:
             return embed(self.backbone, images, indices=share, workers=self.options.workers, logits=logits)
 
     def _measure(self, validation: Outputs, probabilities: np.ndarray) -> dict[str, float]:
-        labels = self.validation_images.labels
+        labels = self.validation.labels
         return {
             "validation_accuracy": float((probabilities.argmax(1) == labels).mean()),
             "validation_loss": float(-np.log(probabilities[np.arange(len(labels)), labels] + 1e-12).mean()),
@@ -279,7 +256,7 @@ class _Loop:
 
     def _look_for_collapse(self, display: TrainDisplay) -> None:
         """Warn of collapsed embeddings or stop, after the first epoch in which they have collapsed."""
-        found = None if self.warned else self.recipe.find_collapse(self.history, self.options.epochs)
+        found = None if self.warned else self.recipe.find_collapse(self.record.history, self.options.epochs)
         if found is None:
             return
         if self.options.on_collapse == "stop":
@@ -289,18 +266,18 @@ class _Loop:
 
     def _take_snapshots(self, epoch: int, validation: Outputs) -> None:
         """Keep embeddings from before the first split (from half-way if there is none), and from the end."""
-        unsplit = self.clusters.current.n_clusters == len(self.train_images.class_names)
-        before = "before" not in self.snapshots or (unsplit and epoch <= self.options.epochs / 2)
+        unsplit = self.clusters.current.n_clusters == len(self.train.class_names)
+        before = "before" not in self.record.snapshots or (unsplit and epoch <= self.options.epochs / 2)
         for name, due in (("before", before), ("after", epoch == self.options.epochs)):
             if due:
-                self.snapshots[name] = validation.embeddings[snapshot_rows(len(validation))]
-                self.snapshot_epochs[name] = epoch
+                self.record.snapshots[name] = validation.embeddings[snapshot_rows(len(validation))]
+                self.record.snapshot_epochs[name] = epoch
 
     def _relabel(self, epoch: int, validation: Outputs, probabilities: np.ndarray) -> dict[str, Any]:
         """Let the recipe split hard classes, except after the last epoch; returns the columns of the history."""
         if epoch == self.options.epochs:
             return {"relabelled": ""}
-        after = self.clusters.propose(epoch, probabilities, self.validation_images.labels, self._embed_training_rows)
+        after = self.clusters.propose(epoch, probabilities, self.validation.labels, self._embed_training_rows)
         if self.fabric.world_size > 1:
             after = self.fabric.broadcast(after)
         if after is None:
@@ -309,7 +286,7 @@ class _Loop:
         adopted = self.clusters.adopt(after, self.backbone, state, validation, probabilities)
         self._make_step(adopted.state)
         return {
-            "relabelled": ";".join(self.train_images.class_names[c] for c in adopted.classes),
+            "relabelled": ";".join(self.train.class_names[c] for c in adopted.classes),
             "relabel_shift": adopted.shift,
         }
 
@@ -321,17 +298,14 @@ class _Loop:
         due = self.epoch % self.options.checkpoint_every == 0 or last
         if self.folder is None or not self.fabric.is_global_zero or not due:
             return
-        write_atomic(self.folder / RunFile.HISTORY, history_csv(self.history))
+        write_atomic(self.folder / RunFile.HISTORY, history_csv(self.record.history))
         Checkpoint(
-            self.epoch,
-            self.history,
-            self.snapshots,
-            self.snapshot_epochs,
-            self.clusters.current,
-            self.backbone.state_dict(),
-            named_state(self.step.raw_optimizer, self.backbone),
-            self._fixed_options(),
-            data_digest(self.train_images),
+            **vars(self.record),
+            relabelling=self.clusters.current,
+            weights=self.backbone.state_dict(),
+            optimizer=named_state(self.step.raw_optimizer, self.backbone),
+            options=self._fixed_options(),
+            data=data_digest(self.train),
         ).save(self.folder / RunFile.CHECKPOINT)
 
     def _fixed_options(self) -> dict[str, Any]:
@@ -344,9 +318,9 @@ class _Loop:
             return
         with together(self.fabric):
             found = Checkpoint.load(self.folder / RunFile.CHECKPOINT)
-            found.check(self._fixed_options(), data_digest(self.train_images), self.folder)
-            self.epoch, self.history, self.clusters.current = found.epoch, found.history, found.relabelling
-            self.snapshots, self.snapshot_epochs = found.snapshots, found.snapshot_epochs
+            found.check(self._fixed_options(), data_digest(self.train), self.folder)
+            self.record = Record(found.history, found.snapshots, found.snapshot_epochs)
+            self.clusters.current = found.relabelling
             self._load_weights(found.weights, self.folder)
         self._make_step({name: self.fabric.to_device(values) for name, values in found.optimizer.items()})
 
@@ -366,15 +340,12 @@ class _Loop:
 
     def result(self) -> Run:
         agree_on_buffers(self.fabric, self.backbone)
-        finished = self.recipe.finish(self.backbone.eval())
         unchanged = type(self.recipe).finish is Recipe.finish
         return Run(
-            finished,
-            self.clusters.current,
-            self.train_images.class_names,
-            self.history,
-            self.snapshots,
-            self.snapshot_epochs,
-            self.validation if unchanged else None,
-            self.fabric,
+            **vars(self.record),
+            backbone=self.recipe.finish(self.backbone.eval()),
+            relabelling=self.clusters.current,
+            class_names=self.train.class_names,
+            validation=self.outputs if unchanged else None,
+            fabric=self.fabric,
         )

@@ -24,7 +24,6 @@ from maple.errors import ConfigError, UsageError
 from maple.networks import Backbone
 from maple.options import as_dict, flag_name
 from maple.stats.splitting import Clustering, split_clusters
-from maple.training.hard_classes import find_hard_classes
 from maple.training.loss import (
     LossTerm,
     all_triplets_loss,
@@ -228,3 +227,19 @@ def grow_linear(head: nn.Linear, relabelling: Relabelling) -> nn.Linear:
         grown.weight.copy_(head.weight[parents])
         grown.bias.copy_(shift if head.bias is None else head.bias[parents] + shift)
     return grown
+
+
+def false_negative_ratios(class_ids: np.ndarray, labels: np.ndarray, n_classes: int) -> np.ndarray:
+    """Share of the images of each class that are assigned to another class (C,); NaN for a class without images.
+
+    >>> false_negative_ratios(np.array([0, 1, 1]), np.array([0, 0, 1]), 3)
+    array([0.5, 0. , nan])
+    """
+    counts = np.bincount(labels, minlength=n_classes).astype(float)
+    wrong = np.bincount(labels[class_ids != labels], minlength=n_classes)
+    return np.divide(wrong, counts, out=np.full(n_classes, np.nan), where=counts > 0)
+
+
+def find_hard_classes(class_ids: np.ndarray, labels: np.ndarray, n_classes: int, threshold: float) -> np.ndarray:
+    """Classes whose false-negative ratio exceeds ``threshold``; a class without validation images is never hard."""
+    return np.flatnonzero(false_negative_ratios(class_ids, labels, n_classes) > threshold)

@@ -1,11 +1,14 @@
-"""Checkpoints: the state of a training between two epochs, and what must not change when it is resumed."""
+"""What a training writes after an epoch: its history, and the checkpoint from which it is resumed."""
 
 from __future__ import annotations
 
+import csv
 import hashlib
+import io
 import json
+from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,21 +20,58 @@ from maple.errors import RunError, UsageError
 from maple.files import load_arrays, save_arrays
 from maple.options import flag_name
 from maple.training.head import NamedState
-from maple.training.history import History
 from maple.types import Relabelling
 
+COLUMNS = (
+    "epoch",
+    "learning_rate",
+    "loss",
+    "cross_entropy",
+    "triplet",
+    "prototype",
+    "validation_accuracy",
+    "validation_loss",
+    "clusters",
+    "spread",
+    "relabelled",
+    "relabel_shift",
+    "relabel_seconds",
+    "images",
+    "cpu_seconds",
+    "seconds",
+)
+History = list[dict[str, Any]]  # one row per epoch; keys are COLUMNS and the loss terms of the recipe
 # Options that change no result
 FREE_OPTIONS = {"workers", "checkpoint_every", "devices", "nodes", "accelerator", "allocator", "on_collapse"}
 
 
+def history_csv(history: History) -> str:
+    """The history as CSV text; loss terms that only some recipe has come last.
+
+    >>> print(history_csv([{"epoch": 1, "loss": 0.5, "my_term": 0.25}]).splitlines()[1])
+    1,,0.5,,,,,,,,,,,,,,0.25
+    """
+    further = dict.fromkeys(name for row in history for name in row if name not in COLUMNS)
+    text = io.StringIO()
+    writer = csv.DictWriter(text, [*COLUMNS, *further], restval="", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(history)
+    return text.getvalue()
+
+
 @dataclass(frozen=True, eq=False)
-class Checkpoint:
+class Record:
+    """What a training reports: its history, and validation embeddings after two of its epochs."""
+
+    history: History
+    snapshots: dict[str, np.ndarray]  # embeddings 'before' the first relabelling and 'after' the last epoch
+    snapshot_epochs: dict[str, int]  # after which epoch each snapshot was taken
+
+
+@dataclass(frozen=True, eq=False)
+class Checkpoint(Record):
     """Everything that a resumed training continues from."""
 
-    epoch: int  # epochs done
-    history: History
-    snapshots: dict[str, np.ndarray]
-    snapshot_epochs: dict[str, int]
     relabelling: Relabelling
     weights: dict[str, torch.Tensor]
     optimizer: NamedState
@@ -39,37 +79,33 @@ class Checkpoint:
     data: str  # digest of the training images
 
     def save(self, path: Path) -> None:
-        arrays = {f"weights/{name}": tensor.cpu().numpy() for name, tensor in self.weights.items()}
-        for name, values in self.optimizer.items():
-            arrays |= {f"optimizer/{name}/{key}": value.cpu().numpy() for key, value in values.items()}
-        arrays |= {f"snapshot/{name}": value for name, value in self.snapshots.items()}
-        arrays |= {f"relabelling/{f.name}": getattr(self.relabelling, f.name) for f in fields(self.relabelling)}
-        metadata = {
-            "epoch": self.epoch,
-            "history": self.history,
-            "snapshot_epochs": self.snapshot_epochs,
-            "options": self.options,
-            "data": self.data,
+        groups: dict[str, Mapping[str, Any]] = {
+            "weights": self.weights,
+            **{f"optimizer/{name}": values for name, values in self.optimizer.items()},
+            "snapshot": self.snapshots,
+            "relabelling": vars(self.relabelling),
         }
-        save_arrays(path, arrays, metadata)
+        arrays = {
+            f"{group}/{name}": value.cpu().numpy() if isinstance(value, torch.Tensor) else value
+            for group, values in groups.items()
+            for name, value in values.items()
+        }
+        kept = {name: getattr(self, name) for name in ("history", "snapshot_epochs", "options", "data")}
+        save_arrays(path, arrays, {"epoch": len(self.history), **kept})
 
     @classmethod
     def load(cls, path: Path) -> Checkpoint:
         arrays, metadata = load_arrays(path)
-        parts: dict[str, dict[str, np.ndarray]] = {"weights": {}, "optimizer": {}, "snapshot": {}, "relabelling": {}}
+        groups: dict[str, dict[str, np.ndarray]] = defaultdict(dict)
         for key, value in arrays.items():
-            kind, name = key.split("/", 1)
-            parts[kind][name] = value
-        optimizer: NamedState = {}
-        for name, value in parts["optimizer"].items():
-            parameter, key = name.rsplit("/", 1)
-            optimizer.setdefault(parameter, {})[key] = torch.from_numpy(value.copy())
+            group, name = key.rsplit("/", 1)
+            groups[group][name] = value
         return cls(
-            snapshots=parts["snapshot"],
-            relabelling=Relabelling(**parts["relabelling"]),
-            weights={name: torch.from_numpy(value.copy()) for name, value in parts["weights"].items()},
-            optimizer=optimizer,
-            **{key: metadata[key] for key in ("epoch", "history", "snapshot_epochs", "options", "data")},
+            snapshots=groups.pop("snapshot"),
+            relabelling=Relabelling(**groups.pop("relabelling")),
+            weights=_as_tensors(groups.pop("weights")),
+            optimizer={key.removeprefix("optimizer/"): _as_tensors(values) for key, values in groups.items()},
+            **{name: metadata[name] for name in ("history", "snapshot_epochs", "options", "data")},
         )
 
     def check(self, options: Mapping[str, Any], data: str, folder: Path) -> None:
@@ -84,6 +120,10 @@ class Checkpoint:
         for key, value in options.items():
             if key not in FREE_OPTIONS and self.options.get(key, value) != value:
                 raise started_otherwise(folder, flag_name(key), self.options[key], value)
+
+
+def _as_tensors(arrays: Mapping[str, np.ndarray]) -> dict[str, torch.Tensor]:
+    return {name: torch.from_numpy(array.copy()) for name, array in arrays.items()}
 
 
 def started_otherwise(folder: Path, option: str, then: Any, now: Any) -> UsageError:

@@ -1,13 +1,13 @@
 """The one training step: forward pass, loss, backward pass, update.
 
-:class:`TrainingStep` is the whole step, used by the training loop and by the timing of suites. Its first half,
-:func:`forward_batch` and :func:`compute_loss`, is what an own loop calls, which updates the network itself.
+:class:`TrainingStep` is the whole step, used by the training loop and by the timing of suites. An own loop, which
+updates the network itself, calls its first half: :func:`forward_batch` and the loss of the recipe.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,19 +18,12 @@ from maple.errors import TrainError
 from maple.networks import Backbone
 from maple.training.distributed import together
 from maple.training.head import NamedState, set_named_state
-from maple.training.loss import LossTerm, weighted_sum
+from maple.training.loss import weighted_sum
 from maple.training.optimizers import learning_rate_at, make_optimizer
 from maple.training.options import TrainOptions
 from maple.training.recipe import Recipe, Step
 
 Forward = Callable[[Tensor], tuple[Tensor, Tensor]]  # images to embeddings and logits
-
-
-class Loss(NamedTuple):
-    """The loss of a batch and its unweighted terms."""
-
-    total: Tensor  # ()
-    terms: dict[str, LossTerm]
 
 
 def forward_batch(
@@ -50,12 +43,6 @@ def forward_batch(
         images.requires_grad_()
     embeddings, logits = (forward or backbone)(images)
     return Step(images, embeddings.float(), logits.float(), targets, progress, backbone)
-
-
-def compute_loss(recipe: Recipe, step: Step) -> Loss:
-    """The weighted sum of the recipe's terms, and these."""
-    terms = recipe.loss(step)
-    return Loss(weighted_sum(terms), terms)
 
 
 class TrainingStep:
@@ -81,14 +68,15 @@ class TrainingStep:
             group["lr"] = group.get("rate_factor", 1.0) * learning_rate_at(progress, self.options)
         step = forward_batch(self.recipe, self.backbone, images, targets, progress, self._forward)
         with together(self.fabric):
-            loss = compute_loss(self.recipe, step)
-            check_finite("the loss", loss.total.item(), epoch=epoch, recipe=self.recipe, options=self.options)
+            terms = self.recipe.loss(step)
+            loss = weighted_sum(terms)
+            self.check_finite(epoch, "the loss", loss.item())
         self.optimizer.zero_grad()
-        self.fabric.backward(loss.total)
+        self.fabric.backward(loss)
         self.optimizer.step()
         with torch.no_grad():
             self.recipe.after_step(step.detached())
-        return {"loss": loss.total.item(), **{name: term.value.item() for name, term in loss.terms.items()}}
+        return {"loss": loss.item(), **{name: term.value.item() for name, term in terms.items()}}
 
     def _forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """Forward pass; without Fabric's wrapper if the loss takes gradients itself, which the wrapper refuses."""
@@ -97,12 +85,11 @@ class TrainingStep:
         with self.fabric.autocast():
             return self.backbone(images)
 
-
-def check_finite(what: str, *values: Any, epoch: int, recipe: Recipe, options: TrainOptions) -> None:
-    """Raise ``TrainError`` before values that are not finite reach a checkpoint."""
-    if not all(np.isfinite(value).all() for value in values):
-        rate = options.learning_rate
-        raise TrainError(
-            f"{what} of recipe '{recipe.name}' is no longer finite in epoch {epoch}: start again with "
-            f"--overwrite and {recipe.remedy} (such as --learning-rate {rate / 10:g}; it was {rate:g})"
-        )
+    def check_finite(self, epoch: int, what: str, *values: Any) -> None:
+        """Raise ``TrainError`` before values that are not finite reach a checkpoint."""
+        if not all(np.isfinite(value).all() for value in values):
+            rate = self.options.learning_rate
+            raise TrainError(
+                f"{what} of recipe '{self.recipe.name}' is no longer finite in epoch {epoch}: start again with "
+                f"--overwrite and {self.recipe.remedy} (such as --learning-rate {rate / 10:g}; it was {rate:g})"
+            )

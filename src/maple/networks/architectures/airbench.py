@@ -3,7 +3,7 @@
 A frozen 2x2 convolution whitens patches of the image; three groups of two 3x3 convolutions follow, each group halving
 the image. The frozen filters are eigenvectors of patches of training images, so :meth:`Airbench.fit_whitening` must
 see some of them before the first step. The defaults are those of the publication, except average pooling and ReLU,
-which take less time on a CPU. With :mod:`maple.training.muon` and a few epochs it is more accurate than residual
+which take less time on a CPU. With optimiser ``muon`` and a few epochs it is more accurate than residual
 networks of equal cost.
 
 Letters for shapes: N images, H x W their size, P values in a patch (12 for 2x2 pixels in 3 colours).

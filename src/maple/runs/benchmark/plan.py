@@ -22,7 +22,7 @@ from maple.runs.benchmark.jobs import Job
 from maple.runs.setup.config import RunConfig
 from maple.runs.train import new_network
 from maple.training.distributed import make_fabric
-from maple.training.prepare import prepare_backbone
+from maple.training.head import prepare_backbone
 from maple.training.step import TrainingStep
 
 _BATCHES = (4, 4, 64)  # timed: to warm up, for large networks, and for those that are fast enough

@@ -25,7 +25,7 @@ from maple.files import RunFile
 from maple.networks import GRAPHS, Backbone, Origin, embed, evaluating, find_kind, needs_weights, open_model
 from maple.prediction.store import load_predictor
 from maple.runs.setup.config import RunConfig
-from maple.training.prepare import count_outputs, prepare_backbone
+from maple.training.head import count_outputs, prepare_backbone
 from maple.training.recipe import Recipe, find_recipe
 
 MOST_CHANGE = 0.05  # of an embedding, relative to its length, by a recipe that prepares a trained network
