@@ -23,8 +23,8 @@ from maple.runs.tune.criteria import judge_run
 from maple.runs.tune.plan import TuneRequest, make_plan, open_splits, with_settings
 from maple.runs.tune.tuning import Tuning
 from maple.text import compact, number
-from maple.training.history import History
 from maple.training.loop import train_backbone
+from maple.training.resume import History
 
 if TYPE_CHECKING:
     import optuna

@@ -34,8 +34,7 @@ from maple.options import flag_name
 from maple.progress import say, warn
 from maple.runs.setup.splits import digest_images
 from maple.runs.tune.plan import Plan
-from maple.training.history import History
-from maple.training.resume import FREE_OPTIONS
+from maple.training.resume import FREE_OPTIONS, History
 
 _RANDOM_TRIALS = 8  # finished trials before a Bayesian search models what it has seen
 _PRUNE_AFTER = 5  # finished trials before others are stopped early
