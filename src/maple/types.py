@@ -5,8 +5,8 @@ Letters for shapes, everywhere: N images, D embedding, K projection, C classes, 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -223,3 +223,32 @@ class Skipped:
 
     file: str
     reason: str
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class RunClasses:
+    """The content of ``classes.json``; clusters are known once the network is trained."""
+
+    classes: tuple[str, ...]
+    skipped: tuple[Skipped, ...] = ()
+    left_out: tuple[str, ...] = ()
+    digests: dict[str, str] = field(default_factory=dict)  # of the images of a split, by its name
+    cluster_to_class: np.ndarray | None = None  # (M,)
+    cluster_sizes: np.ndarray | None = None  # (M,) training images
+    snapshot_epochs: dict[str, int] | None = None
+    updates: tuple[dict[str, Any], ...] = ()  # one per maple update
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> RunClasses:
+        known: dict[str, Any] = {f.name: value[f.name] for f in fields(cls) if f.name in value}
+        known["skipped"] = tuple(Skipped(*item) for item in known.get("skipped", ()))
+        for name in ("classes", "left_out", "updates"):
+            known[name] = tuple(known.get(name, ()))
+        for name in ("cluster_to_class", "cluster_sizes"):
+            known[name] = np.array(known[name]) if name in known else None
+        return cls(**known)
+
+    def to_json(self) -> dict[str, Any]:
+        known = {f.name: getattr(self, f.name) for f in fields(self)}
+        known |= {"skipped": [[item.file, item.reason] for item in self.skipped], "updates": self.updates or None}
+        return {name: value for name, value in known.items() if value is not None}

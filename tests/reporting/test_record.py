@@ -2,36 +2,29 @@
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 
 import pytest
 
 from maple.errors import RunError
-from maple.files import RunFile, save_json
-from maple.reporting.record import Update, read_run
+from maple.files import RunFile
+from maple.reporting.record import read_run
+from maple.types import Skipped
 from run_folders import DIGITS
 
 
 def test_parts_of_a_run(run: Path) -> None:
     record = read_run(run)
     assert record.class_names == DIGITS and record.name == "digits" and record.seed == 0
-    assert record.images is not None and sum(record.images.cluster_sizes) == 899
-    assert record.images.skipped[0] == ("broken.png", "truncated") and record.images.left_out == ("rare & tiny",)
+    assert record.classes is not None and record.classes.cluster_sizes.sum() == 899
+    assert record.classes.skipped[0] == Skipped("broken.png", "truncated")
+    assert record.classes.left_out == ("rare & tiny",)
     assert record.history is not None and record.history.n_epochs == 12
     assert [(event.epoch, event.clusters) for event in record.history.events] == [(4, 12), (8, 15)]
     assert record.history.events[0].classes == ("zero", "one")
     assert record.results is not None and record.provenance["seed"] == 0
     assert set(record.gallery.projections) == {"before", "after"}
-
-
-def test_updates_are_counted(copied: Path) -> None:
-    classes = json.loads((copied / RunFile.CLASSES).read_text())
-    update = {"images": {"ten": 3, "one": 4}, "new_classes": ["ten"], "calibration_images": 0}
-    save_json(copied / RunFile.CLASSES, classes | {"updates": [update]})
-    record = read_run(copied)
-    assert record.images is not None and record.images.updates == (Update(7, ("ten",), 0),)
 
 
 def test_missing_numbers_of_a_history_are_nan(copied: Path) -> None:

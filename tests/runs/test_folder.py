@@ -13,8 +13,8 @@ import pytest
 
 from maple.errors import RunError, UsageError
 from maple.files import FORMAT_VERSION, RunFile, write_atomic
-from maple.runs.folder import RunClasses, RunFolder, RunOrigin, RunSettings
-from maple.types import Skipped
+from maple.runs.folder import RunFolder, RunOrigin, RunSettings
+from maple.types import RunClasses, Skipped
 
 HOLD = """
 import sys, time

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -17,43 +17,9 @@ from maple.evaluation.results import Results
 from maple.files import RunFile, load_json
 from maple.options import read_toml
 from maple.reporting.gallery import Gallery, read_gallery
+from maple.types import RunClasses
 
 _COLUMNS = ("epoch", "cross_entropy", "triplet", "validation_loss", "validation_accuracy", "clusters", "seconds")
-
-
-@dataclass(frozen=True)
-class Update:
-    """One ``maple update``."""
-
-    images: int
-    new_classes: tuple[str, ...]
-    calibration_images: int
-
-
-@dataclass(frozen=True)
-class TrainingImages:
-    """The images and classes of the training."""
-
-    classes: tuple[str, ...]
-    cluster_sizes: tuple[int, ...] = ()  # empty while the training is unfinished
-    skipped: tuple[tuple[str, str], ...] = ()  # file and reason
-    left_out: tuple[str, ...] = ()  # classes
-    snapshot_epochs: Mapping[str, int] = field(default_factory=dict)  # by name of the projection
-    updates: tuple[Update, ...] = ()
-
-    @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> TrainingImages:
-        return cls(
-            classes=tuple(value["classes"]),
-            cluster_sizes=tuple(value.get("cluster_sizes", ())),
-            skipped=tuple((file, reason) for file, reason in value.get("skipped", ())),
-            left_out=tuple(value.get("left_out", ())),
-            snapshot_epochs=value.get("snapshot_epochs", {}),
-            updates=tuple(
-                Update(sum(each["images"].values()), tuple(each["new_classes"]), each["calibration_images"])
-                for each in value.get("updates", ())
-            ),
-        )
 
 
 @dataclass(frozen=True)
@@ -85,7 +51,7 @@ class RunRecord:
     folder: Path
     config_text: str | None
     config: Mapping[str, Any]  # sections of config.toml
-    images: TrainingImages | None
+    classes: RunClasses | None
     history: History | None
     results: Results | None
     gallery: Gallery
@@ -96,8 +62,8 @@ class RunRecord:
 
     @cached_property
     def class_names(self) -> tuple[str, ...]:
-        if self.images is not None:
-            return self.images.classes
+        if self.classes is not None:
+            return self.classes.classes
         return tuple(self.results.class_names) if self.results else ()
 
     @property
@@ -126,7 +92,7 @@ def read_run(folder: Path) -> RunRecord:
         folder=folder,
         config_text=config.read_text(encoding="utf-8") if config.is_file() else None,
         config=read_toml(config) if config.is_file() else {},
-        images=TrainingImages.from_json(load_json(classes)) if classes.is_file() else None,
+        classes=RunClasses.from_json(load_json(classes)) if classes.is_file() else None,
         history=_read_history(history) if history.is_file() else None,
         results=_read_results(results) if results.is_file() else None,
         gallery=read_gallery(folder / RunFile.GALLERY),

@@ -66,7 +66,7 @@ def render_report(record: RunRecord, predictions: PredictionSummary | None = Non
         "projections": draw_projections(record),
         "projection_note": projection_note(record),
         "training": training_section(record.history) if record.history else None,
-        "images": record.images,
+        "classes": record.classes,
         "provenance": _provenance(record, predictions),
     }
     return render_page("report.html.j2", context)

@@ -303,7 +303,8 @@ def draw_projections(record: RunRecord) -> list[Plot]:
 
 def projection_title(record: RunRecord, name: str) -> str:
     """When the embeddings of a projection were taken."""
-    epoch = record.images.snapshot_epochs.get(name) if record.images else None
+    epochs = record.classes and record.classes.snapshot_epochs
+    epoch = epochs.get(name) if epochs else None
     when = f", epoch {epoch}" if epoch is not None else ""
     if name == "before":
         relabelled = record.history is not None and record.history.events

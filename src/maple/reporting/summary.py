@@ -18,9 +18,10 @@ from maple.reporting.comparison import (
 )
 from maple.reporting.gallery import Gallery
 from maple.reporting.predictions import PredictionSummary
-from maple.reporting.record import RunRecord, TrainingImages
+from maple.reporting.record import RunRecord
 from maple.reporting.sections import list_confusions, list_recalls
 from maple.text import join_names, number, percent, plural
+from maple.types import RunClasses
 
 ENOUGH_IMAGES = 10  # of a class, to call it the least accurate one
 MAX_SETS = 4  # OOD sets with a key figure
@@ -58,7 +59,7 @@ def summarise(record: RunRecord, predictions: PredictionSummary | None = None) -
         *_point_at_predictions(predictions),
         *_point_at_results(record.results),
         *_point_at_gallery(record.gallery),
-        *_point_at_skipped(record.images),
+        *_point_at_skipped(record.classes),
     ]
     figures = list(_key_figures(record.results)) if record.results else []
     return Summary(list(_sentences(record)), figures, pointers)
@@ -71,8 +72,8 @@ def summarise(record: RunRecord, predictions: PredictionSummary | None = None) -
 
 def _sentences(record: RunRecord) -> Iterator[str]:
     yield _describe_training(record)
-    if record.images:
-        yield from _describe_updates(record.images, record)
+    if record.classes:
+        yield from _describe_updates(record.classes, record)
     if record.results:
         yield from _describe_results(record.results)
     else:
@@ -83,21 +84,22 @@ def _describe_training(record: RunRecord) -> str:
     n_classes = len(record.class_names)
     if not n_classes:
         return "This run is unfinished: its classes are not known yet."
-    sizes = record.images.cluster_sizes if record.images else ()
-    if not sizes:
+    sizes = record.classes.cluster_sizes if record.classes else None
+    if sizes is None:
         return f"The network distinguishes {plural(n_classes, 'class')}."
     clusters = f" in {len(sizes):,} clusters" if len(sizes) > n_classes else ""
-    return f"The network was trained on {plural(sum(sizes), 'image')} of {plural(n_classes, 'class')}{clusters}."
+    return f"The network was trained on {plural(int(sizes.sum()), 'image')} of {plural(n_classes, 'class')}{clusters}."
 
 
-def _describe_updates(images: TrainingImages, record: RunRecord) -> Iterator[str]:
+def _describe_updates(classes: RunClasses, record: RunRecord) -> Iterator[str]:
     """What ``maple update`` added, and whether the run needs calibration again."""
-    learned = sum(update.images for update in images.updates)
-    new = [name for update in images.updates for name in update.new_classes]
+    updates = classes.updates
+    learned = sum(sum(update["images"].values()) for update in updates)
+    new = [name for update in updates for name in update["new_classes"]]
     if learned:
-        classes = f"; the network was not trained on {join_names(new)}" if new else ""
-        yield f"{plural(learned, 'image')} of them were added by maple update after the training{classes}."
-    if images.updates and not images.updates[-1].calibration_images:
+        untrained = f"; the network was not trained on {join_names(new)}" if new else ""
+        yield f"{plural(learned, 'image')} of them were added by maple update after the training{untrained}."
+    if updates and not updates[-1]["calibration_images"]:
         command = shlex.join(["maple", "update", str(record.folder), "--calibrate"])
         yield f"The last update made the thresholds void, so no image is flagged: run {command} IMAGES."
 
@@ -195,6 +197,6 @@ def _point_at_gallery(gallery: Gallery) -> Iterator[Pointer]:
         yield Pointer("The most confident mistakes may be labelling errors.", "images", "Examples")
 
 
-def _point_at_skipped(images: TrainingImages | None) -> Iterator[Pointer]:
-    if images and images.skipped:
-        yield Pointer(f"{plural(len(images.skipped), 'file')} could not be used.", "skipped", "Skipped files")
+def _point_at_skipped(classes: RunClasses | None) -> Iterator[Pointer]:
+    if classes and classes.skipped:
+        yield Pointer(f"{plural(len(classes.skipped), 'file')} could not be used.", "skipped", "Skipped files")

@@ -13,11 +13,9 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-import numpy as np
 
 from maple.errors import RunError, UsageError
 from maple.files import (
@@ -31,7 +29,7 @@ from maple.files import (
     write_atomic,
 )
 from maple.options import read_toml, to_toml
-from maple.types import Skipped
+from maple.types import RunClasses
 
 if TYPE_CHECKING:
     from maple.runs.setup.config import RunConfig
@@ -87,35 +85,6 @@ class RunSettings:
         from maple.runs.setup.config import resolve_config  # loads torch, which a report does without
 
         return resolve_config(flags, self.sections, plugin=self.origin.plugin)
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class RunClasses:
-    """The content of ``classes.json``; clusters are known once the network is trained."""
-
-    classes: tuple[str, ...]
-    skipped: tuple[Skipped, ...] = ()
-    left_out: tuple[str, ...] = ()
-    digests: dict[str, str] = field(default_factory=dict)  # of the images of a split, by its name
-    cluster_to_class: np.ndarray | None = None  # (M,)
-    cluster_sizes: np.ndarray | None = None  # (M,) training images
-    snapshot_epochs: dict[str, int] | None = None
-    updates: tuple[dict[str, Any], ...] = ()  # one per maple update
-
-    @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> RunClasses:
-        known: dict[str, Any] = {f.name: value[f.name] for f in fields(cls) if f.name in value}
-        known["skipped"] = tuple(Skipped(*item) for item in known.get("skipped", ()))
-        for name in ("classes", "left_out", "updates"):
-            known[name] = tuple(known.get(name, ()))
-        for name in ("cluster_to_class", "cluster_sizes"):
-            known[name] = np.array(known[name]) if name in known else None
-        return cls(**known)
-
-    def to_json(self) -> dict[str, Any]:
-        known = {f.name: getattr(self, f.name) for f in fields(self)}
-        known |= {"skipped": [[item.file, item.reason] for item in self.skipped], "updates": self.updates or None}
-        return {name: value for name, value in known.items() if value is not None}
 
 
 @dataclass(frozen=True)

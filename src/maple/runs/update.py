@@ -35,13 +35,13 @@ from maple.reporting.gallery import (
     thumbnail,
 )
 from maple.runs._finish import GALLERY_SAMPLE, sample_rows
-from maple.runs.folder import RunClasses, RunFolder, RunSettings
+from maple.runs.folder import RunFolder, RunSettings
 from maple.runs.loading import describe_skipped, warn_if_nothing_is_flagged
 from maple.runs.report import report_run
 from maple.runs.setup.request import absolute_source
 from maple.runs.setup.splits import digest_images
 from maple.text import join_names, plural
-from maple.types import Skipped
+from maple.types import RunClasses, Skipped
 
 
 @dataclass(frozen=True)

@@ -21,10 +21,10 @@ from maple.data.splits import Splits, load_splits
 from maple.errors import DataError, RunError, UsageError
 from maple.files import RunFile
 from maple.progress import counting, say, warn
-from maple.runs.folder import RunClasses, RunFolder, RunOrigin
+from maple.runs.folder import RunFolder, RunOrigin
 from maple.runs.loading import describe_skipped
 from maple.runs.setup.request import LEFT_OUT, AnyRequest, RunRequest
-from maple.types import Skipped
+from maple.types import RunClasses, Skipped
 
 # --- opening ----------------------------------------------------------------------------------------------------------
 
