@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import io
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import groupby
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, NamedTuple
 
@@ -114,7 +115,7 @@ def class_folder_rows(originals: Mapping[str, Path], archive: str) -> Iterator[R
     """Encoded images in one folder per class; classes in the order of their names."""
     with Archive(originals[archive]) as files:
         names = _images(files)
-        label = _label_folders(names)
+        label = {folder: i for i, folder in enumerate(sorted(set(map(_folder, names))))}
         for name in names:
             yield Row(files.read(name), label[_folder(name)], _folder(name))
 
@@ -122,10 +123,9 @@ def class_folder_rows(originals: Mapping[str, Path], archive: str) -> Iterator[R
 def plankton_rows(originals: Mapping[str, Path], part: int) -> Iterator[Row]:
     """PlanktonSet: class folders, cut 80:20 within each class in the order of a hash of the images; ``part`` 0 or 1."""
     with Archive(originals["train.zip"]) as files:
-        names = _images(files)
-        for class_name, label in _label_folders(names).items():
-            group = [name for name in names if _folder(name) == class_name]
-            group.sort(key=lambda name: (hashlib.sha256(files.read(name)).digest(), name))
+        names = sorted(_images(files), key=_folder)
+        for label, (class_name, members) in enumerate(groupby(names, _folder)):
+            group = sorted(members, key=lambda name: (hashlib.sha256(files.read(name)).digest(), name))
             first = int(share_out(len(group), (0.8, 0.2))[0])
             for name in group[:first] if part == 0 else group[first:]:
                 yield Row(files.read(name), label, class_name)
@@ -212,10 +212,6 @@ def _images(files: Archive, under: str = "") -> list[str]:
 
 def _folder(name: str) -> str:
     return PurePosixPath(name).parent.name
-
-
-def _label_folders(names: Sequence[str]) -> dict[str, int]:
-    return {folder: i for i, folder in enumerate(sorted(set(map(_folder, names))))}
 
 
 def _read_text(files: Archive, name: str) -> str:
