@@ -17,9 +17,8 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from maple.data._decoder import IMAGE_SECONDS
+from maple.data._decoder import IMAGE_SECONDS, Decoding
 from maple.data.image_set import ImageSet
-from maple.data.stream import decode_stream
 from maple.decisions.calibration import Calibration
 from maple.prediction.base import BasePredictor
 from maple.runs import predict as predict_files
@@ -178,7 +177,7 @@ def predict_slowly(model: str, images: str, out: str, workers: int, seconds: flo
             return super().predict_usable(pixels)
 
     use(Slow())
-    predict_files.decode_stream = partial(decode_stream, seconds=seconds)  # type: ignore[assignment]
+    predict_files.Decoding = partial(Decoding, seconds=seconds)  # type: ignore[assignment,misc]
     predict(Path(model), [images], out, batch_size=4, workers=workers)
 
 

@@ -16,6 +16,7 @@ import pytest
 from PIL import Image
 
 from image_files import encode, endless_jpeg, noise, png_of_size, write_folder, write_parquet
+from maple.data._decoder import IMAGE_SECONDS, Decoding
 from maple.data.decode import decode_image
 from maple.data.sources import open_images, open_source
 from maple.data.sources.folders import _Paths
@@ -38,15 +39,20 @@ def folder(tmp_path: Path, rng: np.random.Generator) -> Path:
     return tmp_path / "images"
 
 
-def read_all(sources: list, size: int = 8, **options) -> Decoded:
+def read_all(sources: list, size: int = 8, seconds: float = IMAGE_SECONDS, **options) -> Decoded:
     """All chunks as one, once it is clear that none is out of order."""
-    chunks = list(decode_stream(open_source(sources, size=size), size=size, **options))
+    how = Decoding(size, seconds=seconds, keys=True)
+    chunks = list(decode_stream(open_source(sources, size=size), how, **options))
     stops = [chunk.stop for chunk in chunks]
     assert [chunk.first for chunk in chunks] == [options.get("start", 0), *stops[:-1]]
     assert all(len(chunk.files) == len(chunk.pixels) for chunk in chunks)
-    files = [file for chunk in chunks for file in chunk.files]
+    rows, files, keys = (
+        [each for chunk in chunks for each in getattr(chunk, name)] for name in ("rows", "files", "keys")
+    )
+    assert len(rows) == len(files) == len(keys) and rows == sorted(rows)
     pixels = np.concatenate([chunk.pixels for chunk in chunks])
-    return Decoded(chunks[0].first, files, pixels, [item for chunk in chunks for item in chunk.skipped])
+    skipped = [item for chunk in chunks for item in chunk.skipped]
+    return Decoded(chunks[0].first, rows, files, pixels, keys, skipped)
 
 
 def assert_same(found: Decoded, sources: list) -> None:
@@ -116,7 +122,7 @@ def test_names_of_data_sets(root):
 
 def read_all_from(root: Path, name: str) -> list[str]:
     source = open_source([name], size=8, data_root=root)
-    return [file for chunk in decode_stream(source, size=8) for file in chunk.files]
+    return [file for chunk in decode_stream(source, Decoding(8)) for file in chunk.files]
 
 
 def test_sources_that_hold_no_images(tmp_path, rng):
@@ -229,17 +235,17 @@ def test_processes_change_nothing(many, started, tmp_path):
 def test_few_chunks_start_few_processes(many, started):
     for chunk_size, n_processes in ((10, 2), (20, 1), (40, 1)):
         started.clear()
-        stream = decode_stream(open_source(many, size=8), size=8, chunk_size=chunk_size, workers=3)
+        stream = decode_stream(open_source(many, size=8), Decoding(8), chunk_size=chunk_size, workers=3)
         next(stream)
         assert count_running(started) == len(started) == n_processes
         stream.close()
         assert not count_running(started)
     started.clear()
-    assert not list(decode_stream(open_source(many, size=8), size=8, start=40, workers=3)) and not started
+    assert not list(decode_stream(open_source(many, size=8), Decoding(8), start=40, workers=3)) and not started
 
 
 def test_a_process_that_dies_is_a_sentence(many, started):
-    stream = decode_stream(open_source(many, size=8), size=8, chunk_size=4, workers=1)
+    stream = decode_stream(open_source(many, size=8), Decoding(8), chunk_size=4, workers=1)
     next(stream)
     (process,) = started
     os.kill(process.pid, signal.SIGKILL)

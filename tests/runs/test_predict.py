@@ -26,7 +26,7 @@ from scipy.stats import false_discovery_control
 from cheap import Cheap, files_in, predict, use, write_images
 from commands import python_path
 from image_files import encode, endless_jpeg, noise
-from maple.data.stream import decode_stream
+from maple.data._decoder import Decoding
 from maple.decisions.conformal import benjamini_hochberg
 from maple.errors import DataError, RunError, UsageError
 from maple.runs import writer
@@ -462,7 +462,7 @@ def test_a_kill_while_an_image_decodes_forever_changes_nothing(cheap, tmp_path, 
     finally:
         process.kill()
         process.wait()
-    monkeypatch.setattr("maple.runs.predict.decode_stream", partial(decode_stream, seconds=1.5))
+    monkeypatch.setattr("maple.runs.predict.Decoding", partial(Decoding, seconds=1.5))
     for path in (out, tmp_path / "whole.csv"):  # the first goes on
         predict(model, [str(folder)], str(path), batch_size=4, workers=2)
     assert out.read_bytes() == (tmp_path / "whole.csv").read_bytes()

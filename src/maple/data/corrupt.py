@@ -26,7 +26,7 @@ import numpy as np
 
 from maple.data._corruptions import CORRUPTIONS, Array, image_generator
 from maple.data._decoder import content_key
-from maple.data.image_set import MEMORY_LIMIT, ImageSet, read_pixels
+from maple.data.image_set import MEMORY_LIMIT, ImageSet, content_keys, read_pixels
 from maple.errors import DataError, UsageError, suggest
 
 SEVERITIES = (1, 2, 3, 4, 5)
@@ -49,7 +49,7 @@ def corrupt_images(images: Array, family: str, severity: int, seed: int = 0, key
     """
     images = _check_images(images)
     family, level = check_family(family), check_severity(severity) - 1
-    keys = _content_keys(images) if keys is None else np.asarray(keys)
+    keys = content_keys(images) if keys is None else np.asarray(keys)
     if keys.shape != (len(images),):
         raise UsageError(f"{len(images)} images have keys of shape {keys.shape}: give one key per image")
     corruption = CORRUPTIONS[family]
@@ -165,7 +165,3 @@ def _pixels(images: ImageSet, memory_limit: int) -> Array:
             "open it with a smaller size, or corrupt a part of it"
         )
     return next(read_pixels(images, [np.arange(len(images))]))
-
-
-def _content_keys(images: Array) -> Array:
-    return np.array([content_key(np.ascontiguousarray(image)) for image in images], dtype="S32")

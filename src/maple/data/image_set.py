@@ -6,7 +6,6 @@ key is a digest of its content.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -16,22 +15,13 @@ import numpy as np
 from PIL import Image
 
 from maple.data._decoder import Decoding, Item, content_key
-from maple.data._labels import index_labels, no_labels
 from maple.data._pool import Chunk
-from maple.data.decode import (
-    Fit,
-    Size,
-    auto_size,
-    check_size_and_fit,
-    fit_square,
-    full_scale,
-    scale_to_8_bit,
-    to_rgb,
-)
+from maple.data.decode import Fit, Size, auto_size, check_size_and_fit, fit_square, full_scale, scale_to_8_bit, to_rgb
 from maple.data.stream import Source, decode_chunks
 from maple.errors import DataError, suggest
 from maple.types import Skipped
 
+Labels = tuple[np.ndarray, tuple[str, ...]]  # class ids (N,) int64, and class names
 Progress = Callable[[int, int], None]  # images done, images in all
 
 MEMORY_LIMIT = 2 * 2**30
@@ -44,7 +34,7 @@ _NO_UPRIGHT = ("diatom", "plankton", "alga", "micro", "foram", "radiolari", "pol
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class ImageSet:
+class ImageSet(Source):
     """N square images with labels, in memory (``pixels``) or read from disk one at a time (``pixels`` is None).
 
     >>> import numpy as np
@@ -83,6 +73,22 @@ class ImageSet:
             return self.pixels[i]
         (pixels,) = read_pixels(self, [np.array([i])])
         return pixels[0]
+
+    @property
+    def is_decoded(self) -> bool:
+        return self.pixels is not None
+
+    def digest(self) -> str:
+        return content_key("\0".join(self.files).encode() + self.keys.tobytes())
+
+    def item(self, i: int) -> Item:
+        if self.pixels is not None:
+            return self.pixels[i]
+        assert self.store is not None and self.rows is not None
+        return self.store.item(int(self.rows[i]))
+
+    def items(self, start: int) -> Iterator[tuple[str, Item]]:
+        yield from ((self.files[i], self.item(i)) for i in range(start, len(self)))
 
     def subset(self, indices: Any) -> ImageSet:
         """Images at ``indices`` (integers or a mask), with the same classes; ``skipped`` stays with the whole set."""
@@ -132,22 +138,27 @@ class ImageSet:
         if len(label_ids) != n:
             raise DataError(f"'{name}' has {n} images but {len(label_ids)} labels: each image needs one label")
         side = auto_size(np.array([[width, height]])) if size == "auto" else size
-        if n * side * side * 3 > memory_limit:
+        if (needed := n * side * side * 3) > memory_limit:
             raise DataError(
-                f"'{name}' would take {n * side * side * 3 / 2**30:.1f} GiB at {side} px: choose a smaller size, or "
-                "save it as Parquet or as a folder of images, which need not fit into memory"
+                f"'{name}' needs {needed / 2**30:.1f} GiB of memory at {side} px: choose a smaller size, or save it as "
+                "Parquet or as a folder of images"
             )
         return ImageSet(
             labels=label_ids,
             class_names=names,
             files=tuple(f"{name}#{i}" for i in range(n)),
             size=side,
-            keys=np.array([content_key(np.ascontiguousarray(image)) for image in raw], dtype="S32"),
+            keys=content_keys(raw),
             pixels=_square_arrays(raw, side, fit, name),
             name=name,
             augment=default_augment(name),
             fit=fit,
         )
+
+
+def content_keys(images: np.ndarray) -> np.ndarray:
+    """Digests (N,) S32 of images (N, H, W, C)."""
+    return np.array([content_key(np.ascontiguousarray(image)) for image in images], dtype="S32")
 
 
 def default_augment(name: str) -> str:
@@ -164,31 +175,6 @@ def default_augment(name: str) -> str:
 # --- pixels ----------------------------------------------------------------------------------------------------------
 
 
-class Arrays(Source):
-    """Images in memory as a source: arrays, built-in sets and corrupted ones."""
-
-    is_decoded = True
-
-    def __init__(self, images: ImageSet) -> None:
-        super().__init__(images.name, images.labels, images.class_names)
-        assert images.pixels is not None
-        self.images, self._pixels = images, images.pixels
-        self.skipped = images.skipped
-
-    def __len__(self) -> int:
-        return len(self.images)
-
-    def digest(self) -> str:
-        files, keys = "\0".join(self.images.files).encode(), self.images.keys.tobytes()
-        return hashlib.blake2b(files + keys, digest_size=16).hexdigest()
-
-    def item(self, i: int) -> Item:
-        return self._pixels[i]
-
-    def read(self, start: int) -> Iterator[tuple[str, Item]]:
-        yield from zip(self.images.files[start:], self._pixels[start:])
-
-
 def read_pixels(images: ImageSet, plan: Iterable[np.ndarray], workers: int = 0) -> Iterator[np.ndarray]:
     """Pixels (B, S, S, 3) of each batch of rows in ``plan``; ``workers`` processes decode what is not in memory.
 
@@ -200,18 +186,12 @@ def read_pixels(images: ImageSet, plan: Iterable[np.ndarray], workers: int = 0) 
         for rows in plan:
             yield images.pixels[rows]
         return
-    chunks = (_encoded_rows(images, rows) for rows in plan)
+    chunks = (Chunk(0, [images.files[i] for i in rows], [images.item(i) for i in rows]) for rows in plan)
     with closing(decode_chunks(chunks, Decoding(images.size, images.fit), workers)) as decoded:
         for chunk, batch in decoded:
             for failure in batch.failures:
                 raise DataError(f"cannot use '{chunk.files[failure.row]}': {failure.reason}")
             yield batch.pixels
-
-
-def _encoded_rows(images: ImageSet, rows: np.ndarray) -> Chunk:
-    assert images.store is not None and images.rows is not None
-    positions = images.rows[rows]
-    return Chunk(0, [images.files[i] for i in rows], [images.store.item(int(i)) for i in positions])
 
 
 def channel_statistics(images: ImageSet) -> tuple[list[float], list[float]]:
@@ -232,7 +212,7 @@ def channel_statistics(images: ImageSet) -> tuple[list[float], list[float]]:
     mean = sums / n
     std = np.sqrt(np.maximum(squares / n - mean**2, 0))
     if std.max() < 1e-6:
-        raise DataError(f"all images of '{images.name}' are of one colour: check the files")
+        raise DataError(f"all images of '{images.name}' have one colour: check the files")
     return mean.tolist(), np.maximum(std, 1e-3).tolist()
 
 
@@ -247,14 +227,14 @@ def _as_image_array(images: Any, name: str) -> np.ndarray:
         images = images[..., None]
     if images.ndim != 4 or images.dtype.kind not in "buif":
         raise DataError(
-            f"the images of '{name}' have shape {shape} and type {images.dtype}: expected numbers of shape "
-            "(N, height, width) or (N, height, width, 3)"
+            f"the images of '{name}' have shape {shape} and type {images.dtype}: give numbers of shape (N, height, "
+            "width) or (N, height, width, 3)"
         )
     if images.shape[-1] not in (1, 3, 4):
-        hint = "put the channels last" if images.shape[1] in (1, 3, 4) else "expected 1, 3 or 4 channels"
+        hint = "put the channels last" if images.shape[1] in (1, 3, 4) else "give 1, 3 or 4 channels"
         raise DataError(f"the images of '{name}' have shape {shape}: {hint}, (N, height, width, channels)")
     if 0 in images.shape:
-        raise DataError(f"no images in '{name}': its array has shape {shape}")
+        raise DataError(f"no images in '{name}': its array has shape {shape}, give at least one image")
     return images
 
 
@@ -277,3 +257,49 @@ def _square_arrays(raw: np.ndarray, size: int, fit: Fit, name: str) -> np.ndarra
             rgb = to_rgb(Image.fromarray(image[..., 0] if channels == 1 else image))
             pixels[i] = np.asarray(fit_square(rgb, size, fit))
     return pixels
+
+
+# --- labels ----------------------------------------------------------------------------------------------------------
+
+
+def no_labels(n: int) -> Labels:
+    """Labels and class names of ``n`` images whose classes are unknown."""
+    return np.full(n, -1, dtype=np.int64), ()
+
+
+def index_labels(values: np.ndarray, declared: Sequence[str] | None, where: Any) -> Labels:
+    """Map labels (N,) to indices of class names: those declared, the strings themselves, or the numbers as text.
+
+    >>> index_labels(np.array([7, 10, 7]), None, "x")
+    (array([0, 1, 0]), ('7', '10'))
+    """
+    if values.ndim == 2 and values.shape[1] == 1:
+        values = values[:, 0]
+    if declared is not None and len(set(declared)) < len(declared):
+        twice = next(name for name in declared if list(declared).count(name) > 1)
+        raise DataError(f"'{where}' has two classes named '{twice}': give each class its own name")
+    if values.ndim != 1 or values.dtype.kind not in "iubU":
+        found = f"shape {values.shape} and type {values.dtype}"
+        raise DataError(f"the labels of '{where}' have {found}: give one integer or name per image")
+    if values.dtype.kind == "U":
+        return _index_names(values.tolist(), declared, where)
+    return _index_numbers(values.astype(np.int64), declared, where)
+
+
+def _index_names(values: Sequence[str], declared: Sequence[str] | None, where: Any) -> Labels:
+    order = list(declared) if declared is not None else sorted(set(values))
+    for unknown in sorted(set(values) - set(order)):
+        raise DataError(f"label '{unknown}' in '{where}' is unknown: {suggest(unknown, order)}")
+    position = {name: i for i, name in enumerate(order)}
+    return np.array([position[value] for value in values], dtype=np.int64), tuple(map(str, order))
+
+
+def _index_numbers(values: np.ndarray, declared: Sequence[str] | None, where: Any) -> Labels:
+    top = np.iinfo(np.int64).max if declared is None else len(declared)
+    for row in np.flatnonzero((values < 0) | (values >= top))[:1]:
+        allowed = "labels start at 0" if declared is None else f"with {top} class names, labels go from 0 to {top - 1}"
+        raise DataError(f"label {values[row]} in row {row} of '{where}' is out of range: {allowed}")
+    if declared is not None:
+        return values, tuple(map(str, declared))
+    distinct, labels = np.unique(values, return_inverse=True)
+    return labels.astype(np.int64), tuple(map(str, distinct))

@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 
 from maple import __version__
+from maple.data._decoder import Decoding
 from maple.data.sources import open_source
 from maple.data.stream import Decoded, Source, decode_stream
 from maple.decisions.conformal import benjamini_hochberg, can_flag, min_calibration_images
@@ -109,8 +110,7 @@ class _Work:
         """The rows of each chunk of images, from image ``start`` on."""
         decoded = decode_stream(
             self.source,
-            size=self.predictor.size,
-            fit=self.predictor.fit,
+            Decoding(self.predictor.size, self.predictor.fit),
             chunk_size=self.request.batch_size,
             start=start,
             workers=self.request.workers,

@@ -5,9 +5,16 @@ monitor); both list a source in the same way.
 """
 
 from maple.data.catalogue.table import is_built_in, is_corrupted
-from maple.data.sources.built_in import clean_source
 from maple.data.sources.folders import LOOSE
-from maple.data.sources.names import SPLIT_NAMES, find_data_root, find_source, find_split, list_data_sets, split_files
+from maple.data.sources.names import (
+    SPLIT_NAMES,
+    clean_source,
+    find_data_root,
+    find_source,
+    find_split,
+    list_data_sets,
+    split_files,
+)
 from maple.data.sources.open import open_images, open_source
 
 __all__ = [

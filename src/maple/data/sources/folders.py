@@ -27,9 +27,14 @@ class Files(Source):
     """Image files, of which only the paths are held."""
 
     def __init__(
-        self, paths: Iterable[str], name: str, labels: np.ndarray | None = None, class_names: tuple[str, ...] = ()
+        self,
+        paths: Iterable[str],
+        name: str,
+        labels: np.ndarray | None = None,
+        class_names: tuple[str, ...] = (),
+        skipped: tuple[Skipped, ...] = (),
     ) -> None:
-        super().__init__(name, labels, class_names)
+        self.name, self.labels, self.class_names, self.skipped = name, labels, class_names, skipped
         self.paths = _Paths(paths)
 
     def __len__(self) -> int:
@@ -45,7 +50,7 @@ class Files(Source):
     def item(self, i: int) -> Item:
         return self.paths[i]
 
-    def read(self, start: int) -> Iterator[tuple[str, Item]]:
+    def items(self, start: int) -> Iterator[tuple[str, Item]]:
         for i in range(start, len(self)):
             # A name that is not UTF-8 cannot be written to a file.
             yield self.paths.encoded(i).decode("utf-8", "backslashreplace"), self.paths[i]
@@ -103,9 +108,7 @@ def list_class_folders(folder: Path, name: str) -> Files:
             raise DataError(f"class '{class_name}' of '{folder}' has no images: add images or remove the subfolder")
     files = (file for group in members.values() for file in group)
     labels = np.repeat(np.arange(len(members)), [len(group) for group in members.values()])
-    source = Files(files, name, labels, tuple(members))
-    source.skipped = tuple(Skipped(str(path), LOOSE) for path in loose)
-    return source
+    return Files(files, name, labels, tuple(members), tuple(Skipped(str(path), LOOSE) for path in loose))
 
 
 def list_visible(folder: Path) -> list[Path]:

@@ -1,11 +1,13 @@
-"""Names of data sets: the built-in ones, and files and folders under the data root with their splits."""
+"""Names of sources: built-in sets, corrupted ones, and files and folders under the data root with their splits."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Literal, NamedTuple
+from urllib.parse import parse_qsl, urlencode
 
-from maple.data.catalogue.table import BUILT_IN, find_data_set
+from maple.data.catalogue.table import BUILT_IN, CORRUPTED, find_data_set, is_corrupted
 from maple.data.decode import TABLE_SUFFIXES
 from maple.data.sources.folders import list_visible
 from maple.errors import UsageError, suggest
@@ -48,19 +50,13 @@ def find_source(source: str | Path, data_root: str | Path | None) -> Path:
         for candidate in (root / path, *(root / f"{path}{suffix}" for suffix in TABLE_SUFFIXES)):
             if candidate.exists():
                 return candidate
+    known = find_data_set(str(source))
+    hint = f"'maple data {known.name}' says how to get it" if known else suggest(str(source), list_data_sets(data_root))
     where = f"the data root '{root}'" if root is not None else "no data root: set MAPLE_DATA or give --data-root"
     raise UsageError(
-        f"no data set, file or folder '{source}': {_hint(str(source), data_root)} "
-        f"(looked among the built-in sets, in the current folder and in {where})"
+        f"no data set, file or folder '{source}': {hint} (looked among the built-in sets, in the current folder and in "
+        f"{where})"
     )
-
-
-def _hint(source: str, data_root: str | Path | None) -> str:
-    """What to do about a missing name: get the data set, if the catalogue has it, or correct the spelling."""
-    data_set = find_data_set(source)
-    if data_set is not None:
-        return f"'maple data {data_set.name}' says how to get it"
-    return suggest(source, list_data_sets(data_root))
 
 
 def locate_split(source: str | Path, data_root: str | Path | None, split: str | None) -> tuple[Path, str]:
@@ -116,3 +112,59 @@ def _choose_split(name: str, folder: Path, split: str | None) -> Path:
     if len(splits) == 1:
         return next(iter(splits.values()))
     raise UsageError(f"data set '{name}' has several splits: name one of {', '.join(f'{name}/{s}' for s in splits)}")
+
+
+# --- parameters ------------------------------------------------------------------------------------------------------
+
+
+class Corrupted(NamedTuple):
+    """A source made of another one: ``corrupted:SOURCE?family=fog&severity=3``."""
+
+    clean: str
+    family: str = "all"
+    severity: int | Literal["all"] = "all"
+    seed: int = 0
+
+
+def clean_source(source: str) -> str:
+    """The source that a corrupted one is made of; any other source itself.
+
+    >>> clean_source("corrupted:slides/test?family=fog"), clean_source("digits")
+    ('slides/test', 'digits')
+    """
+    return parse_corrupted(source).clean if is_corrupted(source) else source
+
+
+def parse_corrupted(source: str) -> Corrupted:
+    """Parse a corrupted source: the query follows the last ``?``, as the clean source may have its own.
+
+    >>> parse_corrupted("corrupted:simulated-diatoms?n=9?family=fog&severity=3")
+    Corrupted(clean='simulated-diatoms?n=9', family='fog', severity=3, seed=0)
+    """
+    from maple.data.corrupt import check_family
+
+    rest = source.removeprefix(CORRUPTED)
+    clean, query = rest.rsplit("?", 1) if "?" in rest else (rest, "")
+    given = dict(parse_qsl(query, keep_blank_values=True))
+    for name in given.keys() - {"family", "severity", "seed"}:
+        raise UsageError(f"unknown parameter '{name}' in '{source}': {suggest(name, ('family', 'severity', 'seed'))}")
+    if not clean or is_corrupted(clean):
+        raise UsageError(f"'{source}' names no clean images: write corrupted:SOURCE?family=fog&severity=3")
+    family = given.pop("family", "all")
+    if given.get("severity") == "all":
+        del given["severity"]
+    numbers = parse_numbers(source, urlencode(given), {"severity": (1, 5), "seed": (0, 2**32 - 1)})
+    return Corrupted(clean, family if family == "all" else check_family(family), **numbers)
+
+
+def parse_numbers(source: str, query: str, limits: dict[str, tuple[int, int]]) -> dict[str, int]:
+    """``n=5000&seed=3`` as numbers, each within its limits."""
+    values = {}
+    for key, text in parse_qsl(query, keep_blank_values=True):
+        if key not in limits:
+            raise UsageError(f"unknown parameter '{key}' in '{source}': {suggest(key, limits)}")
+        low, high = limits[key]
+        if not (text.isascii() and text.isdigit() and len(text) < 20 and low <= int(text) <= high):
+            raise UsageError(f"'{key}={text}' in '{source}' cannot be used: give a number from {low} to {high:,}")
+        values[key] = int(text)
+    return values

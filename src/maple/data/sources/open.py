@@ -12,21 +12,19 @@ from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 
 from maple.data._decoder import Decoding, Item
-from maple.data._labels import no_labels
-from maple.data.catalogue.table import is_built_in, is_corrupted
+from maple.data.catalogue.table import BUILT_IN, is_built_in, is_corrupted
 from maple.data.decode import Fit, Size, auto_size, check_size_and_fit, open_file, read_dimensions
-from maple.data.image_set import MEMORY_LIMIT, Arrays, ImageSet, Progress, default_augment
-from maple.data.sources.built_in import open_built_in, parse_corrupted
+from maple.data.image_set import MEMORY_LIMIT, ImageSet, Progress, default_augment, no_labels
 from maple.data.sources.folders import is_glob, list_class_folders, list_files
-from maple.data.sources.names import locate_split
+from maple.data.sources.names import locate_split, parse_corrupted, parse_numbers
 from maple.data.sources.tables import Table, open_npz
-from maple.data.stream import Source, decode_chunks
-from maple.errors import DataError, UsageError
+from maple.data.stream import Source, decode_stream
+from maple.errors import DataError, UsageError, suggest
 from maple.types import Skipped
 
 _CHUNK = 128  # images decoded together
@@ -83,8 +81,9 @@ def open_images(
     if isinstance(source, ImageSet):
         return _reuse(source, size, labelled)
     request = _Request(size, fit, data_root, split, labelled, memory_limit, progress)
-    found = _list_source(source if isinstance(source, (list, tuple)) else [cast(str, source)], request)
-    return found.images if isinstance(found, Arrays) else _decode_all(found, request)
+    return _decode_all(
+        _list_source(source if isinstance(source, (list, tuple)) else [cast(str, source)], request), request
+    )
 
 
 def open_source(
@@ -96,9 +95,7 @@ def open_source(
 
 def _reuse(images: ImageSet, size: Size, labelled: bool) -> ImageSet:
     if size not in ("auto", images.size):
-        raise UsageError(
-            f"'{images.name}' is open with {images.size} px, not {size} px: open its source with that size"
-        )
+        raise UsageError(f"'{images.name}' is open with {images.size} px, not {size} px: open it again with that size")
     return images if labelled else _without_labels(images)
 
 
@@ -111,50 +108,76 @@ def _without_labels(images: ImageSet) -> ImageSet:
 
 
 def _list_source(sources: Sequence[str | Path], request: _Request) -> Source:
-    """What the sources hold; only arrays and built-in sets are in memory then."""
+    """The images of the sources; only arrays and built-in sets are in memory then."""
+    if len(sources) != 1 and request.labelled:
+        raise UsageError("give one source of labelled images: a folder with one subfolder per class, Parquet or .npz")
     if len(sources) != 1:
-        if request.labelled:
-            raise UsageError(
-                "labelled images come from one source: a folder with one subfolder per class, Parquet or .npz"
-            )
         return list_files(sources, "images")
     source = sources[0]
     if not isinstance(source, (str, Path)):
         raise UsageError(f"cannot open {source!r}: give the name of a data set, a file or a folder")
+    if is_corrupted(source):
+        return _open_corrupted(str(source), request)
     if is_built_in(source):
-        return Arrays(_open_made(str(source), request))
+        images = _open_built_in(str(source), request)
+        return images if request.labelled else _without_labels(images)
     if not request.labelled and is_glob(source):
         return list_files([source], str(source))
     return _list_path(*locate_split(source, request.data_root, request.split), request)
 
 
-def _open_made(source: str, request: _Request) -> ImageSet:
-    """A built-in set, or a corrupted one."""
-    if not is_corrupted(source):
-        images = open_built_in(source, request.size, request.fit, request.memory_limit)
-        return images if request.labelled else _without_labels(images)
+def _open_corrupted(source: str, request: _Request) -> ImageSet:
     from maple.data.corrupt import corrupt_set
 
-    clean, how = parse_corrupted(source)
-    found = _list_source([clean], request)
-    images = found.images if isinstance(found, Arrays) else _decode_all(found, request)
-    return corrupt_set(images, memory_limit=request.memory_limit, **how)
+    how = parse_corrupted(source)
+    images = _decode_all(_list_source([how.clean], request), request)
+    return corrupt_set(images, how.family, how.severity, how.seed, request.memory_limit)
+
+
+def _open_built_in(source: str, request: _Request) -> ImageSet:
+    name, _, query = source.partition("?")
+    if name not in BUILT_IN:
+        raise UsageError(f"unknown data set '{source}': {suggest(name, BUILT_IN)}")
+    if name != "digits":
+        return _open_simulated(source, name, query, request)
+    if query:
+        raise UsageError(f"'{source}' cannot be opened: 'digits' takes no parameters")
+    from sklearn.datasets import load_digits
+
+    digits = load_digits()
+    images = np.rint(digits.images * (255 / 16)).astype(np.uint8)  # stored as 0 to 16
+    return ImageSet.from_arrays(images, digits.target, name=name, size=request.size, fit=request.fit)
+
+
+def _open_simulated(source: str, name: str, query: str, request: _Request) -> ImageSet:
+    from maple.data.simulate.diatoms import LARGEST, SMALLEST, simulated_diatoms
+
+    limits = {"n": (1, 10_000_000), "size": (SMALLEST, LARGEST), "seed": (0, 2**32 - 1), "taxa": (1, 1_000)}
+    given = parse_numbers(source, query, limits)
+    kind: Any = name.partition("/")[2] or "known"
+    asked = request.size if isinstance(request.size, int) and SMALLEST <= request.size <= LARGEST else 32
+    side, n = given.get("size", asked), given.get("n", 4000 if kind == "known" else 1000)
+    if (needed := n * side * side * 3) > request.memory_limit:
+        raise UsageError(f"'{source}' needs {needed / 2**30:.1f} GiB of memory: ask for fewer or smaller images")
+    taxa = {"n_taxa": given["taxa"]} if "taxa" in given else {}
+    images, labels, names, _ = simulated_diatoms(n, size=side, seed=given.get("seed", 0), kind=kind, **taxa)
+    size = side if request.size == "auto" else request.size
+    limit = request.memory_limit
+    return ImageSet.from_arrays(images, labels, names, name=name, size=size, fit=request.fit, memory_limit=limit)
 
 
 def _list_path(path: Path, name: str, request: _Request) -> Source:
     """The images of a folder or file that exists."""
     suffix = path.suffix.lower()
     if suffix == ".npz":
-        return Arrays(open_npz(path, name, request.size, request.fit, request.memory_limit, request.labelled))
+        return open_npz(path, name, request.size, request.fit, request.memory_limit, request.labelled)
     if suffix == ".parquet":
         return Table(path, name, request.labelled)
     if not request.labelled:
         return list_files([path], name)
     if path.is_dir():
         return list_class_folders(path, name)
-    raise DataError(
-        f"'{path}' is a single file: labelled images come as a folder with one subfolder per class, Parquet or .npz"
-    )
+    raise DataError(f"'{path}' is a single file: give a folder with one subfolder per class, Parquet or .npz")
 
 
 # --- decoding --------------------------------------------------------------------------------------------------------
@@ -162,64 +185,65 @@ def _list_path(path: Path, name: str, request: _Request) -> Source:
 
 def _decode_all(source: Source, request: _Request) -> ImageSet:
     """Decode every image once: into memory if they fit, else only to see whether they can be decoded."""
+    if isinstance(source, ImageSet):
+        return source
     size = _choose_size(source) if request.size == "auto" else request.size
     n = len(source)
-    in_memory = n * size * size * 3 <= request.memory_limit
-    pixels = np.empty((n, size, size, 3), dtype=np.uint8) if in_memory else None
+    pixels = np.empty((n, size, size, 3), np.uint8) if n * size * size * 3 <= request.memory_limit else None
+    rows: list[int] = []
     files: list[str] = []
     keys: list[str] = []
-    skipped: dict[int, Skipped] = {}
-    processes = 0 if n < _MANY else min(os.cpu_count() or 1, _MAX_PROCESSES)
+    skipped: list[Skipped] = []
+    workers = 0 if n < _MANY else min(os.cpu_count() or 1, _MAX_PROCESSES)
     how = Decoding(size, request.fit, keys=True)
-    with closing(decode_chunks(source.chunks(0, _CHUNK), how, processes)) as decoded:
-        for chunk, batch in decoded:
+    with closing(decode_stream(source, how, chunk_size=_CHUNK, workers=workers)) as decoded:
+        for chunk in decoded:
             if pixels is not None:
-                pixels[len(files) : len(files) + len(batch.pixels)] = batch.pixels
-            failed = {row: Skipped(chunk.files[row], reason) for row, reason, _ in batch.failures}
-            files += [file for row, file in enumerate(chunk.files) if row not in failed]
-            keys += batch.keys
-            skipped |= {chunk.first + row: entry for row, entry in failed.items()}
+                pixels[len(rows) : len(rows) + len(chunk.rows)] = chunk.pixels
+            rows += chunk.rows
+            files += chunk.files
+            keys += chunk.keys
+            skipped += chunk.skipped
             if request.progress is not None:
-                request.progress(chunk.first + len(chunk.files), n)
-    rows = np.setdiff1d(np.arange(n), list(skipped))
-    images = ImageSet(
-        labels=source.labels[rows],
+                request.progress(chunk.stop, n)
+    labels = no_labels(n)[0] if source.labels is None else source.labels
+    index = np.array(rows, dtype=np.int64)
+    _check_losses(source, labels, index, skipped)
+    return ImageSet(
+        labels=labels[index],
         class_names=source.class_names,
         files=tuple(files),
         size=size,
         keys=np.array(keys, dtype="S32"),
         pixels=None if pixels is None else pixels[: len(rows)],
-        skipped=(*source.skipped, *skipped.values()),
+        skipped=(*source.skipped, *skipped),
         name=source.name,
         augment=default_augment(source.name),
         fit=request.fit,
-        store=None if in_memory else source,
-        rows=None if in_memory else rows,
+        store=source if pixels is None else None,
+        rows=index if pixels is None else None,
     )
-    _check_losses(source, images, list(skipped.values()))
-    return images
 
 
-def _check_losses(source: Source, images: ImageSet, skipped: Sequence[Skipped]) -> None:
+def _check_losses(source: Source, labels: np.ndarray, kept: np.ndarray, skipped: Sequence[Skipped]) -> None:
     """Some images may be broken, but not all, and not all of a class."""
     if not skipped:
         return
     first = f"'{skipped[0].file}': {skipped[0].reason}"
-    if len(images) == 0:
-        if len(skipped) == 1:
-            raise DataError(f"cannot use {first}; give another image")
+    if len(labels) == 1:
+        raise DataError(f"cannot use {first}; give another image")
+    if len(kept) == 0:
         raise DataError(f"none of the {len(skipped)} images of '{source.name}' can be used ({first}): replace them")
-    lost = np.setdiff1d(source.labels, images.labels)
-    if len(lost):
+    for lost in np.setdiff1d(labels, labels[kept])[:1]:
         raise DataError(
-            f"class '{source.class_names[lost[0]]}' of '{source.name}' has no image that can be used (of "
-            f"{len(skipped)} skipped files, the first is {first}): replace its files or remove the class"
+            f"no image of class '{source.class_names[lost]}' of '{source.name}' can be used ({len(skipped)} files were "
+            f"skipped, the first is {first}): replace its files or remove the class"
         )
 
 
 def _choose_size(source: Source) -> int:
     """The side to decode to, from the headers of all images."""
-    dimensions = [found for _, item in source.read(0) if (found := _measure(item)) is not None]
+    dimensions = [found for _, item in source.items(0) if (found := _measure(item)) is not None]
     return auto_size(np.array(dimensions)) if dimensions else 16
 
 

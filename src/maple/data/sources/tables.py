@@ -17,9 +17,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from maple.data._labels import Labels, index_labels
 from maple.data.decode import Fit, Size, check_file_size
-from maple.data.image_set import ImageSet
+from maple.data.image_set import ImageSet, Labels, index_labels
 from maple.data.sources.folders import stamp_file
 from maple.data.stream import Item, Source
 from maple.errors import DataError
@@ -39,13 +38,13 @@ class Table(Source):
 
     def __init__(self, path: Path, name: str, labelled: bool = False) -> None:
         self.path: Path = path
+        self.name, self.skipped = name, ()
         with self._open() as file:
             schema = file.schema_arrow
             self._image = _find_image_column(schema, path)
-            labels, class_names = _read_labels(file, path) if labelled else (None, ())
+            self.labels, self.class_names = _read_labels(file, path) if labelled else (None, ())
             read_image_column(schema.empty_table()[self._image], name, path)  # raises where it holds no images
             groups = [file.metadata.row_group(i).num_rows for i in range(file.num_row_groups)]
-        super().__init__(name, labels, class_names)
         self._starts = np.cumsum([0, *groups])  # first row of each row group, and the number of rows
         if len(self) == 0:
             raise DataError(f"no images in '{path}': the file has no rows")
@@ -65,7 +64,7 @@ class Table(Source):
         with self._open() as file:
             return read_image_column(file.read(columns=[self._image])[self._image], self.name, self.path)[0]
 
-    def read(self, start: int) -> Iterator[tuple[str, Item]]:
+    def items(self, start: int) -> Iterator[tuple[str, Item]]:
         group = int(np.searchsorted(self._starts, start, side="right")) - 1
         row = int(self._starts[group])
         with self._open() as file:
