@@ -86,7 +86,7 @@ class Colours(BasePredictor):
     def predict_usable(self, pixels: np.ndarray) -> tuple[Prediction, np.ndarray]:
         return self.predict_pixels(pixels), np.ones(len(pixels), dtype=bool)
 
-    def predict_batches(self, images: Any, **_: Any) -> Iterator[Prediction]:
+    def _predict_rows(self, images: Any, batch_size: int, indices: Any, workers: int) -> Iterator[Prediction]:
         raise NotImplementedError
 
 

@@ -39,7 +39,7 @@ from maple.deploy.serve.metrics import PENDING_IMAGES, STREAM_IMAGES, WINDOW_IMA
 from maple.deploy.serve.options import MOST_PIXELS, ServeOptions
 from maple.deploy.serve.schema import ModelAnswer, PredictAnswer
 from maple.deploy.serve.server import listen_at, read_exemplars
-from maple.deploy.serve.uploads import Limits, UploadError, read_uploads
+from maple.deploy.serve.uploads import UploadError, read_uploads
 from maple.errors import ConfigError, RunError, UsageError
 from maple.options import build_options
 from maple.types import PREDICTION_COLUMNS
@@ -282,7 +282,7 @@ def test_a_body_of_unknown_length_is_counted_while_it_arrives(kind):
             yield sent[-1]
 
     with pytest.raises(UploadError) as refused:
-        asyncio.run(read_uploads({"content-type": kind}, chunks(), Limits(1, 1000, 1)))
+        asyncio.run(read_uploads({"content-type": kind}, chunks(), ServeOptions(max_images=1, max_bytes=1000)))
     assert refused.value.status == 413 and len(sent) <= 10
 
 
@@ -402,10 +402,10 @@ def test_before_it_started_and_after_it_ended_nothing_is_accepted():
     client = serve()
     service = client.app.state.endpoints
     assert client.get("/readyz").status_code == 503 and client.get("/healthz").status_code == 200
-    assert service._decoder is None
+    assert service._decoders is None
     with client:
-        assert client.get("/readyz").status_code == 200 and service._decoder is not None
-    assert service._decoder is None
+        assert client.get("/readyz").status_code == 200 and service._decoders is not None
+    assert service._decoders is None
     said = client.post("/v1/predict", json=as_json(png((1, 2, 3))))
     assert said.status_code == 503 and "shutting down" in said.json()["error"]
 

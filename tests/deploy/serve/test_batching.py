@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from maple.deploy.serve.batching import LONGEST_WAIT, PROMISE, Batcher, Busy, Pace
+from maple.deploy.serve.batching import LONGEST_WAIT, PROMISE, Batcher, BatchLimits, Busy, Pace
 
 
 class Doubler:
@@ -39,8 +39,8 @@ class Doubler:
             raise ArithmeticError("thirteen")
         return (2 * batch[:, 0, 0, 0]).tolist()
 
-    def batcher(self, **options: Any) -> Batcher[float, float]:
-        return Batcher(self.decode, self.predict, **options)
+    def batcher(self, clock: Callable[[], float] = time.monotonic, **limits: Any) -> Batcher[float, float]:
+        return Batcher(self.decode, self.predict, BatchLimits(**limits), clock)
 
 
 class Clock:
@@ -222,7 +222,9 @@ def test_what_takes_too_long_to_decode_is_told_so_and_the_door_knows():
         return np.full((1, 1, 3), value)
 
     async def scene() -> None:
-        async with Batcher(decode, lambda batch: batch.mean((1, 2, 3)), deadline=0.5, decoders=1) as batcher:
+        async with Batcher(
+            decode, lambda batch: batch.mean((1, 2, 3)), BatchLimits(deadline=0.5, decoders=1)
+        ) as batcher:
             slow = asyncio.create_task(outcome(batcher.submit([float(i) for i in range(10)])))
             await until(lambda: batcher.expected_seconds(1) > 0.5)  # after its first image, not its last
             refused = await outcome(batcher.submit([1.0]))
@@ -242,7 +244,7 @@ def test_the_time_of_images_that_cannot_be_decoded_counts():
         raise ValueError(f"{value} is not an image")
 
     async def scene() -> list[float]:
-        async with Batcher(decode, lambda batch: [0.0], max_wait=0.0, decoders=1, clock=clock) as batcher:
+        async with Batcher(decode, lambda batch: [0.0], BatchLimits(max_wait=0.0, decoders=1), clock) as batcher:
             expected = [batcher.expected_seconds(1)]
             assert isinstance(await outcome(batcher.submit([1.0, 2.0])), ValueError)  # the second is not begun
             return [*expected, batcher.expected_seconds(1)]
@@ -269,8 +271,8 @@ def test_the_door_knows_of_images_that_are_decoded_for_nobody():
         assert batcher.n_accepted == 0
 
     async def scene() -> list[float]:
-        options: dict[str, Any] = {"max_wait": 0.0, "deadline": 4.0, "decoders": 1, "clock": clock}
-        async with Batcher(decode, lambda batch: batch.mean((1, 2, 3)), **options) as batcher:
+        limits = BatchLimits(max_wait=0.0, deadline=4.0, decoders=1)
+        async with Batcher(decode, lambda batch: batch.mean((1, 2, 3)), limits, clock) as batcher:
             await leave(batcher)
             gate.set()
             await until(lambda: batcher.expected_seconds(1) == 5.0)  # though nobody heard how long it took
@@ -370,7 +372,7 @@ def test_nothing_more_is_decoded_or_awaited_for_a_request_that_failed():
         return np.full((1, 1, 3), value)
 
     async def scene() -> list[Any]:
-        async with Batcher(decode, lambda batch: batch.mean((1, 2, 3)), decoders=2) as batcher:
+        async with Batcher(decode, lambda batch: batch.mean((1, 2, 3)), BatchLimits(decoders=2)) as batcher:
             said = [await outcome(batcher.submit([1.0, -2.0, 7.0, *[-3.0] * 50]))]
             assert not gate.is_set() and batcher.n_accepted == 0
             said.append(await batcher.submit([5.0]))  # by the other thread

@@ -27,12 +27,13 @@ from pydantic import ValidationError
 from starlette.testclient import TestClient
 
 from image_files import encode, endless_jpeg, noise, png_of_size
+from maple.data._decoder import Decoding
+from maple.data._pool import DecoderPool
 from maple.deploy.serve.app import create_app
 from maple.deploy.serve.batching import Busy
-from maple.deploy.serve.decoding import UploadDecoder
 from maple.deploy.serve.endpoints import DECODERS, N_BODIES, Endpoints
 from maple.deploy.serve.options import ServeOptions
-from maple.deploy.serve.uploads import Limits, PredictRequest, UploadError, parse_json
+from maple.deploy.serve.uploads import PredictRequest, UploadError, parse_json
 from serving import Colours, as_form, as_json, http_bytes, png, server, talk
 
 N_UPLOADS = 500
@@ -410,7 +411,7 @@ def test_a_decoder_that_cannot_be_started_is_missed_until_it_can(processes):
 def test_where_one_decoder_cannot_be_started_none_is_left(processes):
     processes.most = 1
     with pytest.raises(OSError, match=os.strerror(errno.EAGAIN)):
-        UploadDecoder(8, "pad", max_pixels=64, seconds=60, n=2)
+        DecoderPool(Decoding(8, "pad", max_pixels=64, seconds=60), 2)
     (process,) = processes.started
     assert process.returncode is not None
 
@@ -499,15 +500,14 @@ def test_whoever_sends_too_much_still_hears_why():
 
 
 def test_json_of_millions_of_values_is_refused_before_it_is_parsed():
-    limits = Limits(max_images=64, max_bytes=2**25, max_pixels=10**6)
     for value in (b"0", b'{"data":""}', b"[]"):
         with pytest.raises(UploadError, match="more than 64 images"):
-            parse_json(b'{"images":[' + (value + b",") * 100_000 + value + b"]}", limits)
+            parse_json(b'{"images":[' + (value + b",") * 100_000 + value + b"]}", 64)
     with pytest.raises(ValidationError) as error:
         PredictRequest.model_validate_json(b'{"images":[' + b"0," * 1000 + b"0]}")
     assert error.value.error_count() == 1
     names = [{"name": "," * 1000, "data": ""}] * 64
-    assert len(parse_json(json.dumps({"images": names}).encode(), limits)) == 64
+    assert len(parse_json(json.dumps({"images": names}).encode(), 64)) == 64
 
 
 def test_headers_of_a_part_are_few_and_short():

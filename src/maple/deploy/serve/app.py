@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hmac
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +27,15 @@ from maple.deploy.serve.batching import Busy
 from maple.deploy.serve.endpoints import Endpoints
 from maple.deploy.serve.metrics import ServeMetrics
 from maple.deploy.serve.middleware import Middleware
-from maple.deploy.serve.openapi import error_answers, request_body
-from maple.deploy.serve.options import ServeOptions, check_options
-from maple.deploy.serve.schema import ErrorAnswer, ModelAnswer, PredictAnswer, StatusAnswer
+from maple.deploy.serve.options import ServeOptions
+from maple.deploy.serve.schema import (
+    ErrorAnswer,
+    ModelAnswer,
+    PredictAnswer,
+    StatusAnswer,
+    error_answers,
+    request_body,
+)
 from maple.deploy.serve.uploads import UploadError
 from maple.prediction.base import BasePredictor
 
@@ -42,9 +49,7 @@ def create_app(
     exemplars: Mapping[int, np.ndarray] | None = None,
 ) -> FastAPI:
     """The service as an ASGI application; ``exemplars`` are thumbnails (n, S, S, 3) of clusters."""
-    options = options or ServeOptions()
-    check_options(options)
-    endpoints = Endpoints(predictor, options, exemplars or {})
+    endpoints = Endpoints(predictor, options or ServeOptions(), exemplars or {})
     app = FastAPI(
         title="maple",
         version=__version__,
@@ -64,45 +69,34 @@ def create_app(
 
 def _add_routes(app: FastAPI, endpoints: Endpoints) -> None:
     key = endpoints.options.api_key
-    guards = (
-        [] if key is None else [Security(APIKeyHeader(name=KEY_HEADER, auto_error=False)), Depends(_key_check(key))]
-    )
-    refusals = {} if key is None else error_answers({401: "the API key is missing or wrong"})
+    guards = [Security(APIKeyHeader(name=KEY_HEADER, auto_error=False)), Depends(_key_check(key))] if key else []
+    refusals = error_answers({401: "the API key is missing or wrong"}) if key else {}
     busy = error_answers({503: "too busy, or shutting down"})
-    app.add_api_route(
+    bad_body = error_answers({408: "too slow", 413: "too large", 415: "not understood", 422: "broken, or too many"})
+    no_exemplars = error_answers({404: "no exemplars", 422: "not a number"})
+    png = {200: {"content": {"image/png": {"schema": {"type": "string", "format": "binary"}}}}}
+    text = {200: {"content": {"text/plain": {"schema": {"type": "string"}}}}}
+    guarded = partial(app.add_api_route, dependencies=guards)
+    guarded(
         "/v1/predict",
         endpoints.predict,
         methods=["POST"],
-        dependencies=guards,
         response_model=PredictAnswer,
-        responses=refusals
-        | busy
-        | error_answers({408: "too slow", 413: "too large", 415: "not understood", 422: "broken, or too many"}),
-        openapi_extra={"requestBody": request_body(endpoints.limits)},
+        responses=refusals | busy | bad_body,
+        openapi_extra={"requestBody": request_body(endpoints.options)},
     )
-    app.add_api_route("/v1/model", endpoints.model, dependencies=guards, response_model=ModelAnswer, responses=refusals)
-    app.add_api_route(
+    guarded("/v1/model", endpoints.model, response_model=ModelAnswer, responses=refusals)
+    guarded(
         "/v1/clusters/{cluster}/exemplars.png",
         endpoints.cluster_exemplars,
-        dependencies=guards,
         response_class=Response,
-        responses=refusals
-        | error_answers({404: "no exemplars", 422: "not a number"})
-        | {200: {"content": {"image/png": {"schema": {"type": "string", "format": "binary"}}}}},
+        responses=refusals | no_exemplars | png,
     )
+    guarded("/metrics", endpoints.prometheus, response_class=Response, responses=refusals | text)
+    guarded("/openapi.json", lambda: JSONResponse(app.openapi()), include_in_schema=False)
     app.add_api_route("/healthz", endpoints.healthz, response_model=StatusAnswer)
     app.add_api_route("/healthz", endpoints.healthz, methods=["HEAD"], include_in_schema=False)
     app.add_api_route("/readyz", endpoints.readyz, response_model=StatusAnswer, responses=busy)
-    app.add_api_route(
-        "/metrics",
-        endpoints.prometheus,
-        dependencies=guards,
-        response_class=Response,
-        responses=refusals | {200: {"content": {"text/plain": {"schema": {"type": "string"}}}}},
-    )
-    app.add_api_route(
-        "/openapi.json", lambda: JSONResponse(app.openapi()), dependencies=guards, include_in_schema=False
-    )
     app.add_api_route("/", _page, methods=["GET", "HEAD"], include_in_schema=False)
     app.mount("/static", StaticFiles(directory=STATIC))
 
@@ -140,14 +134,10 @@ def _add_error_handlers(app: FastAPI, metrics: ServeMetrics) -> None:
 
     @app.exception_handler(StarletteHTTPException)
     async def http(_: Request, error: StarletteHTTPException) -> Response:
-        known = {
-            404: "no such path: see /openapi.json",
-            405: "method not allowed for this path: see /openapi.json",
-        }
-        own = isinstance(error, HTTPException)
-        return _error(
-            error.status_code, error.detail if own else known.get(error.status_code, error.detail), error.headers
-        )
+        known = {404: "no such path", 405: "method not allowed for this path"}
+        framework = not isinstance(error, HTTPException) and error.status_code in known
+        text = f"{known[error.status_code]}: see /openapi.json" if framework else error.detail
+        return _error(error.status_code, text, error.headers)
 
     @app.exception_handler(RequestValidationError)
     async def validation(_: Request, error: RequestValidationError) -> Response:

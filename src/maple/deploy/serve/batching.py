@@ -67,6 +67,17 @@ class Pace:
         return self._seconds / self._images if self._images else 0.0
 
 
+@dataclass(frozen=True)
+class BatchLimits:
+    """Limits of a :class:`Batcher`."""
+
+    max_batch: int = 32  # images
+    max_wait: float = 0.005  # seconds that a batch waits for images that are being decoded
+    max_queue: int = 256  # images from acceptance to answer
+    deadline: float = 10.0  # seconds of a request
+    decoders: int = 2  # threads
+
+
 @dataclass(eq=False)
 class _Job(Generic[Result]):
     """The images of one request, decoded; batches take them from the front."""
@@ -83,9 +94,7 @@ class Batcher(Generic[Item, Result]):
     """Decode and predict the images of concurrent requests in shared batches.
 
     ``decode`` turns one image into an array (S, S, 3), in a few threads; ``predict`` turns a batch (N, S, S, 3) into
-    one result per image, in a thread of its own. ``max_queue`` counts images from acceptance to answer;
-    ``max_wait`` (s) is how long a batch waits for images that are being decoded; ``deadline`` (s) bounds the time
-    of a request.
+    one result per image, in a thread of its own.
 
     >>> async def ask() -> list[list[float]]:
     ...     async with Batcher(lambda value: np.full((1, 1, 3), value), lambda batch: batch.mean((1, 2, 3))) as batcher:
@@ -98,23 +107,17 @@ class Batcher(Generic[Item, Result]):
         self,
         decode: Callable[[Item], np.ndarray],
         predict: Callable[[np.ndarray], Sequence[Result]],
-        *,
-        max_batch: int = 32,
-        max_wait: float = 0.005,
-        max_queue: int = 256,
-        deadline: float = 10.0,
-        decoders: int = 2,
+        limits: BatchLimits = BatchLimits(),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._decode, self._predict, self._clock = decode, predict, clock
-        self.max_batch, self.max_wait, self.max_queue, self.deadline = max_batch, max_wait, max_queue, deadline
+        self._decode, self._predict, self.limits, self._clock = decode, predict, limits, clock
         self.n_accepted = 0  # images without an answer yet
         self._n_decoding = 0
         self._left: list[Future[np.ndarray]] = []  # decoding of cancelled requests
         self._jobs: deque[_Job[Result]] = deque()
         self._closing = False
         self._changed = asyncio.Event()  # wakes the loop that makes the batches
-        self._decoders, self._n_decoders = ThreadPoolExecutor(decoders, "decode"), decoders
+        self._decoders = ThreadPoolExecutor(limits.decoders, "decode")
         self._worker = ThreadPoolExecutor(1, "predict")
         self._decode_pace, self._predict_pace = Pace(), Pace()
         self._lag = 0.0  # recent seconds of requests beyond the expected time
@@ -162,8 +165,8 @@ class Batcher(Generic[Item, Result]):
 
     def _work_seconds(self, n_images: int) -> float:
         """The same without the recent lag, which other load on the cores causes."""
-        per_image = self._predict_pace.seconds_per_image + self._decode_pace.seconds_per_image / self._n_decoders
-        return self.max_wait + (self._n_ahead + n_images) * per_image
+        per_image = self._predict_pace.seconds_per_image + self._decode_pace.seconds_per_image / self.limits.decoders
+        return self.limits.max_wait + (self._n_ahead + n_images) * per_image
 
     @property
     def _n_ahead(self) -> int:
@@ -178,9 +181,9 @@ class Batcher(Generic[Item, Result]):
         if self._closing or self._work is None:
             raise Busy("closing", "the service is shutting down: try another one, or try again later", LONGEST_WAIT)
         expected = self.expected_seconds(n_images)
-        if self.n_accepted + n_images > self.max_queue:
+        if self.n_accepted + n_images > self.limits.max_queue:
             raise Busy("full", "the queue is full: try again later, or send fewer images", expected / 2)
-        if self._n_ahead and expected > PROMISE * self.deadline:
+        if self._n_ahead and expected > PROMISE * self.limits.deadline:
             raise Busy(
                 "deadline", "the answer would come too late: try again later, or send fewer images", expected / 2
             )
@@ -198,12 +201,12 @@ class Batcher(Generic[Item, Result]):
         job: _Job[Result] | None = None
         try:
             try:
-                async with asyncio.timeout(self.deadline):
+                async with asyncio.timeout(self.limits.deadline):
                     images = await self._decode_all(items)
             except TimeoutError:
                 raise self._late() from None
             answer = asyncio.get_running_loop().create_future()
-            job = _Job(images, self._clock(), arrived + self.deadline, answer)
+            job = _Job(images, self._clock(), arrived + self.limits.deadline, answer)
             self._jobs.append(job)
             self._changed.set()
             results = await answer
@@ -272,8 +275,8 @@ class Batcher(Generic[Item, Result]):
                 return False
             self._changed.clear()
             await self._changed.wait()
-        until = self._jobs[0].arrived + self.max_wait
-        while self._n_decoding and sum(len(job.images) - job.n_taken for job in self._jobs) < self.max_batch:
+        until = self._jobs[0].arrived + self.limits.max_wait
+        while self._n_decoding and sum(len(job.images) - job.n_taken for job in self._jobs) < self.limits.max_batch:
             if (left := until - self._clock()) <= 0:
                 break
             self._changed.clear()
@@ -286,12 +289,12 @@ class Batcher(Generic[Item, Result]):
         """The images of the next batch and the share of each request; expired requests are dropped."""
         batch: list[np.ndarray] = []
         shares: list[tuple[_Job[Result], int]] = []
-        while self._jobs and len(batch) < self.max_batch:
+        while self._jobs and len(batch) < self.limits.max_batch:
             job = self._jobs[0]
             if job.n_taken == 0 and self._clock() > job.expires:
                 self._finish(job, self._late())
                 continue
-            own = job.images[job.n_taken : job.n_taken + self.max_batch - len(batch)]
+            own = job.images[job.n_taken : job.n_taken + self.limits.max_batch - len(batch)]
             batch += own
             shares.append((job, len(own)))
             job.n_taken += len(own)

@@ -15,27 +15,28 @@ from PIL import Image
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.requests import ClientDisconnect
 
-from maple.deploy.serve.batching import Batcher, Busy
-from maple.deploy.serve.decoding import NoDecoder, UploadDecoder
+from maple import __version__
+from maple.data._decoder import Decoding
+from maple.data._pool import DecoderPool
+from maple.deploy.serve.batching import Batcher, BatchLimits, Busy
 from maple.deploy.serve.metrics import ServeMetrics
 from maple.deploy.serve.options import ServeOptions
 from maple.deploy.serve.schema import (
     ImageAnswer,
     ModelAnswer,
+    ModelName,
     PredictAnswer,
     StatusAnswer,
     describe_images,
     describe_model,
-    name_model,
 )
-from maple.deploy.serve.uploads import Limits, Upload, read_uploads
+from maple.deploy.serve.uploads import Upload, decode_upload, read_uploads
 from maple.prediction.base import BasePredictor
 
 UPLOAD_SECONDS = 60  # within which the body of a request must arrive
 N_BODIES = 8  # bodies of the largest size held at the same time
 DECODERS = 2  # processes
 DECODE_SECONDS = 5.0  # per image, at most
-DECODER_WAIT = 5  # seconds until a decoding process may be available again
 CLIENT_GONE = 499  # status counted for a client that has disconnected
 
 
@@ -44,35 +45,21 @@ class Endpoints:
 
     def __init__(self, predictor: BasePredictor, options: ServeOptions, exemplars: Mapping[int, np.ndarray]) -> None:
         self.predictor, self.options, self.exemplars = predictor, options, exemplars
-        self.limits = Limits(options.max_images, options.max_bytes, options.max_pixels)
         self.metrics = ServeMetrics(predictor.calibration_scores, lambda: self._batcher.n_accepted)
-        self._decoder: UploadDecoder | None = None  # while the service runs
+        self._decoders: DecoderPool | None = None  # while the service runs
         self._batcher = self._new_batcher()
-        self._name = name_model(predictor)
         self._n_bytes = 0  # of the bodies held now
 
     def _new_batcher(self) -> Batcher[Upload, ImageAnswer]:
         options = self.options
+        wait, deadline = options.max_wait_ms / 1000, options.deadline_ms / 1000
         return Batcher(
-            self._decode,
-            self._predict,
-            max_batch=options.max_batch,
-            max_wait=options.max_wait_ms / 1000,
-            max_queue=options.queue,
-            deadline=options.deadline_ms / 1000,
-            decoders=DECODERS,
+            self._decode, self._predict, BatchLimits(options.max_batch, wait, options.queue, deadline, DECODERS)
         )
 
-    def _new_decoder(self) -> UploadDecoder:
-        size, fit, max_pixels = self.predictor.size, self.predictor.fit, self.options.max_pixels
-        return UploadDecoder(size, fit, max_pixels, seconds=DECODE_SECONDS, n=DECODERS)
-
     def _decode(self, upload: Upload) -> np.ndarray:
-        assert self._decoder is not None
-        try:
-            return self._decoder(upload)
-        except NoDecoder as error:
-            raise Busy("decoder", str(error), DECODER_WAIT) from None
+        assert self._decoders is not None
+        return decode_upload(upload, self._decoders)
 
     def _predict(self, pixels: np.ndarray) -> list[ImageAnswer]:
         prediction = self.predictor.predict_pixels(pixels)
@@ -84,15 +71,16 @@ class Endpoints:
         """Warm up at the start; finish accepted requests at the end."""
         size, n = self.predictor.size, self.options.max_batch
         blank = np.zeros((n, size, size, 3), dtype=np.uint8)
-        self._decoder = decoder = self._new_decoder()  # its processes start while the model warms up
+        how = Decoding(size, self.predictor.fit, self.options.max_pixels, DECODE_SECONDS)
+        self._decoders = decoders = DecoderPool(how, DECODERS)  # its processes start while the model warms up
         try:
             self._batcher = self._new_batcher()
             async with self._batcher as batcher:
                 await batcher.warm_up(lambda: describe_images(self.predictor.predict_pixels(blank)), n)
                 yield
         finally:
-            self._decoder = None
-            decoder.close()
+            self._decoders = None
+            decoders.close()
 
     def refuse_all(self) -> None:
         """Accept nothing from now on."""
@@ -104,7 +92,7 @@ class Endpoints:
         with self._holding() as hold:
             try:
                 async with asyncio.timeout(UPLOAD_SECONDS):
-                    uploads = await read_uploads(request.headers, _passing(request.stream(), hold), self.limits)
+                    uploads = await read_uploads(request.headers, _passing(request.stream(), hold), self.options)
             except TimeoutError:
                 raise HTTPException(408, f"the body took longer than {UPLOAD_SECONDS} s: send less at a time") from None
             except ClientDisconnect:
@@ -115,7 +103,8 @@ class Endpoints:
         named = [
             answer.model_copy(update={"file": upload.name}) for answer, upload in zip(answers, uploads, strict=True)
         ]
-        return _json(PredictAnswer(model=self._name, predictions=named))
+        model = ModelName(name=self.predictor.network, version=__version__)
+        return _json(PredictAnswer(model=model, predictions=named))
 
     @contextmanager
     def _holding(self) -> Iterator[Callable[[bytes], None]]:
@@ -147,8 +136,7 @@ class Endpoints:
 
     def model(self) -> Response:
         """The model, its decision, and the limits of requests."""
-        needs_key = self.options.api_key is not None
-        return _json(describe_model(self.predictor, self.exemplars, self.limits, needs_key))
+        return _json(describe_model(self.predictor, self.exemplars, self.options))
 
     def cluster_exemplars(self, cluster: Annotated[int, PathParameter(ge=0)]) -> Response:
         """The training images nearest to the mean of a cluster, side by side."""

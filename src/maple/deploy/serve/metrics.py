@@ -1,10 +1,9 @@
 """Prometheus metrics of the service: requests, batches, scores, flagged images and drift.
 
-Drift is watched as in :mod:`maple.decisions.drift`, in two ways. The betting martingale sees every image in its
-order and rings
-once there is evidence; since it remembers every image, a new stream begins after ``STREAM_IMAGES``, and the chance of
-an alarm without drift is its level in each of them. The Kolmogorov-Smirnov distance of the last ``WINDOW_IMAGES`` says
-how far their scores are from those of calibration.
+Drift is watched as in :mod:`maple.decisions.drift`, in two ways. The conformal test martingale takes every image in its
+order and raises an alarm once there is evidence; since it stores every image, a new stream begins after
+``STREAM_IMAGES``, and the probability of an alarm without drift is its level in each of them. The Kolmogorov-Smirnov
+distance compares the scores of the last ``WINDOW_IMAGES`` with those of calibration.
 """
 
 from __future__ import annotations
@@ -12,17 +11,11 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import get_args
 
 import numpy as np
-from prometheus_client import (
-    CollectorRegistry,
-    Counter,
-    Gauge,
-    Histogram,
-    ProcessCollector,
-    generate_latest,
-)
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
 
 from maple.decisions.drift import StreamMonitor, kolmogorov_smirnov
 from maple.deploy.serve.batching import BusyReason
@@ -117,53 +110,40 @@ class ServeMetrics:
     def __init__(self, calibration_scores: np.ndarray, n_waiting: Callable[[], int]) -> None:
         self._registry = registry = CollectorRegistry()
         ProcessCollector(registry=registry)
-        self.requests = Counter(
-            "maple_requests", "Requests answered, by route and status.", ["route", "status"], registry=registry
-        )
-        self.seconds = Histogram(
-            "maple_request_seconds", "Time to answer, by route.", ["route"], buckets=_SECONDS, registry=registry
-        )
-        self.refused = Counter(
-            "maple_refused", "Requests to predict that were not served.", ["reason"], registry=registry
-        )
+        counter, histogram = partial(Counter, registry=registry), partial(Histogram, registry=registry)
+        self.requests = counter("maple_requests", "Requests answered, by route and status.", ["route", "status"])
+        self.seconds = histogram("maple_request_seconds", "Time to answer, by route.", ["route"], buckets=_SECONDS)
+        self.refused = counter("maple_refused", "Requests to predict that were not served.", ["reason"])
         for reason in get_args(BusyReason):  # so that all are there from the beginning
             self.refused.labels(reason)
-        self._batches = Histogram("maple_batch_images", "Images per batch.", buckets=_IMAGES, registry=registry)
-        self._images = Counter("maple_images", "Images predicted.", registry=registry)
-        self._flagged = Counter("maple_images_flagged", "Images flagged as out-of-distribution.", registry=registry)
-        self._scores = Histogram(
-            "maple_score",
-            "Scores; the bounds are quantiles of the calibration scores.",
-            buckets=score_buckets(calibration_scores),
-            registry=registry,
-        )
-        self._gauge("maple_queue_images", "Images accepted and not answered yet.", n_waiting)
+        self._batches = histogram("maple_batch_images", "Images per batch.", buckets=_IMAGES)
+        self._images = counter("maple_images", "Images predicted.")
+        self._flagged = counter("maple_images_flagged", "Images flagged as out-of-distribution.")
+        about = "Scores; the bounds are quantiles of the calibration scores."
+        self._scores = histogram("maple_score", about, buckets=score_buckets(calibration_scores))
         self._recent: deque[bool] = deque(maxlen=WINDOW_IMAGES)
         self._lock = threading.Lock()
-        self._gauge(
-            "maple_share_flagged",
-            f"Share of the last {WINDOW_IMAGES} images that was flagged as out-of-distribution.",
-            self._share_flagged,
-        )
         self._drift = DriftWatch(calibration_scores) if len(calibration_scores) else None
+        for name, (text, value) in self._gauges(n_waiting).items():
+            Gauge(name, text, registry=registry).set_function(value)
+
+    def _gauges(self, n_waiting: Callable[[], int]) -> dict[str, tuple[str, Callable[[], float]]]:
+        """Description and function of each value that is computed when it is read."""
+        last = f"the last {WINDOW_IMAGES}"
+        gauges: dict[str, tuple[str, Callable[[], float]]] = {
+            "maple_queue_images": ("Images accepted and not answered yet.", n_waiting),
+            "maple_share_flagged": (
+                f"Share of {last} images that was flagged as out-of-distribution.",
+                self._share_flagged,
+            ),
+        }
         if self._drift is not None:
-            self._add_drift(self._drift)
-
-    def _add_drift(self, drift: DriftWatch) -> None:
-        self._gauge(
-            "maple_drift_distance",
-            f"Kolmogorov-Smirnov distance of the last {WINDOW_IMAGES} scores from the calibration scores.",
-            drift.distance,
-        )
-        self._gauge(
-            "maple_drift_log_wealth",
-            f"Log of the conformal test martingale; an alarm is raised at {-np.log(LEVEL):.2f}.",
-            drift.log_wealth,
-        )
-        self._gauge("maple_drift_alarm", "1 if the drift alarm was ever raised, else 0.", drift.alarm)
-
-    def _gauge(self, name: str, about: str, value: Callable[[], float]) -> None:
-        Gauge(name, about, registry=self._registry).set_function(value)
+            wealth = f"Log of the conformal test martingale; an alarm is raised at {-np.log(LEVEL):.2f}."
+            distance = f"Kolmogorov-Smirnov distance of {last} scores from the calibration scores."
+            gauges["maple_drift_distance"] = distance, self._drift.distance
+            gauges["maple_drift_log_wealth"] = wealth, self._drift.log_wealth
+            gauges["maple_drift_alarm"] = "1 if the drift alarm was ever raised, else 0.", self._drift.alarm
+        return gauges
 
     def _share_flagged(self) -> float:
         with self._lock:

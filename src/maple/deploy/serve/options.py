@@ -29,14 +29,13 @@ class ServeOptions:
     max_pixels: Annotated[int, Interval(ge=1, le=MOST_PIXELS)] = option(25_000_000, "pixels per image, at most")
     access_log: bool = option(False, "one line per request on standard error")
 
-
-def check_options(options: ServeOptions) -> None:
-    """What fits together is worth knowing before a model is loaded."""
-    if options.queue < options.max_images:
-        raise UsageError(
-            f"--queue {options.queue} is shorter than one request of --max-images {options.max_images}: make the queue "
-            "longer, or allow fewer images"
-        )
-    key = options.api_key
-    if key is not None and not (key and key.isascii() and key.isprintable() and key == key.strip()):
-        raise UsageError("the API key must be visible ASCII characters: choose another, or set none at all")
+    def __post_init__(self) -> None:
+        """Options that do not fit together are refused before a model is loaded."""
+        if self.queue < self.max_images:
+            raise UsageError(
+                f"--queue {self.queue} is shorter than one request of --max-images {self.max_images}: make the queue "
+                "longer, or allow fewer images"
+            )
+        key = self.api_key
+        if key is not None and not (key and key.isascii() and key.isprintable() and key == key.strip()):
+            raise UsageError("the API key must be visible ASCII characters: choose another, or set none at all")

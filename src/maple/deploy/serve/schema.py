@@ -1,15 +1,18 @@
-"""The schema of answers: columns of the prediction files, and what the page draws beside them."""
+"""The schema of requests and answers: columns of the prediction files, and what the page draws beside them."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
 from maple import __version__
-from maple.deploy.serve.uploads import Limits
+from maple.deploy.serve.options import ServeOptions
+from maple.deploy.serve.uploads import FIELD, ImageRequest
 from maple.prediction.base import BasePredictor
 from maple.types import Prediction
 
@@ -17,27 +20,7 @@ MOST_PROBABLE = 5  # classes listed for an image
 
 Share = Annotated[float, Field(ge=0, le=1)]
 
-EXAMPLE: dict[str, Any] = {
-    "model": {"name": "resnet9", "version": __version__},
-    "predictions": [
-        {
-            "file": "a.png",
-            "class": "cat",
-            "probability": 0.97,
-            "typicality": 0.41,
-            "uncertainty": 0.59,
-            "score": 31.2,
-            "p_value": 0.44,
-            "is_ood": False,
-            "cluster": 3,
-            "md_class": "cat",
-            "softmax_class": "cat",
-            "runner_up": {"class": "dog", "probability": 0.02},
-            "probabilities": [{"class": "cat", "probability": 0.97}, {"class": "dog", "probability": 0.02}],
-            "position": [0.31, -1.2],
-        }
-    ],
-}
+_EXAMPLES: dict[str, Any] = json.loads(Path(__file__).with_name("examples.json").read_text(encoding="utf-8"))
 
 
 class Answer(BaseModel):
@@ -98,7 +81,9 @@ class ModelName(Answer):
 class PredictAnswer(Answer):
     """One prediction per image, in the order of the request."""
 
-    model_config = ConfigDict(json_schema_extra={"examples": [EXAMPLE]})
+    model_config = ConfigDict(
+        json_schema_extra={"examples": [_EXAMPLES["answer"] | {"model": {"name": "resnet9", "version": __version__}}]}
+    )
 
     model: ModelName
     predictions: list[ImageAnswer]
@@ -152,10 +137,6 @@ class ModelAnswer(Answer):
     needs_key: Annotated[bool, Field(description="whether requests need the header X-API-Key")]
 
 
-def name_model(predictor: BasePredictor) -> ModelName:
-    return ModelName(name=predictor.network, version=__version__)
-
-
 def describe_images(prediction: Prediction) -> list[ImageAnswer]:
     """One answer per image, which does not know its name yet."""
     names = prediction.class_names
@@ -184,31 +165,57 @@ def _share(value: float) -> float:
     return min(max(float(value), 0.0), 1.0)
 
 
-def describe_model(
-    predictor: BasePredictor, exemplars: Mapping[int, np.ndarray], limits: Limits, needs_key: bool
-) -> ModelAnswer:
+def describe_model(predictor: BasePredictor, exemplars: Mapping[int, np.ndarray], options: ServeOptions) -> ModelAnswer:
     """Everything about the model; ``exemplars`` are thumbnails (n, S, S, 3) by cluster."""
-    names = predictor.class_names
-    clusters = [
-        ClusterAnswer(
-            cluster=cluster,
-            class_name=names[class_id],
-            position=position.tolist(),
-            n_exemplars=len(exemplars.get(cluster, ())),
-        )
-        for cluster, (class_id, position) in enumerate(zip(predictor.cluster_to_class, predictor.map_centroids))
-    ]
-    decision: dict[str, Any] = {**predictor.decision.describe(), "sentence": predictor.decision.sentence()}
+    names, decision = predictor.class_names, predictor.decision
+    places = zip(predictor.cluster_to_class, predictor.map_centroids, strict=True)
     return ModelAnswer(
-        **name_model(predictor).model_dump(),
+        name=predictor.network,
+        version=__version__,
         runtime=predictor.runtime,
         classes=list(names),
         size=predictor.size,
         fit=predictor.fit,
         score=predictor.score_name,
-        clusters=clusters,
+        clusters=[
+            ClusterAnswer(
+                cluster=cluster,
+                class_name=names[class_id],
+                position=position.tolist(),
+                n_exemplars=len(exemplars.get(cluster, ())),
+            )
+            for cluster, (class_id, position) in enumerate(places)
+        ],
         map_radius=predictor.map_radius,
-        decision=DecisionAnswer(**decision),
-        limits=LimitsAnswer(max_images=limits.max_images, max_bytes=limits.max_bytes, max_pixels=limits.max_pixels),
-        needs_key=needs_key,
+        decision=DecisionAnswer(**decision.describe(), sentence=decision.sentence()),
+        limits=LimitsAnswer(**{name: getattr(options, name) for name in LimitsAnswer.model_fields}),
+        needs_key=options.api_key is not None,
     )
+
+
+# --- OpenAPI ----------------------------------------------------------------------------------------------------------
+
+
+def request_body(limits: ServeOptions) -> dict[str, Any]:
+    """The two formats of a request to predict: form and JSON."""
+
+    def images(field: str, image: dict[str, Any]) -> dict[str, Any]:
+        listed = {"type": "array", "minItems": 1, "maxItems": limits.max_images, "items": image}
+        return {"type": "object", "required": [field], "additionalProperties": False, "properties": {field: listed}}
+
+    by_json = {"schema": images("images", ImageRequest.model_json_schema()), "example": _EXAMPLES["request"]}
+    by_form = {"schema": images(FIELD, {"type": "string", "format": "binary"})}
+    return {
+        "required": True,
+        "description": f"Up to {limits.max_images:,} images and {limits.max_bytes:,} bytes.",
+        "content": {"multipart/form-data": by_form, "application/json": by_json},
+    }
+
+
+def error_answers(descriptions: Mapping[int, str]) -> dict[int | str, dict[str, Any]]:
+    """Error answers by status."""
+    retry = {"Retry-After": {"description": "seconds", "schema": {"type": "integer", "minimum": 1}}}
+    return {
+        status: {"model": ErrorAnswer, "description": text, **({"headers": retry} if status == 503 else {})}
+        for status, text in descriptions.items()
+    }

@@ -19,7 +19,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from maple.deploy.serve.app import create_app
 from maple.deploy.serve.endpoints import UPLOAD_SECONDS, Endpoints
-from maple.deploy.serve.options import ServeOptions, check_options
+from maple.deploy.serve.options import ServeOptions
 from maple.errors import RunError
 from maple.files import RunFile
 from maple.prediction.base import BasePredictor
@@ -37,7 +37,6 @@ def serve_model(
 
     ``decision`` holds options that override the decision of the model; ``trust`` allows a network that runs code.
     """
-    check_options(options)
     with closing(listen_at(options.host, options.port)) as listener:
         predictor = ready_model(source, decision, trust=trust)
         run_app(create_app(predictor, options, read_exemplars(source, predictor)), options, listener)

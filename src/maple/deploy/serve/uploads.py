@@ -1,4 +1,4 @@
-"""Request bodies to named images: limits first, then parsing as a stream; nothing is written to disk.
+"""Request bodies to images: limits first, then parsing as a stream, then decoding; nothing is written to disk.
 
 A body that cannot be used is an :class:`UploadError` with a status and one sentence: 413 too large, 415 unsupported
 format, 422 broken or too many images. Names are labels that come back with the answer and never become paths.
@@ -7,20 +7,27 @@ format, 422 broken or too many images. Names are labels that come back with the 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+import base64
+import io
+import math
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
 from typing import Annotated, Literal
 
+import numpy as np
 from pydantic import BaseModel, ConfigDict, FailFast, Field, ValidationError
 from python_multipart.exceptions import FormParserError
-from python_multipart.multipart import MultipartParser, parse_options_header
+from python_multipart.multipart import File, FormParser, parse_options_header
 
+from maple.data._pool import DecoderKilled, DecoderPool
+from maple.deploy.serve.batching import Busy
+from maple.deploy.serve.options import ServeOptions
 from maple.errors import DataError
 from maple.text import printable
 
 FIELD = "files"  # of a form
 MAX_NAME = 1_000  # characters
+DECODER_WAIT = 5  # seconds until a decoding process may be available again
 
 UploadStatus = Literal[413, 415, 422]
 
@@ -31,15 +38,6 @@ class UploadError(DataError):
     def __init__(self, status: UploadStatus, message: str) -> None:
         super().__init__(message)
         self.status: UploadStatus = status
-
-
-@dataclass(frozen=True)
-class Limits:
-    """The limits of one request."""
-
-    max_images: int
-    max_bytes: int
-    max_pixels: int
 
 
 @dataclass(frozen=True)
@@ -67,7 +65,7 @@ class PredictRequest(BaseModel):
     images: Annotated[list[ImageRequest], FailFast()]
 
 
-async def read_uploads(headers: Mapping[str, str], stream: AsyncIterator[bytes], limits: Limits) -> list[Upload]:
+async def read_uploads(headers: Mapping[str, str], stream: AsyncIterator[bytes], limits: ServeOptions) -> list[Upload]:
     """The images of a request; ``headers`` have lower-case names. At least one, each with a name."""
     kind, parameters = parse_options_header(headers.get("content-type"))
     if kind not in (b"multipart/form-data", b"application/json"):
@@ -76,12 +74,9 @@ async def read_uploads(headers: Mapping[str, str], stream: AsyncIterator[bytes],
         raise UploadError(415, "the body is compressed: send it as it is, without Content-Encoding")
     body = _limited(headers.get("content-length", ""), stream, limits.max_bytes)
     if kind == b"application/json":
-        uploads = await asyncio.to_thread(parse_json, b"".join([chunk async for chunk in body]), limits)
+        uploads = await asyncio.to_thread(parse_json, b"".join([chunk async for chunk in body]), limits.max_images)
     else:
-        form = _Form(parameters.get(b"boundary", b""), limits)
-        async for chunk in body:
-            form.write(chunk)
-        uploads = form.close()
+        uploads = await _read_form(parameters.get(b"boundary", b""), body, limits.max_images)
     if not uploads:
         raise UploadError(422, "the request holds no image: send at least one")
     return [Upload(upload.name or f"image {i}", upload.data) for i, upload in enumerate(uploads, start=1)]
@@ -90,7 +85,7 @@ async def read_uploads(headers: Mapping[str, str], stream: AsyncIterator[bytes],
 async def _limited(length: str, stream: AsyncIterator[bytes], max_bytes: int) -> AsyncIterator[bytes]:
     """The chunks of a body up to the limit; the declared length is checked first, then the actual one."""
     too_long = UploadError(413, f"the body is longer than {max_bytes:,} bytes: send fewer or smaller images")
-    if declared_length(length, 0) > max_bytes:
+    if length.isascii() and length.isdigit() and len(length) < 20 and int(length) > max_bytes:
         raise too_long
     n_bytes = 0
     async for chunk in stream:
@@ -100,31 +95,19 @@ async def _limited(length: str, stream: AsyncIterator[bytes], max_bytes: int) ->
         yield chunk
 
 
-def declared_length(length: str, default: int) -> int:
-    """The Content-Length of a request, or ``default`` without a valid one.
-
-    >>> declared_length("12", 0), declared_length("", 7), declared_length("-3", 7)
-    (12, 7, 7)
-    """
-    return int(length) if length.isascii() and length.isdigit() and len(length) < 20 else default
-
-
 def _too_many(max_images: int) -> UploadError:
     return UploadError(422, f"more than {max_images:,} images: send them in several requests")
 
 
-# --- JSON ------------------------------------------------------------------------------------------------------------
-
-
-def parse_json(body: bytes, limits: Limits) -> list[Upload]:
+def parse_json(body: bytes, max_images: int) -> list[Upload]:
     """The images of a JSON body, still in base64.
 
-    >>> parse_json(b'{"images": [{"name": "a.png", "data": "iVBORw=="}]}', Limits(1, 100, 100))
+    >>> parse_json(b'{"images": [{"name": "a.png", "data": "iVBORw=="}]}', 1)
     [Upload(name='a.png', data='iVBORw==')]
     """
     # More commas than names and images could contain: refuse without parsing.
-    if body.count(b",") > limits.max_images * (MAX_NAME + 2):
-        raise _too_many(limits.max_images)
+    if body.count(b",") > max_images * (MAX_NAME + 2):
+        raise _too_many(max_images)
     try:
         images = PredictRequest.model_validate_json(body).images
     except ValidationError as error:
@@ -135,98 +118,67 @@ def parse_json(body: bytes, limits: Limits) -> list[Upload]:
             422,
             f"the JSON cannot be used{where} ({printable(first['msg'], 200)}): send {{'images': [{{'name', 'data'}}]}}",
         ) from None
-    if len(images) > limits.max_images:
-        raise _too_many(limits.max_images)
+    if len(images) > max_images:
+        raise _too_many(max_images)
     return [Upload(image.name, image.data) for image in images]
 
 
-# --- forms -----------------------------------------------------------------------------------------------------------
+async def _read_form(boundary: bytes, body: AsyncIterator[bytes], max_images: int) -> list[Upload]:
+    """The images of a form with files in one field and nothing else, parsed in memory while it arrives."""
+    uploads: list[Upload] = []
+    ends: list[bool] = []
 
+    def refuse_part(_: object) -> None:
+        raise UploadError(422, f"the form holds something else than files in its field '{FIELD}': leave it out")
 
-@dataclass
-class _Part:
-    """The current part of a form."""
+    def add(file: File) -> None:
+        if file.field_name != FIELD.encode():
+            refuse_part(file)
+        if len(uploads) == max_images:
+            raise _too_many(max_images)
+        assert isinstance(file.file_object, io.BytesIO)  # never on disk
+        name = (file.file_name or b"").decode("utf-8", "replace")[:MAX_NAME]
+        uploads.append(Upload(name, file.file_object.getvalue()))
 
-    headers: dict[bytes, bytes] = field(default_factory=dict)
-    header_name: bytes = b""
-    header_value: bytes = b""
-    data: bytearray = field(default_factory=bytearray)
-    name: str = ""
-
-
-class _Form:
-    """Streaming parser of a form with files in one field and nothing else."""
-
-    def __init__(self, boundary: bytes, limits: Limits) -> None:
-        self._limits = limits
-        self._part = _Part()
-        self._uploads: list[Upload] = []
-        self._ended = False
-        if not boundary:
-            raise UploadError(422, "the form has no boundary: let your HTTP library write the Content-Type")
-        with _refusing_broken_forms():
-            self._parser = MultipartParser(
-                boundary,
-                {
-                    "on_part_begin": self._begin,
-                    "on_header_field": self._add_to_header_name,
-                    "on_header_value": self._add_to_header_value,
-                    "on_header_end": self._end_header,
-                    "on_headers_finished": self._end_headers,
-                    "on_part_data": self._add_data,
-                    "on_part_end": self._end,
-                    "on_end": self._end_form,
-                },
-            )
-
-    def write(self, chunk: bytes) -> None:
-        with _refusing_broken_forms():
-            self._parser.write(chunk)
-
-    def close(self) -> list[Upload]:
-        """All images, once the form is complete."""
-        with _refusing_broken_forms():
-            self._parser.finalize()
-        if not self._ended:
-            raise UploadError(422, "the form ends too early: send it again")
-        return self._uploads
-
-    def _begin(self) -> None:
-        if len(self._uploads) == self._limits.max_images:
-            raise _too_many(self._limits.max_images)
-        self._part = _Part()
-
-    def _add_to_header_name(self, data: bytes, start: int, end: int) -> None:
-        self._part.header_name += data[start:end]
-
-    def _add_to_header_value(self, data: bytes, start: int, end: int) -> None:
-        self._part.header_value += data[start:end]
-
-    def _end_header(self) -> None:
-        part = self._part
-        part.headers[part.header_name.lower()] = part.header_value
-        part.header_name = part.header_value = b""
-
-    def _end_headers(self) -> None:
-        _, options = parse_options_header(self._part.headers.get(b"content-disposition"))
-        if options.get(b"name") != FIELD.encode() or b"filename" not in options:
-            raise UploadError(422, f"the form holds something else than files in its field '{FIELD}': leave it out")
-        self._part.name = options[b"filename"].decode("utf-8", "replace")[:MAX_NAME]
-
-    def _add_data(self, data: bytes, start: int, end: int) -> None:
-        self._part.data += data[start:end]
-
-    def _end(self) -> None:
-        self._uploads.append(Upload(self._part.name, bytes(self._part.data)))
-
-    def _end_form(self) -> None:
-        self._ended = True
-
-
-@contextmanager
-def _refusing_broken_forms() -> Iterator[None]:
-    """Turn errors of the form parser into :class:`UploadError`."""
+    if not boundary:
+        raise UploadError(422, "the form has no boundary: let your HTTP library write the Content-Type")
+    in_memory = {"MAX_MEMORY_FILE_SIZE": math.inf}
     try:
-        yield
+        parser = FormParser(
+            "multipart/form-data", refuse_part, add, lambda: ends.append(True), boundary, config=in_memory
+        )
+        async for chunk in body:
+            parser.write(chunk)
+        parser.finalize()
     except FormParserError as error:
         raise UploadError(422, f"the form is broken ({printable(str(error), 200)}): send it again") from None
+    if not ends:
+        raise UploadError(422, "the form ends too early: send it again")
+    return uploads
+
+
+def decode_upload(upload: Upload, pool: DecoderPool) -> np.ndarray:
+    """The pixels (S, S, 3) uint8 of an image; :class:`Busy` if no process could decode it, though it may be fine.
+
+    Dimensions are checked before a pixel is decoded; an image that takes too long is refused.
+    """
+    try:
+        data = upload.data if isinstance(upload.data, bytes) else base64.b64decode(upload.data, validate=True)
+    except ValueError:
+        reason = "its data are not base64: encode the bytes of the file, without line breaks"
+        raise _refusal(upload, reason) from None
+    try:
+        batch = pool.decode([data], attempts=2)  # the second in another process, if the first is killed from outside
+    except DecoderKilled:
+        reason = "two decoding processes were killed, perhaps out of memory: try again later"
+        raise Busy("decoder", reason, DECODER_WAIT) from None
+    except OSError as error:
+        reason = f"cannot start a decoding process ({error.strerror or error}): try again later"
+        raise Busy("decoder", reason, DECODER_WAIT) from None
+    for failure in batch.failures:
+        raise _refusal(upload, failure.reason, 413 if failure.too_large else 422)
+    return batch.pixels[0]
+
+
+def _refusal(upload: Upload, reason: str, status: UploadStatus = 422) -> UploadError:
+    return UploadError(status, f"cannot use '{printable(upload.name, 60)}': {printable(reason, 200)}")
