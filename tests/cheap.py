@@ -65,7 +65,7 @@ class Cheap(BasePredictor):
         self.n_chunks += 1
         return self.predict_pixels(pixels), np.ones(len(pixels), dtype=bool)
 
-    def predict_batches(self, images: ImageSet, **_: Any) -> Iterator[Prediction]:
+    def _predict_rows(self, images: ImageSet, batch_size: int, indices: Any, workers: int) -> Iterator[Prediction]:
         raise AssertionError("maple predict reads no image set")
 
 

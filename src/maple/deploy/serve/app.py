@@ -32,6 +32,7 @@ from maple.deploy.serve.schema import (
     ErrorAnswer,
     ModelAnswer,
     PredictAnswer,
+    Responses,
     StatusAnswer,
     error_answers,
     request_body,
@@ -74,8 +75,8 @@ def _add_routes(app: FastAPI, endpoints: Endpoints) -> None:
     busy = error_answers({503: "too busy, or shutting down"})
     bad_body = error_answers({408: "too slow", 413: "too large", 415: "not understood", 422: "broken, or too many"})
     no_exemplars = error_answers({404: "no exemplars", 422: "not a number"})
-    png = {200: {"content": {"image/png": {"schema": {"type": "string", "format": "binary"}}}}}
-    text = {200: {"content": {"text/plain": {"schema": {"type": "string"}}}}}
+    png: Responses = {200: {"content": {"image/png": {"schema": {"type": "string", "format": "binary"}}}}}
+    text: Responses = {200: {"content": {"text/plain": {"schema": {"type": "string"}}}}}
     guarded = partial(app.add_api_route, dependencies=guards)
     guarded(
         "/v1/predict",

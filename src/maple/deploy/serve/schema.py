@@ -19,6 +19,7 @@ from maple.types import Prediction
 MOST_PROBABLE = 5  # classes listed for an image
 
 Share = Annotated[float, Field(ge=0, le=1)]
+Responses = dict[int | str, dict[str, Any]]  # of FastAPI, by status
 
 _EXAMPLES: dict[str, Any] = json.loads(Path(__file__).with_name("examples.json").read_text(encoding="utf-8"))
 
@@ -212,7 +213,7 @@ def request_body(limits: ServeOptions) -> dict[str, Any]:
     }
 
 
-def error_answers(descriptions: Mapping[int, str]) -> dict[int | str, dict[str, Any]]:
+def error_answers(descriptions: Mapping[int, str]) -> Responses:
     """Error answers by status."""
     retry = {"Retry-After": {"description": "seconds", "schema": {"type": "integer", "minimum": 1}}}
     return {
