@@ -30,6 +30,7 @@ EXTRAS = {  # which extra of the package installs a package that is imported onl
     "python_multipart": "serve",
     "prometheus_client": "serve",
     "optuna": "tune",
+    "gpytorch": "due",
 }
 
 

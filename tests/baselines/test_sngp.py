@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from maple.baselines.sngp import RandomFeatureHead, SngpRecipe, mean_field_logits
+from maple.baselines.sngp import RandomFeatureHead, SngpOptions, SngpRecipe, mean_field_logits
 from maple.data.options import DataOptions
 from maple.data.splits import load_splits
 from maple.errors import TrainError
@@ -21,9 +21,9 @@ from maple.training.loop import train_backbone
 from maple.training.recipe import Step, create_recipe
 
 
-def make_head(**settings):
+def make_head(embedding_size=4, n_outputs=3, **settings):
     torch.manual_seed(0)
-    return RandomFeatureHead(**{"embedding_size": 4, "n_outputs": 3, "n_features": 32, **settings})
+    return RandomFeatureHead(embedding_size, n_outputs, SngpOptions(**{"features": 32, "amplitude": 1.0, **settings}))
 
 
 def batch(n=50, size=4, n_outputs=3, seed=0):
@@ -49,7 +49,7 @@ BOTH = pytest.mark.parametrize("likelihood", ["gaussian", "multinomial"])
 def test_features_have_the_kernel_as_inner_product(scale, amplitude):
     """A mean of R terms of at most 2 a^2, so the deviation is below 2 a^2 / sqrt(R); four of them are allowed."""
     n_features = 40_000
-    head = make_head(n_features=8, space="raw", amplitude=amplitude)
+    head = make_head(features=8, space="raw", amplitude=amplitude)
     head.frequencies = torch.randn(n_features, 4) / scale
     head.phases = 2 * math.pi * torch.rand(n_features)
     x, _ = batch(20)
@@ -59,7 +59,7 @@ def test_features_have_the_kernel_as_inner_product(scale, amplitude):
 
 
 def test_frequencies_have_the_length_scale():
-    head = make_head(embedding_size=64, n_features=256, kernel_scale=5.0)
+    head = make_head(embedding_size=64, features=256, kernel_scale=5.0)
     assert head.frequencies.std().item() == pytest.approx(0.2, rel=0.02)
     assert 0 <= head.phases.min() < 0.2 and 6.1 < head.phases.max() <= 2 * math.pi
 
@@ -74,7 +74,7 @@ def test_normalised_space_sees_neither_scale_nor_offset():
 
 def test_normalised_embeddings_have_length_one():
     """With frequencies that are the axes and no phase, features are cosines of the coordinates."""
-    head = make_head(n_features=8, amplitude=2.0)
+    head = make_head(features=8, amplitude=2.0)
     head.frequencies, head.phases = torch.eye(4).repeat(2, 1), torch.zeros(8)
     x, _ = batch()
     coordinates = x - x.mean(1, keepdim=True)
@@ -124,7 +124,7 @@ def test_variance_is_that_of_exact_inference(likelihood, scale, amplitude, ridge
     """
     n_features = 1600
     kernel = {"space": "raw", "kernel_scale": scale, "amplitude": amplitude}
-    head = make_head(n_features=n_features, likelihood=likelihood, ridge=ridge, **kernel)
+    head = make_head(features=n_features, likelihood=likelihood, ridge=ridge, **kernel)
     x, logits = batch(40)
     head.accumulate(x, logits)
     noise = gpytorch.likelihoods.FixedNoiseGaussianLikelihood(noise=1 / weights(logits, likelihood))
@@ -139,7 +139,7 @@ def test_variance_is_that_of_exact_inference(likelihood, scale, amplitude, ridge
 
 def test_many_images_leave_the_precision_positive_definite():
     """With all images alike and a ridge of 1e-7 of what they add up to."""
-    head = make_head(n_features=128, amplitude=30.0)
+    head = make_head(features=128, amplitude=30.0)
     x, logits = batch(512)
     for _ in range(100):
         head.accumulate(0.01 * x + torch.arange(4.0), 0 * logits)
@@ -178,11 +178,11 @@ def test_defaults_are_those_of_the_authors_code():
     """google/uncertainty-baselines, baselines/cifar/sngp.py: likelihood, ridge, factor, bound, features, no bias."""
     recipe = SngpRecipe()
     head = recipe.build_head(128, 10)
-    assert (head.likelihood, head.ridge, head.mean_field) == ("gaussian", 1.0, 25.0)
+    assert (head.options.likelihood, head.options.ridge, head.options.mean_field) == ("gaussian", 1.0, 25.0)
     assert (recipe.spectral_bound, recipe.power_iterations) == (6.0, 1)
-    assert (len(head.phases), head.space, head.output.bias) == (1024, "normalised", None)
+    assert (len(head.phases), head.options.space, head.output.bias) == (1024, "normalised", None)
     given = SngpRecipe(likelihood="multinomial", mean_field=0.5, features=8).build_head(4, 3)
-    assert (given.likelihood, given.mean_field) == ("multinomial", 0.5)
+    assert (given.options.likelihood, given.options.mean_field) == ("multinomial", 0.5)
 
 
 def test_evaluation_amid_training_uses_the_precision_so_far():
@@ -201,14 +201,14 @@ def test_uncertain_away_from_two_blobs(likelihood):
     torch.manual_seed(0)
     x = torch.cat([torch.randn(100, 2) - 3, torch.randn(100, 2) + 3])
     y = torch.arange(2).repeat_interleave(100)
-    kernel = {"n_features": 512, "space": "raw", "kernel_scale": 2.0, "amplitude": 10.0}
+    kernel = {"features": 512, "space": "raw", "kernel_scale": 2.0, "amplitude": 10.0}
     factor = {"gaussian": 25.0, "multinomial": math.pi / 8}[likelihood]
-    head = RandomFeatureHead(2, 2, **kernel, likelihood=likelihood, mean_field=factor)
+    head = RandomFeatureHead(2, 2, SngpOptions(**kernel, likelihood=likelihood, mean_field=factor))
     optimiser = torch.optim.Adam(head.parameters(), 0.05)
     for _ in range(200):
         optimiser.zero_grad()
         logits = head(x)
-        penalty = head.ridge * head.output.weight.square().sum() / (2 * len(x))
+        penalty = head.options.ridge * head.output.weight.square().sum() / (2 * len(x))
         (nn.functional.cross_entropy(logits, y) + penalty).backward()
         optimiser.step()
     head.accumulate(x, logits.detach())
@@ -218,7 +218,7 @@ def test_uncertain_away_from_two_blobs(likelihood):
         ray = 3 + torch.linspace(0, 6, 5)[:, None] * torch.tensor([1.0, -1.0])  # out of a blob, away from both
         near, along = head.variance(x), head.variance(ray)
         assert (along.diff()[:2] > 0).all()
-        assert along[-1] > 0.8 * head.amplitude**2 > 2 * near.median()
+        assert along[-1] > 0.8 * head.options.amplitude**2 > 2 * near.median()
         confidence = head(x).softmax(1).amax(1)
         away = head(torch.tensor([[20.0, -20.0], [-30.0, 25.0]])).softmax(1).amax(1)
         assert confidence.median() > 0.85

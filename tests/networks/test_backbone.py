@@ -11,6 +11,7 @@ from maple.networks import (
     IMAGENET_MEAN,
     IMAGENET_STD,
     Backbone,
+    EnsembleBody,
     create_backbone,
     embed,
     linear_head,
@@ -118,3 +119,10 @@ def test_a_branch_leaves_the_head_beside_the_embedding(tmp_path):
         linear_head(backbone)
     with pytest.raises(UsageError, match="--embedding-size"):
         create_backbone("wrn-10-1", 3, branch=True)
+
+
+def test_embeddings_are_concatenated() -> None:
+    members = [nn.Sequential(create_network("resnet9").eval(), nn.Linear(128, size)) for size in (3, 5)]
+    body, x = EnsembleBody(members), torch.rand(2, 3, 16, 16)
+    assert body.min_size == 8 and body.member_bodies == [member[0] for member in members]
+    torch.testing.assert_close(body(x), torch.cat([member(x) for member in members], dim=1))

@@ -24,6 +24,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib import import_module
 from types import ModuleType
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -36,12 +37,12 @@ from torch.nn import functional as F
 from torch.nn.utils import parametrize
 
 from maple.baselines.base import average_logits
-from maple.baselines.spectral import BoundedBatchNorm2d, bound_layers, fold
-from maple.errors import DataError, TrainError, UsageError
+from maple.baselines.spectral import BoundedBatchNorm2d, BoundedRecipe
+from maple.errors import DataError, TrainError, naming_extras
 from maple.networks import Backbone, listening
 from maple.options import AboveZero, Positive, Range, option
 from maple.training.loss import LossTerm
-from maple.training.recipe import EmbedRows, Recipe, Step, register_recipe
+from maple.training.recipe import EmbedRows, Step, register_recipe
 from maple.types import About
 
 KERNELS: dict[str, tuple[str, dict[str, float]]] = {  # GPyTorch's name and settings
@@ -59,11 +60,8 @@ FEWEST_POINTS, MOST_POINTS = 20, 1000  # inducing points by default
 
 def import_gpytorch() -> ModuleType:
     """Import GPyTorch; raise ``UsageError`` if it is not installed."""
-    try:
-        import gpytorch
-    except ImportError:
-        raise UsageError("recipe 'due' needs GPyTorch: pip install 'maple-uncertainty[due]'") from None
-    return gpytorch
+    with naming_extras():
+        return import_module("gpytorch")
 
 
 # --- the head --------------------------------------------------------------------------------------------------------
@@ -219,7 +217,7 @@ def batch_statistics(backbone: Backbone) -> Iterator[None]:
 
 @register_recipe("due")
 @dataclass(frozen=True, kw_only=True)
-class DueRecipe(Recipe):
+class DueRecipe(BoundedRecipe):
     """DUE (van Amersfoort et al. 2021): bounded layers, batch normalisation among them, and a sparse variational GP.
 
     >>> DueRecipe(inducing_points=5).build_head(embedding_size=128, n_outputs=10).eval()(torch.zeros(4, 128)).shape
@@ -248,23 +246,21 @@ class DueRecipe(Recipe):
         adds="P inducing points of size D and P + P x P weights per class, P = max(20, C)",
     )
     own_head: ClassVar[bool] = True
+    bounds_batch_norm: ClassVar[bool] = True
     own_detector: ClassVar[str] = "entropy"  # of the average probabilities
     remedy: ClassVar[str] = "lower --learning-rate or --set due.inducing_points"
-
-    def prepare(self, backbone: Backbone) -> None:
-        bound_layers(backbone, self.spectral_bound, self.power_iterations, batch_norm=True)
 
     def build_head(self, embedding_size: int, n_outputs: int) -> SparseGPHead:
         return SparseGPHead(embedding_size, n_outputs, self._count_points(n_outputs), self.kernel)
 
     def _count_points(self, n_classes: int) -> int:
-        """Number of inducing points."""
-        if self.inducing_points == "auto":
-            return min(max(FEWEST_POINTS, n_classes), MOST_POINTS)
-        return self.inducing_points
+        by_default = min(max(FEWEST_POINTS, n_classes), MOST_POINTS)
+        return by_default if self.inducing_points == "auto" else self.inducing_points
 
     def start(self, backbone: Backbone, embed_rows: EmbedRows, labels: np.ndarray, seed: int) -> None:
-        n_points = len(_head(backbone).posterior.inducing_points)
+        head = backbone.head
+        assert isinstance(head, SparseGPHead)
+        n_points = len(head.posterior.inducing_points)
         if n_points > len(labels):
             raise DataError(
                 f"recipe 'due' has {n_points} inducing points for {len(labels)} training images: "
@@ -273,22 +269,14 @@ class DueRecipe(Recipe):
         rows = np.random.default_rng(seed).permutation(len(labels))[: max(FIRST_IMAGES, n_points)]
         with batch_statistics(backbone):
             embeddings = embed_rows(rows)
-        _head(backbone).initialise(embeddings, len(labels), seed)
+        head.initialise(embeddings, len(labels), seed)
 
     def loss(self, step: Step) -> dict[str, LossTerm]:
-        head = _head(step.backbone)
-        if not head.n_images:
+        assert isinstance(step.head, SparseGPHead)
+        n_images = step.head.n_images.item()
+        if not n_images:
             raise TrainError("recipe 'due' has not been started, its inducing points are not set: call start first")
         return {
             "expected_loss": LossTerm(F.nll_loss(step.logits, step.targets)),
-            "kl_divergence": LossTerm(head.kl_divergence(), weight=1 / head.n_images.item()),
+            "kl_divergence": LossTerm(step.head.kl_divergence(), weight=1 / n_images),
         }
-
-    def finish(self, backbone: Backbone) -> Backbone:
-        fold(backbone)
-        return backbone
-
-
-def _head(backbone: Backbone) -> SparseGPHead:
-    assert isinstance(backbone.head, SparseGPHead)
-    return backbone.head

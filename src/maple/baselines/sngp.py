@@ -47,7 +47,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from maple.baselines.base import CrossEntropy
-from maple.baselines.spectral import bound_layers, fold
+from maple.baselines.spectral import BoundedRecipe
 from maple.errors import TrainError
 from maple.networks import Backbone
 from maple.options import AboveZero, NonNegative, Positive, Range, option
@@ -55,143 +55,9 @@ from maple.training.recipe import Step, register_recipe
 from maple.types import About
 
 
-class RandomFeatureHead(nn.Module):
-    r"""From embeddings (N, D) to logits (N, C): the mean in training mode, the mean-field logits in evaluation mode.
-
-    The precision matrix is a buffer that :meth:`accumulate` adds to and :meth:`reset` clears; its factor, which gives
-    variances, is computed on first use.
-
-    ``likelihood`` sets the term that an image adds to that matrix: 'gaussian' the square of its features,
-    'multinomial' that square times p (1 - p).
-
-    ``space`` 'normalised' brings each embedding to mean 0 and length 1 (layer normalisation without parameters) before
-    the kernel. The scale of embeddings changes by orders of magnitude while a network learns, so with a fixed length
-    scale all images would soon look equal, or none alike; on the unit sphere, where distances are at most 2, a length
-    scale of about 1 suits any network. In return the kernel ignores the lengths of embeddings.
-
-    >>> head = RandomFeatureHead(embedding_size=8, n_outputs=3, n_features=64)
-    >>> embeddings = torch.randn(5, 8)
-    >>> head.accumulate(embeddings, head(embeddings))
-    >>> head.eval()(embeddings).shape, head.variance(embeddings).shape
-    (torch.Size([5, 3]), torch.Size([5]))
-    """
-
-    frequencies: Tensor  # (R, D)
-    phases: Tensor  # (R,)
-    precision: Tensor  # (R, R) float64, without the ridge: small beside a sum over many images
-    n_images: Tensor  # (), number of images in the precision
-    factor: Tensor | None  # (R, R) lower triangular L, with L' L = inverse of the precision and its ridge
-
-    def __init__(
-        self,
-        embedding_size: int,
-        n_outputs: int,
-        *,
-        n_features: int = 1024,
-        space: Literal["normalised", "raw"] = "normalised",
-        kernel_scale: float = 1.0,
-        amplitude: float = 1.0,
-        likelihood: Literal["gaussian", "multinomial"] = "gaussian",
-        ridge: float = 1.0,
-        mean_field: float = 25.0,
-    ) -> None:
-        super().__init__()
-        self.out_features = n_outputs
-        self.space, self.amplitude, self.likelihood = space, amplitude, likelihood
-        self.ridge, self.mean_field = ridge, mean_field
-        self.output = nn.Linear(n_features, n_outputs, bias=False)
-        self.register_buffer("frequencies", torch.randn(n_features, embedding_size) / kernel_scale)
-        self.register_buffer("phases", 2 * math.pi * torch.rand(n_features))
-        self.register_buffer("precision", torch.zeros(n_features, n_features, dtype=torch.float64))
-        self.register_buffer("n_images", torch.zeros((), dtype=torch.int64))
-        self.register_buffer("factor", None, persistent=False)
-
-    def features(self, embeddings: Tensor) -> Tensor:
-        """Random features (N, R) of embeddings (N, D)."""
-        if self.space == "normalised":
-            size = embeddings.shape[1:]
-            embeddings = F.layer_norm(embeddings, size) / math.sqrt(size.numel())
-        turns = F.linear(embeddings, self.frequencies, self.phases)
-        return self.amplitude * math.sqrt(2 / len(self.phases)) * turns.cos()
-
-    def forward(self, embeddings: Tensor) -> Tensor:
-        with torch.autocast(embeddings.device.type, enabled=False):
-            features = self.features(embeddings.float())
-            logits = self.output(features)
-            return logits if self.training else mean_field_logits(logits, self._variance(features), self.mean_field)
-
-    def variance(self, embeddings: Tensor) -> Tensor:
-        """Posterior variance (N,) of the logits of embeddings (N, D); the same for all classes."""
-        return self._variance(self.features(embeddings))
-
-    def _variance(self, features: Tensor) -> Tensor:
-        if self.factor is None:
-            self.factor = self._invert()
-        return F.linear(features, self.factor).square().sum(1)
-
-    def _invert(self) -> Tensor:
-        """The inverse of the Cholesky factor of the precision matrix (R, R)."""
-        if not self.n_images:
-            raise TrainError(
-                "the precision matrix of recipe 'sngp' has seen no image, so there are no variances: "
-                "train for at least one epoch before asking for probabilities"
-            )
-        identity = torch.eye(len(self.precision)).to(self.precision)
-        lower, failed = torch.linalg.cholesky_ex(self.precision + self.ridge * identity)
-        if failed or not lower.isfinite().all():
-            raise TrainError(
-                "the precision matrix of recipe 'sngp' is not positive definite, the training has diverged: "
-                f"start again with --overwrite and {SngpRecipe.remedy}, or raise --set sngp.ridge"
-            )
-        return torch.linalg.solve_triangular(lower, identity, upper=False).to(self.phases)
-
-    def reset(self) -> None:
-        """Remove all images: the precision is that of the prior."""
-        self.precision.zero_()
-        self.n_images.zero_()
-        self.factor = None
-
-    @torch.no_grad()
-    def accumulate(self, embeddings: Tensor, logits: Tensor) -> None:
-        """Add images to the precision matrix: embeddings (N, D) and their logits (N, C) in training mode."""
-        features = self.features(embeddings).to(self.precision)  # products of float32 would round away the ridge
-        if self.likelihood == "multinomial":
-            top = logits.softmax(1).amax(1)  # (N,)
-            features = (top * (1 - top)).sqrt()[:, None] * features
-        self.precision += features.T @ features
-        self.n_images += len(features)
-        self.factor = None
-
-    def _load_from_state_dict(self, *args: object, **keywords: object) -> None:
-        self.factor = None  # of the former precision
-        super()._load_from_state_dict(*args, **keywords)
-
-
-def mean_field_logits(logits: Tensor, variance: Tensor, factor: float) -> Tensor:
-    r"""Logits (N, C) divided by :math:`\sqrt{1 + \lambda v}`, from their variances (N,).
-
-    Their softmax approximates the mean of the softmax over the posterior (Lu et al. 2020,
-    https://arxiv.org/abs/2006.07584). :math:`\lambda = \pi / 8` comes from the probit approximation of the logistic;
-    the authors of SNGP tune it instead, to 25 on CIFAR-10. Variances fall with the number of training images, so fewer
-    images need a smaller factor.
-
-    >>> mean_field_logits(torch.tensor([[2.0, 4.0]]), torch.tensor([3.0]), factor=1.0)
-    tensor([[1., 2.]])
-    """
-    return logits / (1 + factor * variance).sqrt()[:, None]
-
-
-@register_recipe("sngp")
 @dataclass(frozen=True, kw_only=True)
-class SngpRecipe(CrossEntropy):
-    """SNGP (Liu et al. 2020): cross-entropy, bounded layers, and a Gaussian process of random features as head.
-
-    The precision matrix is that of the last epoch: it is cleared before each epoch and grows with every step. The
-    equations of the paper are ``likelihood="multinomial"`` with ``mean_field=0.39``.
-
-    >>> SngpRecipe(features=256).build_head(embedding_size=128, n_outputs=10)(torch.randn(4, 128)).shape
-    torch.Size([4, 10])
-    """
+class SngpOptions:
+    """Options of the recipe and of its head."""
 
     spectral_bound: AboveZero = option(
         6.0,
@@ -223,6 +89,133 @@ class SngpRecipe(CrossEntropy):
         was="sngp_mean_field",
     )
 
+
+class RandomFeatureHead(nn.Module):
+    r"""From embeddings (N, D) to logits (N, C): the mean in training mode, the mean-field logits in evaluation mode.
+
+    The precision matrix is a buffer that :meth:`accumulate` adds to and :meth:`reset` clears; its factor, which gives
+    variances, is computed on first use.
+
+    The option ``likelihood`` sets the term that an image adds to that matrix: 'gaussian' the square of its features,
+    'multinomial' that square times p (1 - p).
+
+    ``space`` 'normalised' brings each embedding to mean 0 and length 1 (layer normalisation without parameters) before
+    the kernel. The scale of embeddings changes by orders of magnitude while a network learns, so with a fixed length
+    scale all images would soon look equal, or none alike; on the unit sphere, where distances are at most 2, a length
+    scale of about 1 suits any network. In return the kernel ignores the lengths of embeddings.
+
+    >>> head = RandomFeatureHead(embedding_size=8, n_outputs=3, options=SngpOptions(features=64))
+    >>> embeddings = torch.randn(5, 8)
+    >>> head.accumulate(embeddings, head(embeddings))
+    >>> head.eval()(embeddings).shape, head.variance(embeddings).shape
+    (torch.Size([5, 3]), torch.Size([5]))
+    """
+
+    frequencies: Tensor  # (R, D)
+    phases: Tensor  # (R,)
+    precision: Tensor  # (R, R) float64, without the ridge: small beside a sum over many images
+    n_images: Tensor  # (), number of images in the precision
+    factor: Tensor | None  # (R, R) lower triangular L, with L' L = inverse of the precision and its ridge
+
+    def __init__(self, embedding_size: int, n_outputs: int, options: SngpOptions) -> None:
+        super().__init__()
+        self.out_features, self.options = n_outputs, options
+        self.output = nn.Linear(options.features, n_outputs, bias=False)
+        self.register_buffer("frequencies", torch.randn(options.features, embedding_size) / options.kernel_scale)
+        self.register_buffer("phases", 2 * math.pi * torch.rand(options.features))
+        self.register_buffer("precision", torch.zeros(options.features, options.features, dtype=torch.float64))
+        self.register_buffer("n_images", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("factor", None, persistent=False)
+
+    def features(self, embeddings: Tensor) -> Tensor:
+        """Random features (N, R) of embeddings (N, D)."""
+        if self.options.space == "normalised":
+            size = embeddings.shape[1:]
+            embeddings = F.layer_norm(embeddings, size) / math.sqrt(size.numel())
+        turns = F.linear(embeddings, self.frequencies, self.phases)
+        return self.options.amplitude * math.sqrt(2 / len(self.phases)) * turns.cos()
+
+    def forward(self, embeddings: Tensor) -> Tensor:
+        with torch.autocast(embeddings.device.type, enabled=False):
+            features = self.features(embeddings.float())
+            logits = self.output(features)
+            if self.training:
+                return logits
+            return mean_field_logits(logits, self._variance(features), self.options.mean_field)
+
+    def variance(self, embeddings: Tensor) -> Tensor:
+        """Posterior variance (N,) of the logits of embeddings (N, D); the same for all classes."""
+        return self._variance(self.features(embeddings))
+
+    def _variance(self, features: Tensor) -> Tensor:
+        if self.factor is None:
+            self.factor = self._invert()
+        return F.linear(features, self.factor).square().sum(1)
+
+    def _invert(self) -> Tensor:
+        """The inverse of the Cholesky factor of the precision matrix (R, R)."""
+        if not self.n_images:
+            raise TrainError(
+                "the precision matrix of recipe 'sngp' has seen no image, so there are no variances: "
+                "train for at least one epoch before asking for probabilities"
+            )
+        identity = torch.eye(len(self.precision)).to(self.precision)
+        lower, failed = torch.linalg.cholesky_ex(self.precision + self.options.ridge * identity)
+        if failed or not lower.isfinite().all():
+            raise TrainError(
+                "the precision matrix of recipe 'sngp' is not positive definite, the training has diverged: "
+                f"start again with --overwrite and {SngpRecipe.remedy}, or raise --set sngp.ridge"
+            )
+        return torch.linalg.solve_triangular(lower, identity, upper=False).to(self.phases)
+
+    def reset(self) -> None:
+        """Remove all images: the precision is that of the prior."""
+        self.precision.zero_()
+        self.n_images.zero_()
+        self.factor = None
+
+    @torch.no_grad()
+    def accumulate(self, embeddings: Tensor, logits: Tensor) -> None:
+        """Add images to the precision matrix: embeddings (N, D) and their logits (N, C) in training mode."""
+        features = self.features(embeddings).to(self.precision)  # products of float32 would round away the ridge
+        if self.options.likelihood == "multinomial":
+            top = logits.softmax(1).amax(1)  # (N,)
+            features = (top * (1 - top)).sqrt()[:, None] * features
+        self.precision += features.T @ features
+        self.n_images += len(features)
+        self.factor = None
+
+    def _load_from_state_dict(self, *args: object, **keywords: object) -> None:
+        self.factor = None  # of the former precision
+        super()._load_from_state_dict(*args, **keywords)
+
+
+def mean_field_logits(logits: Tensor, variance: Tensor, factor: float) -> Tensor:
+    r"""Logits (N, C) divided by :math:`\sqrt{1 + \lambda v}`, from their variances (N,).
+
+    Their softmax approximates the mean of the softmax over the posterior (Lu et al. 2020,
+    https://arxiv.org/abs/2006.07584). :math:`\lambda = \pi / 8` comes from the probit approximation of the logistic;
+    the authors of SNGP tune it instead, to 25 on CIFAR-10. Variances fall with the number of training images, so fewer
+    images need a smaller factor.
+
+    >>> mean_field_logits(torch.tensor([[2.0, 4.0]]), torch.tensor([3.0]), factor=1.0)
+    tensor([[1., 2.]])
+    """
+    return logits / (1 + factor * variance).sqrt()[:, None]
+
+
+@register_recipe("sngp")
+@dataclass(frozen=True, kw_only=True)
+class SngpRecipe(SngpOptions, BoundedRecipe, CrossEntropy):
+    """SNGP (Liu et al. 2020): cross-entropy, bounded layers, and a Gaussian process of random features as head.
+
+    The precision matrix is that of the last epoch: it is cleared before each epoch and grows with every step. The
+    equations of the paper are ``likelihood="multinomial"`` with ``mean_field=0.39``.
+
+    >>> SngpRecipe(features=256).build_head(embedding_size=128, n_outputs=10)(torch.randn(4, 128)).shape
+    torch.Size([4, 10])
+    """
+
     about: ClassVar[About] = About(
         "SNGP: bounded layers, random-feature Gaussian process",
         "Liu et al. 2020",
@@ -234,33 +227,13 @@ class SngpRecipe(CrossEntropy):
     own_detector: ClassVar[str] = "energy"  # ranks as the Dempster-Shafer score C / (C + sum exp f) of the authors does
     remedy: ClassVar[str] = "lower --learning-rate or --set sngp.spectral_bound"
 
-    def prepare(self, backbone: Backbone) -> None:
-        bound_layers(backbone, self.spectral_bound, self.power_iterations)
-
     def build_head(self, embedding_size: int, n_outputs: int) -> RandomFeatureHead:
-        return RandomFeatureHead(
-            embedding_size,
-            n_outputs,
-            n_features=self.features,
-            space=self.space,
-            kernel_scale=self.kernel_scale,
-            amplitude=self.amplitude,
-            likelihood=self.likelihood,
-            ridge=self.ridge,
-            mean_field=self.mean_field,
-        )
+        return RandomFeatureHead(embedding_size, n_outputs, self)
 
     def begin_epoch(self, backbone: Backbone, epoch: int, epochs: int) -> None:
-        _head(backbone).reset()
+        assert isinstance(backbone.head, RandomFeatureHead)
+        backbone.head.reset()
 
     def after_step(self, step: Step) -> None:
-        _head(step.backbone).accumulate(step.embeddings, step.logits)
-
-    def finish(self, backbone: Backbone) -> Backbone:
-        fold(backbone)
-        return backbone
-
-
-def _head(backbone: Backbone) -> RandomFeatureHead:
-    assert isinstance(backbone.head, RandomFeatureHead)
-    return backbone.head
+        assert isinstance(step.head, RandomFeatureHead)
+        step.head.accumulate(step.embeddings, step.logits)

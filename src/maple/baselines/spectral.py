@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -31,6 +31,7 @@ from torch.nn.utils import parametrize
 
 from maple.errors import UsageError
 from maple.networks import Backbone, evaluating, listening
+from maple.training.recipe import Recipe
 
 FIRST_ITERATIONS = 30  # of the power method, from a random direction
 EXAMPLE_SIZE = 32  # side of the images if backbone.size is not set
@@ -183,6 +184,21 @@ def fold(backbone: Backbone) -> None:
             layer.get_submodule("parametrizations").eval()  # no further iteration
             parametrize.remove_parametrizations(layer, "weight", leave_parametrized=True)
     _replace(backbone, BoundedBatchNorm2d, BoundedBatchNorm2d.fold)
+
+
+class BoundedRecipe(Recipe):
+    """A recipe that trains with bounded layers, which are folded away afterwards; its subclass has the options."""
+
+    spectral_bound: float
+    power_iterations: int
+    bounds_batch_norm: ClassVar[bool] = False
+
+    def prepare(self, backbone: Backbone) -> None:
+        bound_layers(backbone, self.spectral_bound, self.power_iterations, self.bounds_batch_norm)
+
+    def finish(self, backbone: Backbone) -> Backbone:
+        fold(backbone)
+        return backbone
 
 
 def _operator(layer: nn.Conv2d | nn.Linear) -> Operator:

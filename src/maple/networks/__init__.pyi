@@ -3,6 +3,7 @@ from maple.networks.backbone import (
     IMAGENET_MEAN as IMAGENET_MEAN,
     IMAGENET_STD as IMAGENET_STD,
     Backbone as Backbone,
+    EnsembleBody as EnsembleBody,
     create_backbone as create_backbone,
     linear_head as linear_head,
     list_backbones as list_backbones,
@@ -18,7 +19,6 @@ from maple.networks.embedding import (
     fit_whitening as fit_whitening,
     read_batches as read_batches,
 )
-from maple.networks.ensemble import EnsembleBody as EnsembleBody
 from maple.networks.head_finder import same_values as same_values, wrap_backbone as wrap_backbone
 from maple.networks.hooks import evaluating as evaluating, listening as listening
 from maple.networks.hub import (

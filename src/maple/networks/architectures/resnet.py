@@ -5,6 +5,7 @@ The parameter names of the CIFAR ResNets and of ResNet-50 are those of the publi
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch.nn.functional as F
@@ -72,18 +73,14 @@ class BasicBlock(nn.Module):
 
     def __init__(self, n_in: int, n_out: int, stride: int, option: str) -> None:
         super().__init__()
+        self.n_out = n_out
         self.conv1 = conv3x3(n_in, n_out, stride)
         self.bn1 = nn.BatchNorm2d(n_out)
         self.dropout = nn.Dropout(0.0)
         self.conv2 = conv3x3(n_out, n_out)
         self.bn2 = nn.BatchNorm2d(n_out)
-        self.shortcut: nn.Module = nn.Identity()
-        if stride != 1 or n_in != n_out:
-            self.shortcut = (
-                Subsample(n_out - n_in)
-                if option == "A"
-                else nn.Sequential(conv1x1(n_in, n_out, stride), nn.BatchNorm2d(n_out))
-            )
+        subsamples = option == "A" and n_in != n_out
+        self.shortcut = Subsample(n_out - n_in) if subsamples else _projection(n_in, n_out, stride)
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.dropout(F.relu(self.bn1(self.conv1(x)), inplace=True))
@@ -103,62 +100,20 @@ class Subsample(nn.Module):
         return F.pad(x[:, :, ::2, ::2], (0, 0, 0, 0, front, self.n_new - front))
 
 
-class ResNet(Network):
-    """Residual network (He et al. 2016, https://arxiv.org/abs/1512.03385) for small images: 3x3 stem, no max pool.
-
-    One stage per entry of ``widths``, ``n_blocks`` basic blocks each; every stage but the first halves the image.
-    """
-
-    def __init__(self, n_blocks: int, widths: tuple[int, ...], option: str) -> None:
-        super().__init__()
-        self.embedding_size = widths[-1]
-        self.shallow = "layer2"
-        self.conv1 = conv3x3(3, widths[0])
-        self.bn1 = nn.BatchNorm2d(widths[0])
-        self.n_stages = len(widths)
-        n_in = widths[0]
-        for stage, width in enumerate(widths, start=1):
-            strides = [1 if stage == 1 else 2] + [1] * (n_blocks - 1)
-            inputs = [n_in] + [width] * (n_blocks - 1)
-            blocks = [BasicBlock(i, width, stride, option) for i, stride in zip(inputs, strides)]
-            self.add_module(f"layer{stage}", nn.Sequential(*blocks))
-            n_in = width
-        self._initialise()
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = F.relu(self.bn1(self.conv1(x)), inplace=True)
-        for stage in range(1, self.n_stages + 1):
-            x = self.get_submodule(f"layer{stage}")(x)
-        return x.mean(dim=(2, 3))  # (N, D)
-
-
-def cifar_resnet(depth: int) -> ResNet:
-    """ResNet-20, -32, -44, -56 of He et al. 2016, section 4.2: three stages of (depth - 2) / 6 blocks, embedding 64."""
-    return ResNet((depth - 2) // 6, widths=(16, 32, 64), option="A")
-
-
-@register_network("resnet18")
-def resnet18() -> ResNet:
-    """ResNet-18 of He et al. 2016 with a 3x3 stem for small images: 11.2 M parameters, embedding 512."""
-    return ResNet(2, widths=(64, 128, 256, 512), option="B")
-
-
 class Bottleneck(nn.Module):
     """1x1, 3x3 and 1x1 convolutions beside a shortcut (He et al. 2016); ``stride`` is that of the 3x3 convolution."""
 
     def __init__(self, n_in: int, width: int, stride: int) -> None:
         super().__init__()
-        n_out = 4 * width
+        self.n_out = 4 * width
         self.conv1 = conv1x1(n_in, width)
         self.bn1 = nn.BatchNorm2d(width)
         self.conv2 = conv3x3(width, width, stride)
         self.bn2 = nn.BatchNorm2d(width)
         self.dropout = nn.Dropout(0.0)
-        self.conv3 = conv1x1(width, n_out)
-        self.bn3 = nn.BatchNorm2d(n_out)
-        self.downsample: nn.Module = nn.Identity()
-        if stride != 1 or n_in != n_out:
-            self.downsample = nn.Sequential(conv1x1(n_in, n_out, stride), nn.BatchNorm2d(n_out))
+        self.conv3 = conv1x1(width, self.n_out)
+        self.bn3 = nn.BatchNorm2d(self.n_out)
+        self.downsample = _projection(n_in, self.n_out, stride)
 
     def forward(self, x: Tensor) -> Tensor:
         y = F.relu(self.bn1(self.conv1(x)), inplace=True)
@@ -166,36 +121,78 @@ class Bottleneck(nn.Module):
         return F.relu(self.bn3(self.conv3(y)) + self.downsample(x), inplace=True)
 
 
+def _projection(n_in: int, n_out: int, stride: int) -> nn.Module:
+    """A shortcut between any shapes: the identity, or a 1x1 convolution where they differ."""
+    if stride == 1 and n_in == n_out:
+        return nn.Identity()
+    return nn.Sequential(conv1x1(n_in, n_out, stride), nn.BatchNorm2d(n_out))
+
+
+class ResNet(Network):
+    """Residual network (He et al. 2016, https://arxiv.org/abs/1512.03385): a stem, then one stage per width.
+
+    Every stage but the first halves the image. ``block`` makes a block from its input channels, width and stride.
+    """
+
+    shallow = "layer2"
+
+    def __init__(
+        self,
+        stem: nn.Conv2d,
+        block: Callable[[int, int, int], BasicBlock | Bottleneck],
+        widths: Sequence[int],
+        n_blocks: Sequence[int],
+    ) -> None:
+        super().__init__()
+        self.conv1 = stem
+        self.bn1 = nn.BatchNorm2d(stem.out_channels)
+        n_in, self.stages = stem.out_channels, [f"layer{stage}" for stage in range(1, len(widths) + 1)]
+        for stage, width, n in zip(self.stages, widths, n_blocks):
+            blocks: list[BasicBlock | Bottleneck] = []
+            for _ in range(n):
+                blocks.append(block(n_in, width, 1 if blocks or stage == "layer1" else 2))
+                n_in = blocks[-1].n_out
+            self.add_module(stage, nn.Sequential(*blocks))
+        self.embedding_size = n_in
+        self._initialise()
+
+    def start(self, x: Tensor) -> Tensor:
+        """The stem (N, F, H, W)."""
+        return F.relu(self.bn1(self.conv1(x)), inplace=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.start(x)
+        for stage in self.stages:
+            x = self.get_submodule(stage)(x)
+        return x.mean(dim=(2, 3))  # (N, D)
+
+
+def cifar_resnet(depth: int) -> ResNet:
+    """ResNet-20, -32, -44, -56 of He et al. 2016, section 4.2: three stages of (depth - 2) / 6 blocks, embedding 64."""
+    return ResNet(conv3x3(3, 16), partial(BasicBlock, option="A"), (16, 32, 64), 3 * [(depth - 2) // 6])
+
+
+@register_network("resnet18")
+def resnet18() -> ResNet:
+    """ResNet-18 of He et al. 2016 with a 3x3 stem for small images: 11.2 M parameters, embedding 512."""
+    return ResNet(conv3x3(3, 64), partial(BasicBlock, option="B"), (64, 128, 256, 512), 4 * [2])
+
+
 @register_network("resnet50")
-class ResNet50(Network):
+class ResNet50(ResNet):
     """ResNet-50 (He et al. 2016) with a 7x7 stem, for images of 224 pixels: the paper's network for ImageNet.
 
     23.5 M parameters, an embedding of 2048 (in the paper 640, behind a linear layer).
     """
 
     min_size = 32
-    embedding_size = 2048
-    shallow = "layer2"
 
     def __init__(self) -> None:
-        super().__init__()
-        self.conv1 = nn.Conv2d(3, 64, 7, stride=2, padding=3, bias=False)
-        self.bn1 = nn.BatchNorm2d(64)
-        n_in = 64
-        for stage, n_blocks in enumerate((3, 4, 6, 3), start=1):
-            width = 32 * 2**stage
-            blocks = [
-                Bottleneck(4 * width if i else n_in, width, 2 if stage > 1 and i == 0 else 1) for i in range(n_blocks)
-            ]
-            self.add_module(f"layer{stage}", nn.Sequential(*blocks))
-            n_in = 4 * width
-        self._initialise()
+        stem = nn.Conv2d(3, 64, 7, stride=2, padding=3, bias=False)
+        super().__init__(stem, Bottleneck, (64, 128, 256, 512), (3, 4, 6, 3))
 
-    def forward(self, x: Tensor) -> Tensor:
-        x = F.max_pool2d(F.relu(self.bn1(self.conv1(x)), inplace=True), 3, stride=2, padding=1)
-        for stage in range(1, 5):
-            x = self.get_submodule(f"layer{stage}")(x)
-        return x.mean(dim=(2, 3))  # (N, D)
+    def start(self, x: Tensor) -> Tensor:
+        return F.max_pool2d(super().start(x), 3, stride=2, padding=1)
 
 
 for _depth in (20, 32, 44, 56):
