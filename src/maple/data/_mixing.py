@@ -20,6 +20,7 @@ MAPS = 4  # affine maps of a system
 POINTS, STEPS, SETTLED = 300, 60, 10  # points iterated at once, their steps, first steps that are not drawn
 MAX_ROUNDS = 4  # k of the publication for CIFAR
 BETA = 3.0  # beta of the publication
+PATCH_GRIDS = (4, 8)  # patches per side of a shuffled image
 
 
 @cache
@@ -80,6 +81,32 @@ def mix_batch(images: Tensor, generator: torch.Generator) -> Tensor:
         )
         mixed[rows] = _mix(mixed[rows], others, generator)
     return mixed.mul_(255).round_().to(torch.uint8)
+
+
+def shuffle_patches(images: Tensor) -> Tensor:
+    """Images (B, C, S, S) whose patches, a grid of 4 x 4 or 8 x 8, change places at random (torch's own generator).
+
+    Textures and colours stay, the object is gone: unknown images that need no other data (Noroozi & Favaro 2016 shuffle
+    likewise, https://arxiv.org/abs/1603.09246). A side that neither 4 nor 8 divides is cut into single pixels.
+
+    >>> image = torch.arange(64.0).reshape(1, 1, 8, 8)
+    >>> bool((shuffle_patches(image).flatten().sort().values == image.flatten()).all())
+    True
+    """
+    n, channels, size = images.shape[:3]
+    grids = [grid for grid in PATCH_GRIDS if size % grid == 0] or [size]
+    halves = [_shuffle_grid(part, grid) for part, grid in zip(images.chunk(len(grids)), grids, strict=False)]
+    return torch.cat(halves) if n else images
+
+
+def _shuffle_grid(images: Tensor, grid: int) -> Tensor:
+    """Permute the grid x grid patches of each image (B, C, S, S)."""
+    n, channels, size = images.shape[:3]
+    side = size // grid
+    patches = images.reshape(n, channels, grid, side, grid, side).permute(0, 2, 4, 1, 3, 5)  # (B, g, g, C, s, s)
+    order = torch.rand(n, grid * grid, device=images.device).argsort(1)  # (B, g * g)
+    shuffled = patches.reshape(n, grid * grid, -1).gather(1, order[..., None].expand(-1, -1, channels * side * side))
+    return shuffled.reshape(n, grid, grid, channels, side, side).permute(0, 3, 1, 4, 2, 5).reshape(images.shape)
 
 
 def _mix(first: Tensor, second: Tensor, generator: torch.Generator) -> Tensor:

@@ -167,6 +167,19 @@ def prototype_loss(embeddings: Tensor, prototypes: Tensor, targets: Tensor, scal
     return F.cross_entropy(scale * cosines, targets)
 
 
+def uniform_cross_entropy(logits: Tensor) -> Tensor:
+    r"""Cross-entropy of logits (N, M) to the uniform distribution, the least possible confidence.
+
+    .. math:: \frac{1}{N} \sum_n \Bigl(\log \sum_m \exp f_{nm} - \frac{1}{M} \sum_m f_{nm}\Bigr)
+
+    Outlier exposure (Hendrycks et al. 2019, https://arxiv.org/abs/1812.04606).
+
+    >>> uniform_cross_entropy(torch.zeros(3, 2))  # log 2
+    tensor(0.6931)
+    """
+    return (logits.logsumexp(1) - logits.mean(1)).mean()
+
+
 def boundary_distances(logits: Tensor, weight: Tensor) -> Tensor:
     r"""Mean distance (N,) of embeddings to the boundaries between their class and all others, from logits (N, M).
 

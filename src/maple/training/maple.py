@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from maple.data._mixing import shuffle_patches
 from maple.errors import ConfigError, UsageError
 from maple.networks import Backbone
 from maple.options import as_dict, flag_name
@@ -31,6 +32,7 @@ from maple.training.loss import (
     contrastive_loss,
     prototype_loss,
     triplet_loss,
+    uniform_cross_entropy,
 )
 from maple.training.options import MapleOptions
 from maple.training.recipe import RECIPES, EmbedRows, Recipe, Step, register_recipe
@@ -93,9 +95,16 @@ class MapleRecipe(MapleOptions, Recipe):
                     f"(--embedding-branch): use {flag_name(option)} 0"
                 )
 
+    def make_outliers(self, images: Tensor) -> Tensor | None:
+        n = round(self.outlier_share * len(images))
+        return shuffle_patches(images[:n]) if n else None
+
     def loss(self, step: Step) -> dict[str, LossTerm]:
         logits = self._divide_logits(self._training_logits(step), step.head)
         terms = {"cross_entropy": LossTerm(F.cross_entropy(logits, step.targets, label_smoothing=self.label_smoothing))}
+        if step.outlier_logits is not None:
+            outliers = self._divide_logits(step.outlier_logits, step.head)
+            terms["outlier"] = LossTerm(uniform_cross_entropy(outliers), self.outlier_weight)
         if self.triplet:
             value = self._metric_loss(step)
             terms["triplet"] = LossTerm(value, self.triplet_weight * self._warmed_up(step.progress))

@@ -82,6 +82,10 @@ class MapleOptions:
     label_smoothing: Annotated[float, Interval(ge=0, lt=1)] = _rare(
         0.0, "share of each target that the cross-entropy spreads evenly over all classes"
     )
+    outlier_share: Share = _rare(
+        0.0, "outliers per training image: copies with shuffled patches, trained to a uniform distribution"
+    )
+    outlier_weight: NonNegative = _rare(0.5, "weight of the cross-entropy of outliers")
     margin: NonNegative = option(
         0.5, "margin of the triplet loss", needs="triplet", search=Range((0.3, 0.5, 0.7), (0.1, 1.5))
     )

@@ -45,6 +45,7 @@ class Step:
     targets: Tensor  # (B,) int64
     progress: float  # of the whole training, from 0 to 1
     backbone: Backbone
+    outlier_logits: Tensor | None = None  # (B', M) float32, of the images of ``Recipe.make_outliers``
 
     @property
     def head(self) -> nn.Module:
@@ -99,6 +100,10 @@ class Recipe(ABC):
     def build_head(self, embedding_size: int, n_outputs: int) -> nn.Module:
         """A new head from embeddings (N, D) to logits (N, M), for a backbone that has none."""
         return nn.Linear(embedding_size, n_outputs)
+
+    def make_outliers(self, images: Tensor) -> Tensor | None:
+        """Unknown images (B', 3, H, W) to run with a batch, whose logits the loss gets; by default none."""
+        return None
 
     @abstractmethod
     def loss(self, step: Step) -> dict[str, LossTerm]:

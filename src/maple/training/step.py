@@ -41,8 +41,13 @@ def forward_batch(
     images, targets = images.to(backbone.mean.device), targets.to(backbone.mean.device)
     if recipe.needs_image_gradients:
         images.requires_grad_()
-    embeddings, logits = (forward or backbone)(images)
-    return Step(images, embeddings.float(), logits.float(), targets, progress, backbone)
+    outliers = recipe.make_outliers(images)
+    n = len(images)
+    embeddings, logits = (forward or backbone)(images if outliers is None else torch.cat([images, outliers]))
+    embeddings, logits = embeddings.float(), logits.float()
+    return Step(
+        images, embeddings[:n], logits[:n], targets, progress, backbone, None if outliers is None else logits[n:]
+    )
 
 
 class TrainingStep:
