@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import torch
 
-from maple.data._mixing import _beta, _mix, make_fractals, mix_batch
+from maple.data._mixing import _beta, _mix, make_fractals, mix_batch, shuffle_patches
 
 
 def seeded(seed: int = 0) -> torch.Generator:
@@ -55,3 +56,22 @@ def test_sums_and_products_by_the_published_formulas() -> None:
 def test_beta_numbers_have_the_moments_of_beta_3_1() -> None:
     numbers = _beta(20000, seeded())
     assert abs(numbers.mean() - 0.75) < 0.01 and abs(numbers.var() - 0.0375) < 0.002
+
+
+@pytest.mark.parametrize(("size", "side"), [(32, 8), (32, 4), (16, 2), (9, 1)])
+def test_patches_change_places_as_wholes(size: int, side: int) -> None:
+    """Every patch of the result is a patch of the image, for one of the two halves of the batch."""
+    images = torch.rand(6, 3, size, size)
+    shuffled = shuffle_patches(images)
+    assert shuffled.shape == images.shape and not torch.equal(shuffled, images)
+
+    def patches(image: torch.Tensor) -> set[bytes]:
+        cut = image.unfold(1, side, side).unfold(2, side, side)  # (3, g, g, s, s)
+        return {patch.numpy().tobytes() for patch in cut.permute(1, 2, 0, 3, 4).reshape(-1, 3, side, side)}
+
+    assert any(patches(old) == patches(new) for old, new in zip(images, shuffled, strict=True))
+
+
+def test_a_single_image_is_shuffled_too() -> None:
+    image = torch.rand(1, 3, 8, 8)
+    assert shuffle_patches(image).flatten().sort().values.equal(image.flatten().sort().values)

@@ -50,3 +50,18 @@ def test_a_step_updates_network_and_running_state():
     for name in ("body.blocks.0.0.weight", "head.weight", "head.centroids"):
         assert not torch.equal(before[name], after[name]), name
     assert step.learning_rate == pytest.approx(0.1 * CPU.learning_rate)
+
+
+def test_outliers_run_with_the_batch_and_teach_the_uniform_distribution():
+    recipe = create_recipe("cross-entropy", outlier_share=0.25, outlier_weight=2.0)
+    torch.manual_seed(0)
+    backbone = create_backbone("resnet9", 4).eval()
+    images, targets = torch.rand(8, 3, 16, 16), torch.arange(8) % 4
+    step = forward_batch(recipe, backbone, images, targets, progress=0.5)
+    assert step.outlier_logits.shape == (2, 4) and step.logits.shape == (8, 4) and len(step.embeddings) == 8
+    torch.testing.assert_close(step.logits, backbone(images)[1])
+    loss = compute_loss(recipe, step)
+    uniform = torch.full((2, 4), 0.25)
+    expected = torch.nn.functional.cross_entropy(step.outlier_logits, uniform)
+    torch.testing.assert_close(loss.terms["outlier"].value, expected)
+    torch.testing.assert_close(loss.total, loss.terms["cross_entropy"].value + 2 * expected)

@@ -93,10 +93,10 @@ def shuffle_patches(images: Tensor) -> Tensor:
     >>> bool((shuffle_patches(image).flatten().sort().values == image.flatten()).all())
     True
     """
-    n, channels, size = images.shape[:3]
+    size = images.shape[2]
     grids = [grid for grid in PATCH_GRIDS if size % grid == 0] or [size]
-    halves = [_shuffle_grid(part, grid) for part, grid in zip(images.chunk(len(grids)), grids, strict=False)]
-    return torch.cat(halves) if n else images
+    parts = zip(images.chunk(len(grids)), grids, strict=False)  # fewer parts than grids for a single image
+    return torch.cat([_shuffle_grid(part, grid) for part, grid in parts])
 
 
 def _shuffle_grid(images: Tensor, grid: int) -> Tensor:
