@@ -3,6 +3,7 @@
     python benchmarks/strength.py final --shared ../shared --network airbench --epochs 12
     python benchmarks/strength.py screen --shared ../shared --network airbench-32 --recipes cross-entropy maple
     python benchmarks/strength.py table
+    python benchmarks/strength.py curve --picture docs/images/strength.svg
 
 ``final`` trains on 40,000 images of all ten classes and tests on all 10,000 test images, against CIFAR-100 and Tiny
 ImageNet (near) and SVHN (far). Choices are never made on these: ``screen`` leaves out three classes, trains on the
@@ -12,7 +13,8 @@ Trainings are stored like those of ``maple benchmark``: finished ones are reused
 their last epoch, and rows that exist are not measured again. ``minutes`` are CPU seconds divided by two, the time on
 two idle cores, which makes trainings on a busy machine comparable. On a busy machine set OMP_NUM_THREADS=1: threads
 then do not wait for each other; with two threads on two idle cores the minutes agree within a few per cent. FLOPs are
-those of convolutions and matrix products in the forward pass, times three.
+those of convolutions and matrix products in the forward pass, times three. ``curve`` draws the accuracy of the
+cross-entropy rows against their minutes.
 """
 
 from __future__ import annotations
@@ -25,14 +27,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import matplotlib
 import numpy as np
 import torch
+from matplotlib.figure import Figure
 from torch.utils.flop_counter import FlopCounterMode
 
+from figures import STYLE
 from maple.evaluation.paper.profiles import PROFILES, Profile, Protocol
 from maple.evaluation.paper.rows import Training
 from maple.evaluation.results import Results
 from maple.networks import create_backbone
+from maple.reporting.plots import LIGHT
 from maple.runs.benchmark.jobs import Job
 from maple.runs.benchmark.trainings import ensure_evaluated
 from maple.runs.setup.request import LEFT_OUT
@@ -199,9 +205,34 @@ def print_table(rows: list[dict[str, Any]]) -> None:
         print("| " + " | ".join(f"{cell:.4g}" if isinstance(cell, float) else str(cell) for cell in cells) + " |")
 
 
+def draw_curve(rows: list[dict[str, Any]], path: Path) -> None:
+    """Accuracy against minutes of plain cross-entropy in float32: one line per kind of network, one dot per row."""
+    plain = [
+        row
+        for row in rows
+        if row["mode"] == "final" and row["recipe"] == "cross-entropy" and row["precision"] == "32-true"
+    ]
+    colours = {"airbench": LIGHT["c0"], "resnet9": LIGHT["c4"]}
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(5.2, 3.0), layout="constrained")
+        axes = figure.subplots()
+        for kind, colour in colours.items():
+            own = sorted((row for row in plain if row["network"].startswith(kind)), key=lambda row: row["minutes"])
+            best = np.maximum.accumulate([row["accuracy"] for row in own])
+            minutes = [row["minutes"] for row in own]
+            axes.plot(minutes, best, color=colour, lw=1.5, drawstyle="steps-post")
+            axes.plot(minutes, [row["accuracy"] for row in own], "o", color=colour, ms=4, label=kind)
+        axes.set(xscale="log", xlabel="minutes of training on two cores", ylabel="accuracy, CIFAR-10 test")
+        axes.xaxis.set_major_formatter("{x:g}")
+        axes.set_xticks([1, 2, 5, 10, 20, 40, 75], minor=False)
+        axes.minorticks_off()
+        axes.legend(loc="lower right")
+        figure.savefig(path, metadata={"Date": None})
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("mode", choices=["final", "screen", "table"])
+    parser.add_argument("mode", choices=["final", "screen", "table", "curve"])
     parser.add_argument("--shared", type=Path, default=Path("../shared"), help="folder with data/")
     parser.add_argument("--network", default="airbench")
     parser.add_argument("--recipes", nargs="*", default=["cross-entropy"], choices=list(RECIPES))
@@ -217,9 +248,13 @@ def main() -> None:
     parser.add_argument("--embedding-size", type=int)
     parser.add_argument("--runs", type=Path, default=Path("runs/strength"), help="folder of the trainings")
     parser.add_argument("--json", type=Path, default=Path("results/strength.json"), help="rows, read and written")
+    parser.add_argument("--picture", type=Path, default=Path("docs/images/strength.svg"), help="of curve")
     arguments = parser.parse_args()
     if arguments.mode == "table":
         print_table(read_rows(arguments.json))
+        return
+    if arguments.mode == "curve":
+        draw_curve(read_rows(arguments.json), arguments.picture)
         return
     profile = make_profile(arguments)
     protocols = ["cifar10"] if arguments.mode == "final" else [f"fold-{name}" for name in arguments.folds]
