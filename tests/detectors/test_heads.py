@@ -169,7 +169,7 @@ def test_vim_of_embeddings_that_do_not_span_the_space(train, new, head):
     dead = Outputs(train.embeddings * (np.arange(D) < 6))
     flat = LinearHead(head.weight, np.zeros(C, np.float32))  # the origin of the head is 0
     assert VimDetector().fit(dead, head=flat).space_.matrix.shape == (D, 3)
-    with pytest.raises(FitError, match="principal space of 6"):
+    with pytest.raises(FitError, match="components is 6"):
         VimDetector(components=6).fit(dead, head=flat)
     with pytest.raises(FitError, match="components"):
         VimDetector(components=D).fit(train, head=head)

@@ -14,10 +14,10 @@ Functions that take a detector accept its name or an instance (:func:`create_det
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import is_dataclass
 from itertools import chain
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 
 import numpy as np
 
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 Source = Outputs | Iterable[Outputs] | Callable[[], Iterable[Outputs]]
 SumOverRanks = Callable[[np.ndarray], np.ndarray]
+Name = TypeVar("Name", bound=str)
+Record = TypeVar("Record")
 State = tuple[dict[str, np.ndarray], dict[str, Any]]
 
 
@@ -104,7 +106,7 @@ class Detector(ABC):
         return head
 
     def _check_options(self) -> None:
-        """Validate the options; constructors only store them."""
+        """Validate the options; the constructor only stores them."""
         if is_dataclass(self):
             validate_options(type(self), as_dict(self), where=type(self).__name__)
 
@@ -119,16 +121,11 @@ class Detector(ABC):
         """Everything learned, as arrays and plain values: the input of :func:`restore_detector`."""
         self._check_fitted()
         arrays = add_prefix("head.", self.head_._asdict()) if self.needs_head else {}
-        metadata = {"detector": self.name, "options": self._option_values()}
-        for name in [name[:-1] for name in vars(self) if name.endswith("_") and name not in _OWN]:
-            value = getattr(self, f"{name}_")
-            if name in self.records:
-                arrays |= add_prefix(f"{name}.", value.to_arrays())
-            elif isinstance(value, np.ndarray):
-                arrays[name] = value
-            else:
-                metadata[name] = value
-        return arrays, metadata
+        learned = {name[:-1]: value for name, value in vars(self).items() if name.endswith("_") and name not in _OWN}
+        arrays |= pack_records({name: learned.pop(name) for name in self.records})
+        arrays |= {name: value for name, value in learned.items() if isinstance(value, np.ndarray)}
+        plain = {name: value for name, value in learned.items() if name not in arrays}
+        return arrays, {"detector": self.name, "options": self._option_values(), **plain}
 
     @classmethod
     def from_state(cls, arrays: dict[str, np.ndarray], metadata: dict[str, Any]) -> Self:
@@ -146,6 +143,20 @@ class Detector(ABC):
 
 
 _OWN = ("fitted_", "head_")  # attributes of all detectors
+
+
+def pack_records(records: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """The arrays of named records, each called ``record.array``; a record that is None is left out."""
+    present = {name: record for name, record in records.items() if record is not None}
+    return {f"{name}.{key}": array for name, record in present.items() for key, array in record.to_arrays().items()}
+
+
+def unpack_records(
+    read: Callable[[dict[str, np.ndarray]], Record], arrays: Mapping[str, np.ndarray], names: Iterable[Name]
+) -> dict[Name, Record]:
+    """The inverse of :func:`pack_records`: the records among ``names`` that are present."""
+    saved = {name: with_prefix(arrays, f"{name}.") for name in names}
+    return {name: read(found) for name, found in saved.items() if found}
 
 
 class Batches:

@@ -31,7 +31,7 @@ from maple.detectors.maple import MapleDetector
 from maple.detectors.registry import register_detector
 from maple.errors import FitError
 from maple.options import Positive, Seed, option
-from maple.stats.arrays import BLOCK_ELEMENTS, ArrayRecord, as_embeddings, normalise, row_blocks
+from maple.stats.arrays import BLOCK_ELEMENTS, as_embeddings, normalise, row_blocks
 from maple.stats.background import Background, fit_background
 from maple.stats.gaussians import squared_distances
 from maple.stats.moments import Moments
@@ -41,7 +41,11 @@ _PositiveShare = Annotated[float, Field(gt=0, le=1)]
 _ABOUT = partial(About, needs="embeddings")
 _LEE = ("Lee et al. 2018", "https://arxiv.org/abs/1807.03888")
 _KAMOI = ("Kamoi & Kobayashi 2020", "https://arxiv.org/abs/2003.00402")
+_REN = ("Ren et al. 2021", "https://arxiv.org/abs/2106.09022")
+_MUELLER = ("Müller & Hein 2025", "https://arxiv.org/abs/2505.18032")
+_SUN = ("Sun et al. 2022", "https://arxiv.org/abs/2204.06507")
 _MAPLE = "Venkataramanan et al. 2023"
+_TIED_GAUSSIANS, _ONE_GAUSSIAN = "a mean per class, one covariance", "one mean, one covariance"
 
 # ---------------------------------------------------------------------------------------- distances to the classes
 
@@ -97,10 +101,8 @@ class MahalanobisDetector(_ClassDistanceDetector):
     array([ 0., 30.])
     """
 
-    about: ClassVar[About] = _ABOUT(
-        "squared Mahalanobis distance to the nearest class", *_LEE, adds="a mean per class, one covariance"
-    )
-    settings: ClassVar[dict[str, Any]] = {"pca": False, "norm_exponent": 0.0, "score_by": "distance"}
+    about = _ABOUT("squared Mahalanobis distance to the nearest class", *_LEE, adds=_TIED_GAUSSIANS)
+    settings = {"pca": False, "norm_exponent": 0.0, "score_by": "distance"}
 
 
 @register_detector("pca-md")
@@ -111,10 +113,8 @@ class PcaMahalanobisDetector(PcaOptions, _ClassDistanceDetector):
     {'norm_exponent': 0.0, 'score_by': 'distance'}
     """
 
-    about: ClassVar[About] = _ABOUT(
-        "squared Mahalanobis distance to the nearest class, after PCA", _MAPLE, adds="a mean per class, one covariance"
-    )
-    settings: ClassVar[dict[str, Any]] = {"norm_exponent": 0.0, "score_by": "distance"}
+    about = _ABOUT("squared Mahalanobis distance to the nearest class, after PCA", _MAPLE, adds=_TIED_GAUSSIANS)
+    settings = {"norm_exponent": 0.0, "score_by": "distance"}
 
 
 @register_detector("pca-ed")
@@ -126,10 +126,8 @@ class PcaEuclideanDetector(PcaOptions, _ClassDistanceDetector):
     array([2., 2., 2., 2.])
     """
 
-    about: ClassVar[About] = _ABOUT(
-        "squared Euclidean distance to the nearest class, after PCA", _MAPLE, adds="a mean per class"
-    )
-    settings: ClassVar[dict[str, Any]] = {"distance": "euclidean", "norm_exponent": 0.0, "score_by": "distance"}
+    about = _ABOUT("squared Euclidean distance to the nearest class, after PCA", _MAPLE, adds="a mean per class")
+    settings = {"distance": "euclidean", "norm_exponent": 0.0, "score_by": "distance"}
 
 
 @register_detector("rmd")
@@ -142,13 +140,12 @@ class RelativeMahalanobisDetector(_ClassDistanceDetector):
     'relative'
     """
 
-    about: ClassVar[About] = _ABOUT(
+    about = _ABOUT(
         "distance to the nearest class less that to all images as one Gaussian",
-        "Ren et al. 2021",
-        "https://arxiv.org/abs/2106.09022",
+        *_REN,
         adds="a mean per class, two covariances",
     )
-    settings: ClassVar[dict[str, Any]] = {"pca": False, "norm_exponent": 0.0, "score_by": "relative"}
+    settings = {"pca": False, "norm_exponent": 0.0, "score_by": "relative"}
 
 
 @register_detector("md++")
@@ -161,13 +158,10 @@ class MahalanobisPlusPlusDetector(_ClassDistanceDetector):
     True
     """
 
-    about: ClassVar[About] = _ABOUT(
-        "squared Mahalanobis distance to the nearest class, on the unit sphere",
-        "Müller & Hein 2025",
-        "https://arxiv.org/abs/2505.18032",
-        adds="a mean per class, one covariance",
+    about = _ABOUT(
+        "squared Mahalanobis distance to the nearest class, on the unit sphere", *_MUELLER, adds=_TIED_GAUSSIANS
     )
-    settings: ClassVar[dict[str, Any]] = {"pca": False, "norm_exponent": 1.0, "score_by": "normalised"}
+    settings = {"pca": False, "norm_exponent": 1.0, "score_by": "normalised"}
 
 
 # ------------------------------------------------------------------------------- distance to all images, class-free
@@ -187,7 +181,7 @@ def moments_of_all(batches: Batches, dim: int | None = None) -> Moments:
 class _ClassFreeDetector(Detector):
     """Squared distance to one Gaussian over all images; subclasses choose its principal components."""
 
-    records: ClassVar[dict[str, type[ArrayRecord]]] = {"background": Background}
+    records = {"background": Background}
     background_: Background
 
     def _fit(self, batches: Batches, validation: Outputs | None) -> None:
@@ -211,9 +205,7 @@ class MarginalMahalanobisDetector(_ClassFreeDetector):
     array([8., 8., 8., 8.])
     """
 
-    about: ClassVar[About] = _ABOUT(
-        "squared Mahalanobis distance to all images as one Gaussian", *_KAMOI, adds="one mean, one covariance"
-    )
+    about = _ABOUT("squared Mahalanobis distance to all images as one Gaussian", *_KAMOI, adds=_ONE_GAUSSIAN)
 
     def _fit_background(self, moments: Moments) -> Background:
         return fit_background(moments, pca=False)
@@ -247,10 +239,8 @@ class PartialMahalanobisDetector(PartialOptions, _ClassFreeDetector):
     array([0.02])
     """
 
-    about: ClassVar[About] = _ABOUT(
-        "squared Mahalanobis distance to all images in the trailing principal components",
-        *_KAMOI,
-        adds="one mean, one covariance",
+    about = _ABOUT(
+        "squared Mahalanobis distance to all images in the trailing principal components", *_KAMOI, adds=_ONE_GAUSSIAN
     )
 
     def _fit_background(self, moments: Moments) -> Background:
@@ -311,11 +301,8 @@ class KnnDetector(KnnOptions, Detector):
     array([0., 2.])
     """
 
-    about: ClassVar[About] = _ABOUT(
-        "distance to the k-th nearest training image, on the unit sphere",
-        "Sun et al. 2022",
-        "https://arxiv.org/abs/2204.06507",
-        adds="the embeddings of the training images",
+    about = _ABOUT(
+        "distance to the k-th nearest training image, on the unit sphere", *_SUN, adds="embeddings of training images"
     )
     neighbours_: np.ndarray  # (N, D) float32, of norm 1
 

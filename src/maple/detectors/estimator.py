@@ -13,14 +13,16 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_consistent_length, check_is_fitted, column_or_1d, validate_data
 
 from maple.decisions.conformal import conformal_p_values
+from maple.detectors.base import Batches
+from maple.detectors.learned import ClusterMoments, Densities
 from maple.detectors.options import DetectorOptions
 from maple.errors import FitError, UsageError
 from maple.options import build_options
 from maple.stats.chi_square import log_chi_square_tail
-from maple.stats.gaussians import Gaussians, add_scatter, fit_gaussians, log_posterior, with_full_covariances
+from maple.stats.gaussians import Gaussians, log_posterior
 from maple.stats.moments import Moments
 from maple.stats.splitting import Clustering, ClusterMethod, ClusterSpace, split_clusters
-from maple.types import Relabelling
+from maple.types import Outputs, Relabelling
 
 
 @dataclass(eq=False, repr=False)
@@ -84,7 +86,7 @@ class MahalanobisClassifier(ClassNamePrefixFeaturesOutMixin, TransformerMixin, C
 
         Equal ids in different classes are different clusters.
         """
-        self._check_parameters()
+        self._read_options()
         X, y = validate_data(self, X, y, dtype=(np.float64, np.float32), ensure_min_samples=2)
         classes, labels = self._read_labels(y)
         if cluster_ids is None and self.cluster_method is not None:
@@ -92,9 +94,11 @@ class MahalanobisClassifier(ClassNamePrefixFeaturesOutMixin, TransformerMixin, C
         cluster_ids = self._read_clusters(X, cluster_ids)
         self.classes_ = classes
         clusters = self._add(X, labels, cluster_ids, first=True)
-        self._gaussians: Gaussians | None = (
-            self._fit_full(X, clusters) if self.covariance == "full" else self._fit_tied()
-        )
+        if self.covariance == "full":
+            self._densities: Densities = self._densities.with_full_covariances(
+                Batches(Outputs(X, cluster_ids=clusters))
+            )
+        _ = self.gaussians_  # data that cannot be fitted raise an error now
         return self
 
     def partial_fit(self, X: Any, y: Any, classes: Any = None, cluster_ids: Any = None) -> Self:
@@ -102,24 +106,25 @@ class MahalanobisClassifier(ClassNamePrefixFeaturesOutMixin, TransformerMixin, C
 
         Does not search for clusters: without ``cluster_ids`` there is one Gaussian per class.
         """
-        self._check_parameters()
+        self._read_options()
         if self.covariance == "full":
             raise UsageError("covariance='full' needs all data at once: call fit, or use covariance='tied'")
         first = not self.__sklearn_is_fitted__()
         X, y = validate_data(self, X, y, dtype=(np.float64, np.float32), reset=first)
         present, labels = self._read_labels(y)
-        known = np.unique(np.concatenate([*([] if first else [self.classes_]), present, *_as_lists(classes)]))
+        lists = [present, *([] if first else [self.classes_]), *([] if classes is None else [np.asarray(classes)])]
+        known = np.unique(np.concatenate(lists))
         if not first:  # positions of known classes may have changed
             self.cluster_keys_[:, 0] = np.searchsorted(known, self.classes_)[self.cluster_keys_[:, 0]]
         self.classes_ = known
         self._add(X, np.searchsorted(known, present)[labels], self._read_clusters(X, cluster_ids), first)
         return self
 
-    def _check_parameters(self) -> None:
-        names = ("explained_variance", "pca", "covariance", "norm_exponent")
-        build_options(DetectorOptions, {name: getattr(self, name) for name in names}, where=type(self).__name__)
+    def _read_options(self) -> DetectorOptions:
         if not self.temperature > 0:
             raise UsageError(f"temperature is {self.temperature}: give a number above 0")
+        names = ("explained_variance", "pca", "covariance", "norm_exponent")
+        return build_options(DetectorOptions, {name: getattr(self, name) for name in names}, type(self).__name__)
 
     @staticmethod
     def _read_labels(y: Any) -> tuple[np.ndarray, np.ndarray]:
@@ -138,12 +143,10 @@ class MahalanobisClassifier(ClassNamePrefixFeaturesOutMixin, TransformerMixin, C
 
     def _find_clusters(self, X: np.ndarray, labels: np.ndarray, method: ClusterMethod) -> np.ndarray:
         n_classes = int(labels.max()) + 1
+        seed = int(check_random_state(self.random_state).randint(2**31))
+        size = self.min_cluster_size
         how = Clustering(
-            method=method,
-            space=self.cluster_space,
-            max_clusters=self.max_clusters,
-            min_cluster_size=self.min_cluster_size,
-            seed=int(check_random_state(self.random_state).randint(2**31)),
+            method, space=self.cluster_space, max_clusters=self.max_clusters, min_cluster_size=size, seed=seed
         )
         start = Relabelling.initial(labels, n_classes)
         return split_clusters(X, np.arange(len(X)), start, np.arange(n_classes), how).cluster_ids
@@ -165,28 +168,18 @@ class MahalanobisClassifier(ClassNamePrefixFeaturesOutMixin, TransformerMixin, C
             moments.sums[places[: len(before)]] = self.moments_.sums
         clusters = places[len(before) :]
         self.moments_: Moments = moments.update(X, clusters)
-        self._gaussians = None  # derived from the moments when next used
+        exponent, options = float(self.norm_exponent), self._read_options()
+        held = ClusterMoments({exponent: self.moments_}, self.cluster_to_class_)
+        self._densities = Densities(options, held, exponent)  # Gaussians are derived on first use
         self.calibration_scores_: np.ndarray | None = None  # (n,) squared distances to the nearest cluster
         return clusters
-
-    def _fit_full(self, X: np.ndarray, clusters: np.ndarray) -> Gaussians:
-        tied, counts = self._fit_tied(), self.moments_.counts
-        scatter = np.zeros((len(counts), tied.n_components, tied.n_components))
-        add_scatter(scatter, tied.project(X), clusters, tied.centroids)
-        return with_full_covariances(tied, scatter / counts[:, None, None], counts)
-
-    def _fit_tied(self) -> Gaussians:
-        return fit_gaussians(
-            self.moments_, explained_variance=self.explained_variance, pca=self.pca, covariance=self.covariance
-        )
 
     # -- fitted attributes
 
     @property
     def gaussians_(self) -> Gaussians:
         """The Gaussians derived from the moments."""
-        self._gaussians = self._gaussians or self._fit_tied()
-        return self._gaussians
+        return self._densities.gaussians
 
     @property
     def cluster_to_class_(self) -> np.ndarray:
@@ -270,8 +263,3 @@ class MahalanobisClassifier(ClassNamePrefixFeaturesOutMixin, TransformerMixin, C
         if self.calibration_scores_ is None:
             raise UsageError("p_values needs calibration data: call calibrate(X) with data not used in fit")
         return conformal_p_values(self.squared_distances(X).min(axis=1), self.calibration_scores_)
-
-
-def _as_lists(classes: Any) -> list[np.ndarray]:
-    """A list with the classes as an array; empty for None."""
-    return [] if classes is None else [np.asarray(classes)]

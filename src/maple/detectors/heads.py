@@ -14,7 +14,8 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
+from functools import partial
+from typing import Annotated, Literal
 
 import numpy as np
 from pydantic import Field
@@ -25,17 +26,19 @@ from maple.detectors.registry import register_detector
 from maple.detectors.scores import energy_score
 from maple.errors import FitError
 from maple.options import Positive, Share, option
-from maple.stats.arrays import ArrayRecord, row_blocks
+from maple.stats.arrays import row_blocks
 from maple.stats.background import Background
 from maple.stats.covariance import principal_axes
 from maple.stats.moments import Moments
 from maple.types import About, LinearHead, Outputs
 
+_ABOUT = partial(About, needs="embeddings, a linear head")
+
 
 class _HeadDetector(Detector):
     """A score of embeddings and the head; the head is part of the state, so a restored detector needs no network."""
 
-    needs_head: ClassVar[bool] = True
+    needs_head = True
 
     def _logits(self, embeddings: np.ndarray) -> np.ndarray:
         """Logits (N, M) of embeddings (N, D)."""
@@ -119,12 +122,8 @@ class ReactDetector(ReactOptions, _HeadDetector):
     array([-1.2, -1.2])
     """
 
-    about: ClassVar[About] = About(
-        "energy of clipped embeddings",
-        "Sun et al. 2021",
-        "https://arxiv.org/abs/2111.12797",
-        needs="embeddings, a linear head",
-        adds="one threshold",
+    about = _ABOUT(
+        "energy of clipped embeddings", "Sun et al. 2021", "https://arxiv.org/abs/2111.12797", adds="one threshold"
     )
     threshold_: float
 
@@ -186,12 +185,7 @@ class AshDetector(AshOptions, _HeadDetector):
     array([-11.38, -14.78])
     """
 
-    about: ClassVar[About] = About(
-        "energy of pruned and scaled embeddings",
-        "Djurisic et al. 2023",
-        "https://arxiv.org/abs/2209.09858",
-        needs="embeddings, a linear head",
-    )
+    about = _ABOUT("energy of pruned and scaled embeddings", "Djurisic et al. 2023", "https://arxiv.org/abs/2209.09858")
 
     def _fit(self, batches: Batches, validation: Outputs | None) -> None:
         next(self._blocks(next(batches.start())), None)  # raise the error of a head of another network now
@@ -258,14 +252,13 @@ class VimDetector(VimOptions, _HeadDetector):
     True
     """
 
-    about: ClassVar[About] = About(
+    about = _ABOUT(
         "virtual logit, from what lies outside the principal space, against the energy",
         "Wang et al. 2022",
         "https://arxiv.org/abs/2203.10807",
-        needs="embeddings, a linear head",
         adds="the principal space",
     )
-    records: ClassVar[dict[str, type[ArrayRecord]]] = {"space": Background}
+    records = {"space": Background}
     space_: Background  # around the origin; its matrix spans the principal space
     alpha_: float
 
@@ -281,27 +274,23 @@ class VimDetector(VimOptions, _HeadDetector):
         variances, axes = principal_axes(moments.second / moments.n_images)  # (R,), (D, R) with R the rank
         size, rank = self.components, len(variances)
         if size == "auto":
-            size = principal_space_size(moments.dim)
-            size = size if size < rank else rank // 2
+            size = wanted if (wanted := principal_space_size(moments.dim)) < rank else rank // 2
         if size >= rank:
             raise FitError(
-                f"the training embeddings span {rank} dimensions, none outside a principal space of {size}: lower "
-                "components"
+                f"components is {size}, but the training embeddings span {rank} dimensions: lower components"
             )
         return Background(moments.shift, np.ones(moments.dim), axes[:, :size], variances[:size])
 
     def _match(self, batches: Batches) -> float:
         """The factor that scales the mean virtual logit to the mean largest logit."""
-        logits = lengths = 0.0
+        sums = np.zeros(2)
         for outputs in batches.start():
             for _, block in self._blocks(outputs):
-                logits += self._logits(block).max(axis=1).sum()
-                lengths += self._lengths_outside(block).sum()
-        logits, lengths = batches.sum_over_ranks(np.array([logits, lengths]))
+                sums += self._logits(block).max(axis=1).sum(), self._lengths_outside(block).sum()
+        logits, lengths = batches.sum_over_ranks(sums)
         if logits <= 0:
             raise FitError(
-                "the mean largest logit is below 0, so no virtual logit matches it: use another detector than 'vim' "
-                "for this head"
+                "the mean largest logit is not above 0, as the 'vim' detector requires: use another detector"
             )
         return float(logits / lengths)
 

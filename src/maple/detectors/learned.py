@@ -1,7 +1,7 @@
-"""What a MAPLE detector learns: moments of clusters, the Gaussians that follow from them, and the score to rank by.
+"""State of a MAPLE detector: moments of clusters, the Gaussians that follow from them, and the score to rank by.
 
 All are records. :class:`ClusterMoments` accumulate training images, :class:`Densities` derive Gaussians from them on
-demand, :class:`Learned` adds what validation images choose.
+demand, :class:`Learned` adds the choices made on validation images.
 """
 
 from __future__ import annotations
@@ -13,15 +13,17 @@ from typing import Any, Self
 
 import numpy as np
 
-from maple.detectors.base import Batches, State, SumOverRanks
+from maple.detectors.base import Batches, State, SumOverRanks, pack_records, unpack_records
 from maple.detectors.options import DetectorOptions
 from maple.detectors.scores import FUSED, Score, Surprise
 from maple.errors import FitError, UsageError
-from maple.stats.arrays import add_prefix, as_array, as_embeddings, with_prefix
+from maple.stats.arrays import as_array, as_embeddings, with_prefix
 from maple.stats.background import Background, fit_background
 from maple.stats.gaussians import Gaussians, add_scatter, fit_gaussians, with_full_covariances
 from maple.stats.moments import Moments
 from maple.types import Outputs
+
+_PCA = ("explained_variance", "pca", "standardise")
 
 # ---------------------------------------------------------------------------------------------------------- moments
 
@@ -67,29 +69,23 @@ class ClusterMoments:
         """The moments of an exponent, or an error."""
         if exponent not in self.by_exponent:
             raise UsageError(
-                "the detector was fitted on normalised embeddings only: use score_by 'auto', 'distance' or 'relative'"
+                "the fit used normalised embeddings only: fit with score_by 'auto', 'distance' or 'relative'"
             )
         return self.by_exponent[exponent]
 
     def to_arrays(self) -> dict[str, np.ndarray]:
-        """All there is, by name."""
-        arrays = {"cluster_to_class": self.cluster_to_class}
-        for exponent, moments in self.by_exponent.items():
-            arrays |= add_prefix(f"moments.{exponent:g}.", moments.to_arrays())
-        return arrays | ({} if self.shallow is None else add_prefix("shallow.", self.shallow.to_arrays()))
+        """The record as arrays, by name."""
+        moments = {f"moments.{exponent:g}": moments for exponent, moments in self.by_exponent.items()}
+        return {"cluster_to_class": self.cluster_to_class} | pack_records({**moments, "shallow": self.shallow})
 
     @classmethod
     def from_arrays(cls, arrays: dict[str, np.ndarray]) -> Self:
         """The inverse of :meth:`to_arrays`; other names are ignored."""
-        named = with_prefix(arrays, "moments.")
-        prefixes = sorted(name.removesuffix("counts") for name in named if name.endswith(".counts"))
-        moments = [Moments.from_arrays(with_prefix(named, prefix)) for prefix in prefixes]
-        shallow = with_prefix(arrays, "shallow.")
-        return cls(
-            {each.norm_exponent: each for each in moments},
-            np.asarray(arrays["cluster_to_class"], dtype=np.int64),
-            Moments.from_arrays(shallow) if shallow else None,
-        )
+        named = sorted(name.removesuffix(".counts") for name in arrays if name.endswith(".counts"))
+        found = unpack_records(Moments.from_arrays, arrays, named)
+        shallow = found.pop("shallow", None)
+        classes = arrays["cluster_to_class"].astype(np.int64)
+        return cls({moments.norm_exponent: moments for moments in found.values()}, classes, shallow)
 
 
 def _training_clusters(outputs: Outputs) -> np.ndarray:
@@ -109,9 +105,7 @@ def _classes_of_clusters(outputs: Outputs) -> np.ndarray:
         return as_array(outputs.cluster_to_class).astype(np.int64)
     both = outputs.cluster_ids is not None and outputs.labels is not None
     if both and not np.array_equal(as_array(outputs.cluster_ids), as_array(outputs.labels)):
-        raise FitError(
-            "cluster ids differ from labels, but the class of each cluster is missing: give Outputs cluster_to_class"
-        )
+        raise FitError("cluster ids differ from labels, but their classes are missing: give Outputs cluster_to_class")
     ids = _training_clusters(outputs)
     return np.arange(int(ids.max()) + 1 if len(ids) else 0)
 
@@ -129,15 +123,15 @@ def _agreed(known: np.ndarray, new: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True, eq=False)
 class Densities:
-    """The Gaussians of the clusters, and all images as one Gaussian: derived from moments when first used."""
+    """Gaussians of the clusters, and one Gaussian over all images; derived from moments on first use."""
 
     options: DetectorOptions
     moments: ClusterMoments
     exponent: float  # of the norm, for the Gaussians in use
-    given: dict[float, Gaussians] = field(default_factory=dict)  # not derived: full covariances, or read from a file
+    given: dict[float, Gaussians] = field(default_factory=dict)  # by exponent: full covariances, or read from a file
 
     def add(self, outputs: Outputs) -> Self:
-        """The densities with a batch of training images more."""
+        """The densities after one more batch of training images."""
         return replace(self, moments=self.moments.add(outputs), given={})
 
     @cached_property
@@ -153,44 +147,33 @@ class Densities:
     @cached_property
     def plain_background(self) -> Background:
         """All images as one Gaussian, of raw embeddings."""
-        return self._fit_background(0.0)
+        return fit_background(self.moments.of(0.0), **self._chosen(*_PCA))
 
     @cached_property
     def background(self) -> Background:
         """All images as one Gaussian, of normalised embeddings."""
-        return self._fit_background(self.exponent)
+        return fit_background(self.moments.of(self.exponent), **self._chosen(*_PCA))
 
     @cached_property
     def shallow_background(self) -> Background:
         """All images as one Gaussian, of the responses of a shallow layer, in all directions."""
         if self.moments.shallow is None:
-            raise UsageError("the detector was fitted without a shallow layer: name one in wrap_backbone and fit again")
+            raise UsageError(
+                "the fit had no shallow layer: name one in wrap_backbone(..., shallow=LAYER) and fit again"
+            )
         return fit_background(self.moments.shallow, pca=False)
 
     @property
     def is_derived(self) -> bool:
-        """Whether the Gaussians in use are there already."""
+        """Whether the Gaussians in use have been computed."""
         return self.exponent in self.given or "gaussians" in self.__dict__
 
     def fit_gaussians(self, exponent: float) -> Gaussians:
         """Gaussians of one exponent, from the moments."""
-        return fit_gaussians(
-            self.moments.of(exponent),
-            explained_variance=self.options.explained_variance,
-            pca=self.options.pca,
-            covariance=self.options.covariance,
-            distance=self.options.distance,
-            standardise=self.options.standardise,
-        )
+        return fit_gaussians(self.moments.of(exponent), **self._chosen(*_PCA, "covariance", "distance"))
 
-    def _fit_background(self, exponent: float) -> Background:
-        options, moments = self.options, self.moments.of(exponent)
-        return fit_background(
-            moments,
-            explained_variance=options.explained_variance,
-            pca=options.pca,
-            standardise=options.standardise,
-        )
+    def _chosen(self, *names: str) -> dict[str, Any]:
+        return {name: getattr(self.options, name) for name in names}
 
     def with_full_covariances(self, batches: Batches) -> Self:
         """The densities with one covariance per cluster, from another pass over the training images."""
@@ -251,15 +234,13 @@ class Learned:
         logits = as_array(outputs.logits)
         missing = len(self.cluster_to_class) - logits.shape[1]
         if missing not in (0, self.appended):
-            raise UsageError(
-                f"logits have {logits.shape[1]} columns, but the detector expects {self.n_columns}: use the same "
-                "backbone"
-            )
+            columns = f"logits have {logits.shape[1]} columns instead of {self.n_columns}"
+            raise UsageError(f"{columns}: use the backbone of the fit")
         logits = np.pad(logits, ((0, 0), (0, missing)), constant_values=-np.inf)
         return replace(outputs, logits=logits, cluster_to_class=self.cluster_to_class)
 
     def extend(self, batch: Outputs) -> Self:
-        """With a batch of labelled images of known or new classes: see :meth:`MapleDetector.extend`."""
+        """The state after a batch of labelled images of known or new classes: see :meth:`MapleDetector.extend`."""
         first = self.first or self.densities.gaussians
         labels, known = _training_clusters(replace(batch, cluster_ids=None)), self.cluster_to_class
         classes = np.append(known, np.arange(known.max() + 1, labels.max() + 1))  # of each cluster, old and new
@@ -270,30 +251,23 @@ class Learned:
     def to_state(self) -> State:
         """Arrays and plain values, for files."""
         densities = self.densities
-        arrays = densities.moments.to_arrays() | add_prefix("gaussians.", densities.gaussians.to_arrays())
-        if 0.0 in densities.given and densities.exponent != 0:  # full covariances: moments do not determine them
-            arrays |= add_prefix("plain.", densities.plain_gaussians.to_arrays())
-        for name, surprise in self.surprises.items():
-            arrays |= add_prefix(f"surprise.{name}.", surprise.to_arrays())
-        if self.first is not None:
-            arrays |= add_prefix("first.", self.first.to_arrays())
-        return arrays, {"exponent": densities.exponent, "score": self.score, "appended": self.appended}
+        is_full = 0.0 in densities.given and densities.exponent != 0  # moments do not determine full covariances
+        plain = densities.plain_gaussians if is_full else None
+        surprises = {f"surprise.{name}": surprise for name, surprise in self.surprises.items()}
+        records = {"gaussians": densities.gaussians, "plain": plain, **surprises, "first": self.first}
+        metadata = {"exponent": densities.exponent, "score": self.score, "appended": self.appended}
+        return densities.moments.to_arrays() | pack_records(records), metadata
 
     @classmethod
     def from_state(cls, options: DetectorOptions, arrays: dict[str, np.ndarray], metadata: dict[str, Any]) -> Self:
         """The inverse of :meth:`to_state`."""
         exponent = float(metadata["exponent"])
-        found = {prefix: with_prefix(arrays, prefix) for prefix in ("plain.", "gaussians.", "first.")}
-        named = {prefix: Gaussians.from_arrays(saved) for prefix, saved in found.items() if saved}
-        given = {0.0 if prefix == "plain." else exponent: named[prefix] for prefix in named if prefix != "first."}
-        surprises = {name: with_prefix(arrays, f"surprise.{name}.") for name in FUSED}
-        return cls(
-            Densities(options, ClusterMoments.from_arrays(arrays), exponent, given),
-            metadata["score"],
-            {name: Surprise.from_arrays(saved) for name, saved in surprises.items() if saved},
-            int(metadata.get("appended", 0)),
-            named.get("first."),
-        )
+        found = unpack_records(Gaussians.from_arrays, arrays, ("plain", "gaussians", "first"))
+        first = found.pop("first", None)
+        given = {0.0 if name == "plain" else exponent: gaussians for name, gaussians in found.items()}
+        densities = Densities(options, ClusterMoments.from_arrays(arrays), exponent, given)
+        surprises = unpack_records(Surprise.from_arrays, with_prefix(arrays, "surprise."), FUSED)
+        return cls(densities, metadata["score"], surprises, int(metadata.get("appended", 0)), first)
 
 
 def nearest_of_class(

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar
+from functools import partial
 
 import numpy as np
 from scipy.special import logsumexp
@@ -29,6 +29,8 @@ from maple.stats.arrays import as_array
 from maple.stats.gaussians import class_logsumexp
 from maple.types import About, Outputs
 
+_ABOUT = partial(About, needs="logits")
+
 
 class ColumnDetector(Detector):
     """A detector of logits that learns the class of each column."""
@@ -37,22 +39,19 @@ class ColumnDetector(Detector):
 
     def _check_columns(self, n_columns: int) -> None:
         if n_columns != len(self.cluster_to_class_):
-            raise UsageError(
-                f"logits have {n_columns} columns, but the '{self.name}' detector was fitted on "
-                f"{len(self.cluster_to_class_)}: use the same backbone"
-            )
+            fitted = f"the '{self.name}' detector was fitted on {len(self.cluster_to_class_)}"
+            raise UsageError(f"logits have {n_columns} columns, but {fitted}: use the same backbone")
 
 
 class LogitDetector(ColumnDetector):
     """A score of the logits alone; it learns only the class of each column."""
 
-    needs_training_images: ClassVar[bool] = False
+    needs_training_images = False
 
     def _fit(self, batches: Batches, validation: Outputs | None) -> None:
         first = next(batches.start())
-        n_clusters = self._read(first).shape[1]
-        given = first.cluster_to_class
-        self.cluster_to_class_ = np.arange(n_clusters) if given is None else as_array(given).astype(np.int64)
+        columns, given = np.arange(self._read(first).shape[1]), first.cluster_to_class
+        self.cluster_to_class_ = columns if given is None else as_array(given).astype(np.int64)
 
     def _read(self, outputs: Outputs) -> np.ndarray:
         """The logits (N, M), in float64."""
@@ -81,12 +80,7 @@ class SoftmaxDetector(LogitDetector):
     array([0.5])
     """
 
-    about: ClassVar[About] = About(
-        "probability of the other classes",
-        "Hendrycks & Gimpel 2017",
-        "https://arxiv.org/abs/1610.02136",
-        needs="logits",
-    )
+    about = _ABOUT("probability of the other classes", "Hendrycks & Gimpel 2017", "https://arxiv.org/abs/1610.02136")
 
     def _score_logits(self, logits: np.ndarray) -> np.ndarray:
         return probability_of_others(class_logsumexp(logits, self.cluster_to_class_))
@@ -108,9 +102,7 @@ class EnergyDetector(LogitDetector):
     array([-0.693])
     """
 
-    about: ClassVar[About] = About(
-        "negative log-sum-exp of the logits", "Liu et al. 2020", "https://arxiv.org/abs/2010.03759", needs="logits"
-    )
+    about = _ABOUT("negative log-sum-exp of the logits", "Liu et al. 2020", "https://arxiv.org/abs/2010.03759")
 
     def _score_logits(self, logits: np.ndarray) -> np.ndarray:
         return energy_score(logits)
@@ -150,11 +142,8 @@ class EntropyDetector(LogitDetector):
     array([0.693])
     """
 
-    about: ClassVar[About] = About(
-        "entropy of the class probabilities",
-        "Lakshminarayanan et al. 2017",
-        "https://arxiv.org/abs/1612.01474",
-        needs="logits",
+    about = _ABOUT(
+        "entropy of the class probabilities", "Lakshminarayanan et al. 2017", "https://arxiv.org/abs/1612.01474"
     )
 
     def _score_logits(self, logits: np.ndarray) -> np.ndarray:
@@ -172,9 +161,7 @@ class MaxLogitDetector(LogitDetector):
     array([-3.])
     """
 
-    about: ClassVar[About] = About(
-        "negative largest logit", "Hendrycks et al. 2022", "https://arxiv.org/abs/1911.11132", needs="logits"
-    )
+    about = _ABOUT("negative largest logit", "Hendrycks et al. 2022", "https://arxiv.org/abs/1911.11132")
 
     def _score_logits(self, logits: np.ndarray) -> np.ndarray:
         return -class_logsumexp(logits, self.cluster_to_class_).max(axis=1)
@@ -202,12 +189,11 @@ class GenDetector(GenOptions, LogitDetector):
     array([1.])
     """
 
-    about: ClassVar[About] = About(
+    about = _ABOUT(
         "generalised entropy of the class probabilities",
         "Liu et al. 2023",
         "https://openaccess.thecvf.com/content/CVPR2023/papers/Liu_GEN_Pushing_the_Limits_of_Softmax-Based_Out-of-"
         "Distribution_Detection_CVPR_2023_paper.pdf",
-        needs="logits",
     )
 
     def _score_logits(self, logits: np.ndarray) -> np.ndarray:
