@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from markupsafe import Markup
 
-import maple.reporting.sections
+from maple.reporting import plots
 from maple.reporting.plots import Plot
 from run_folders import DIGITS, build_run
 
@@ -27,6 +27,6 @@ def copied(run: Path, tmp_path: Path) -> Path:
 def no_plots(monkeypatch: pytest.MonkeyPatch) -> None:
     """Empty drawings in tests of text and tables, because Matplotlib is slow."""
     blank = Plot(Markup('<svg role="img" aria-label="blank"></svg>'), "blank")
-    for name in dir(maple.reporting.sections):
+    for name in plots.__all__:
         if name.startswith("plot_"):
-            monkeypatch.setattr(maple.reporting.sections, name, lambda *args: blank)
+            monkeypatch.setattr(plots, name, lambda *args: blank)

@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 from maple.errors import DataError
-from maple.reporting.predictions import describe_sets, prediction_section, read_predictions
+from maple.reporting.predictions import describe_sets, read_predictions, read_previews
 from maple.reporting.report import write_report
 from maple.runs.writer import to_csv, to_json_lines
 from run_folders import HOSTILE, Page, check_page, write_predictions
@@ -67,7 +67,11 @@ def test_predicted_images_are_shown_where_they_lie(run: Path, tmp_path: Path) ->
     (tmp_path / "slides").mkdir()
     Image.new("RGB", (40, 20), "red").save(tmp_path / "slides" / "29.png")
     (tmp_path / "slides" / "3.png").write_bytes(b"not an image")
-    page = Page(write_report(run, tmp_path / "r.html", write_predictions(tmp_path / "p.csv")))
+    predictions = write_predictions(tmp_path / "p.csv")
+    assert {file: image.shape for file, image in read_previews(read_predictions(predictions)).items()} == {
+        "slides/29.png": (96, 96, 3)
+    }
+    page = Page(write_report(run, tmp_path / "r.html", predictions))
     check_page(page)
     assert [image["alt"] for image in page.all("img") if image["alt"].startswith("slides/")] == ["slides/29.png"]
 
@@ -81,7 +85,7 @@ def test_missing_numbers(run: Path, tmp_path: Path) -> None:
 def test_predictions_without_calibration_are_not_called_known(run: Path, tmp_path: Path) -> None:
     path = write_predictions(tmp_path / "p.csv", p_value="nan", is_ood="False")
     found = read_predictions(path)
-    assert found.n_decided == 0 and "calibration" in prediction_section(found).verdict
+    assert found.n_decided == 0 and "calibration" in found.verdict
     page = write_report(run, tmp_path / "r.html", path).read_text()
     section = page.partition('id="predictions"')[2].partition("</section>")[0]
     assert ">known<" not in section and "<td>–</td>" in section

@@ -21,6 +21,7 @@ def test_parts_of_a_run(run: Path) -> None:
     assert record.classes.skipped[0] == Skipped("broken.png", "truncated")
     assert record.classes.left_out == ("rare & tiny",)
     assert record.history is not None and record.history.n_epochs == 12
+    assert record.history.minutes == pytest.approx(0.7) and record.history.validation_accuracy == pytest.approx(0.95)
     assert [(event.epoch, event.clusters) for event in record.history.events] == [(4, 12), (8, 15)]
     assert record.history.events[0].classes == ("zero", "one")
     assert record.results is not None and record.provenance["seed"] == 0

@@ -12,17 +12,19 @@ from maple.evaluation.results import Results
 from maple.files import RunFile, save_json
 from maple.reporting.record import read_run
 from maple.reporting.sections import (
+    ERROR_RATES,
     MethodCalibration,
     calibration_section,
     confusion_section,
     coverage_section,
+    draw_training,
     list_confusions,
     list_recalls,
     projection_title,
-    training_section,
     unknown_sets,
 )
 from maple.stats.metrics import coverage_at
+from maple.text import percent
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +62,7 @@ def test_confusion_matrix_of_few_classes_is_a_table(results: Results) -> None:
 def test_calibration_verdicts(results: Results) -> None:
     for mean, verdict in ((0.95, "overconfident"), (0.85, "underconfident"), (0.902, "well calibrated")):
         assert MethodCalibration("a", mean, 0.9, 0.0).verdict == verdict
-    rows = calibration_section(results).methods
+    rows = calibration_section(results).rows
     assert [row.name for row in rows] == ["MAPLE", "softmax", "MAPLE, chi-square tail"]
     assert rows[1].verdict == "overconfident"
 
@@ -69,8 +71,8 @@ def test_coverages(results: Results) -> None:
     section = coverage_section(results)
     found = results.methods["maple"].classification
     assert section is not None and found is not None
-    expected = [coverage_at(found.kept, found.accuracy_kept, rate) for rate in section.error_rates]
-    assert section.rows[0].ours and section.rows[0].coverages == expected
+    expected = [percent(coverage_at(found.kept, found.accuracy_kept, rate)) for rate in ERROR_RATES]
+    assert section.rows[0].ours and [cell.text for cell in section.rows[0].cells] == expected
 
 
 def test_unknown_classes_best_detected_first(results: Results) -> None:
@@ -79,12 +81,10 @@ def test_unknown_classes_best_detected_first(results: Results) -> None:
     assert far.classes == [] and far.count == 200  # a single class
 
 
-def test_training(run: Path) -> None:
+def test_training_has_three_curves(run: Path) -> None:
     history = read_run(run).history
     assert history is not None
-    section = training_section(history)
-    assert section.n_epochs == 12 and section.minutes == pytest.approx(0.7)
-    assert section.validation_accuracy == pytest.approx(0.95) and len(section.events) == 2
+    assert [title for title, _ in draw_training(history)] == ["Losses.", "Validation accuracy.", "Clusters."]
 
 
 def test_projections_are_titled_with_their_epoch(copied: Path) -> None:

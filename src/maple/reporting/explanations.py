@@ -13,8 +13,7 @@ from maple.files import RunFile
 from maple.prediction.components import Components
 from maple.prediction.explanation import PART_MEANINGS, Explanation, Match
 from maple.reporting.gallery import ComponentEnd, ComponentExemplars, read_gallery, thumbnail
-from maple.reporting.page import render_page
-from maple.reporting.pictures import data_uri, is_crisp
+from maple.reporting.page import data_uri, is_crisp, render_page
 from maple.reporting.plots import Plot, plot_contributions
 from maple.text import join_names, number, percent, plural
 

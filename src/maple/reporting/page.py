@@ -1,19 +1,23 @@
-"""Templates to pages: values are escaped, and characters that no document may contain are replaced."""
+"""Templates to pages (values escaped, forbidden characters replaced), and pictures to data URIs inside them."""
 
 from __future__ import annotations
 
+import base64
+import io
 import re
 from collections.abc import Mapping
 from functools import cache
 from pathlib import PurePath
 from typing import Any
 
+import numpy as np
 from jinja2 import Environment, PackageLoader, StrictUndefined
+from PIL import Image, features
 
 from maple import __version__
-from maple.reporting.pictures import data_uri, is_crisp
 from maple.text import join_names, number, percent, plural, shorten, shorten_list
 
+CRISP = 16  # images of so few pixels a side are shown as pixels, not blurred
 # File names may hold anything; these characters are forbidden in HTML and XML, however escaped.
 _CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff\ufffe\uffff]")
 _BAR_WIDTH = 120  # pixels of a share of 1
@@ -47,3 +51,20 @@ def _environment() -> Environment:
     }
     environment.tests["crisp"] = is_crisp
     return environment
+
+
+def data_uri(image: np.ndarray, lossless: bool = False) -> str:
+    """A picture (H, W, 3 or 4) as a data URI: PNG if it is small or must be ``lossless``, WebP otherwise."""
+    as_png = lossless or is_crisp(image) or not features.check("webp")
+    buffer = io.BytesIO()
+    if as_png:
+        Image.fromarray(image).save(buffer, "PNG", optimize=True)
+    else:
+        Image.fromarray(image).save(buffer, "WEBP", quality=88, use_sharp_yuv=True)
+    kind = "png" if as_png else "webp"
+    return f"data:image/{kind};base64,{base64.b64encode(buffer.getvalue()).decode('ascii')}"
+
+
+def is_crisp(image: np.ndarray) -> bool:
+    """Whether a thumbnail (S, S, 3) is so small that its pixels are shown as squares."""
+    return image.shape[0] <= CRISP

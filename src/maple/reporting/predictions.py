@@ -27,7 +27,6 @@ from maple.text import number, percent, plural
 from maple.types import MAX_CELL, PREDICTION_COLUMNS, SET_SEPARATOR
 
 MAX_ROWS = 200  # predictions listed
-UNFOLDED_ROWS = 25  # of them visible at first
 MAX_PREVIEWS = 60  # of them with a thumbnail
 PREVIEW_SIZE = 96  # pixels a side
 
@@ -78,6 +77,14 @@ class PredictionSummary:
     @property
     def is_decided(self) -> bool:
         return bool(self.n_decided) or not self.n_images
+
+    @property
+    def verdict(self) -> str:
+        """How many images are flagged, in words."""
+        if not self.is_decided:
+            return "none flagged, because the run has no calibration images"
+        share = percent(self.n_flagged / self.n_images) if self.n_images else "–"
+        return f"{self.n_flagged:,} ({share}) flagged as unknown"
 
     @property
     def sorted_counts(self) -> list[tuple[str, int]]:
@@ -150,38 +157,6 @@ def _parse_set(value: Any) -> list[str] | None:
     return [str(name) for name in value] if isinstance(value, list) else None
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# The section
-# ---------------------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class PredictionSection:
-    summary: PredictionSummary
-    verdict: str
-    sets: str  # about the prediction sets; empty if there are none
-    previews: dict[str, np.ndarray]  # by file
-
-    @property
-    def unfolded(self) -> list[PredictionRow]:
-        return self.summary.rows[:UNFOLDED_ROWS]
-
-    @property
-    def folded(self) -> list[PredictionRow]:
-        return self.summary.rows[UNFOLDED_ROWS:]
-
-
-def prediction_section(found: PredictionSummary) -> PredictionSection:
-    """Counts per class, and thumbnails of the most uncertain images if their files still exist."""
-    share = percent(found.n_flagged / found.n_images) if found.n_images else "–"
-    verdict = f"{found.n_flagged:,} ({share}) flagged as unknown"
-    if not found.is_decided:
-        verdict = "none flagged, because the run has no calibration images"
-    previews = {row.file: _preview(row.file, found.path.parent) for row in found.rows[:MAX_PREVIEWS]}
-    existing = {file: image for file, image in previews.items() if image is not None}
-    return PredictionSection(found, verdict, describe_sets(found.set_sizes), existing)
-
-
 def describe_sets(sizes: Counter[int]) -> str:
     """The sizes of prediction sets in a sentence; empty if there are none.
 
@@ -197,8 +172,13 @@ def describe_sets(sizes: Counter[int]) -> str:
     return f"Prediction sets hold {average} on average; {single} hold a single class, the largest holds {largest}."
 
 
-def _preview(file: str, folder: Path) -> np.ndarray | None:
-    """A thumbnail of a predicted image, or None if it cannot be read any more."""
+def read_previews(found: PredictionSummary) -> dict[str, np.ndarray]:
+    """Thumbnails of the most uncertain images by file, of those that can still be read."""
+    previews = {row.file: _read_preview(row.file, found.path.parent) for row in found.rows[:MAX_PREVIEWS]}
+    return {file: image for file, image in previews.items() if image is not None}
+
+
+def _read_preview(file: str, folder: Path) -> np.ndarray | None:
     for path in (Path(file), folder / file):
         try:
             if path.is_file():

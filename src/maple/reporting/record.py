@@ -43,6 +43,15 @@ class History:
     def n_epochs(self) -> int:
         return len(self.columns["epoch"])
 
+    @property
+    def minutes(self) -> float:
+        return float(np.nansum(self.columns["seconds"])) / 60
+
+    @property
+    def validation_accuracy(self) -> float:
+        """After the last epoch."""
+        return float(self.columns["validation_accuracy"][-1])
+
 
 @dataclass(frozen=True, eq=False)
 class RunRecord:

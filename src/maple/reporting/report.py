@@ -9,32 +9,16 @@ from __future__ import annotations
 
 import math
 import shlex
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from maple import __version__
+from maple.evaluation.results import Results
 from maple.files import RunFile, write_atomic
-from maple.reporting.comparison import (
-    detection_table,
-    false_alarm_rate,
-    method_name,
-    quality_table,
-    score_table,
-)
+from maple.reporting import comparison, sections
 from maple.reporting.page import render_page
-from maple.reporting.predictions import PredictionSummary, prediction_section, read_predictions
+from maple.reporting.predictions import PredictionSummary, describe_sets, read_predictions, read_previews
 from maple.reporting.record import RunRecord, read_run
-from maple.reporting.sections import (
-    calibration_section,
-    confusion_section,
-    coverage_section,
-    draw_projections,
-    gaussian_section,
-    projection_note,
-    training_section,
-    unknown_sets,
-)
 from maple.reporting.summary import summarise
 from maple.reporting.thumbnails import cluster_section, example_sections
 from maple.text import number, plural
@@ -59,35 +43,43 @@ def render_report(record: RunRecord, predictions: PredictionSummary | None = Non
         "subtitle": _subtitle(record),
         "evaluate_command": f"{shlex.join(['maple', 'evaluate', str(record.folder)])} --ood NAME=SOURCE",
         "summary": summarise(record, predictions),
-        "predictions": prediction_section(predictions) if predictions else None,
-        **_results_context(record),
+        "predictions": predictions,
+        "prediction_sets": describe_sets(predictions.set_sizes) if predictions else "",
+        "previews": read_previews(predictions) if predictions else {},
+        **_results_context(record.results),
         "clusters": cluster_section(record.gallery.clusters),
         "examples": example_sections(record.gallery.examples),
-        "projections": draw_projections(record),
-        "projection_note": projection_note(record),
-        "training": training_section(record.history) if record.history else None,
+        "projections": sections.draw_projections(record),
+        "projection_note": sections.projection_note(record),
+        "history": record.history,
+        "training_plots": sections.draw_training(record.history) if record.history else [],
         "classes": record.classes,
-        "provenance": _provenance(record, predictions),
+        "commands": _commands(record, predictions),
+        "facts": _facts(record),
+        "config": record.config_text,
     }
     return render_page("report.html.j2", context)
 
 
-def _results_context(record: RunRecord) -> dict[str, Any]:
-    """The sections that need an evaluation; None without one."""
-    results = record.results
-    has_unknown = bool(results and results.n_ood)
+def _results_context(results: Results | None) -> dict[str, Any]:
+    """The sections that need an evaluation; without one, only the fact that there is none."""
+    if results is None:
+        return {"results": None, "baseline": None}
+    has_unknown = bool(results.n_ood)
     return {
-        "baseline": method_name(results.baseline) if results and results.baseline else None,
-        "quality": quality_table(results) if results else None,
-        "detection": detection_table(results) if results and has_unknown else None,
-        "unknown": unknown_sets(results) if results else [],
-        "false_alarm": false_alarm_rate(results) if results else math.nan,
-        "promise": record.provenance.get("promise"),
-        "scores": score_table(results) if results and has_unknown and results.scores else None,
-        "calibration": calibration_section(results) if results else None,
-        "coverage": coverage_section(results) if results else None,
-        "confusion": confusion_section(results) if results else None,
-        "gaussian": gaussian_section(results) if results else None,
+        "results": results,
+        "baseline": comparison.method_name(results.baseline) if results.baseline else None,
+        "quality": comparison.quality_table(results),
+        "detection": comparison.detection_table(results) if has_unknown else None,
+        "unknown": sections.unknown_sets(results),
+        "false_alarm": comparison.false_alarm_rate(results),
+        "promise": results.provenance.get("promise"),
+        "scores": comparison.score_table(results) if has_unknown and results.scores else None,
+        "calibration": sections.calibration_section(results),
+        "coverage": sections.coverage_section(results),
+        "error_rates": sections.ERROR_RATES,
+        "confusion": sections.confusion_section(results),
+        "gaussian": sections.gaussian_plot(results),
     }
 
 
@@ -98,20 +90,11 @@ def _subtitle(record: RunRecord) -> str:
     return " · ".join(str(part) for part in parts if part)
 
 
-@dataclass(frozen=True)
-class Provenance:
-    """How to make the run and its report again."""
-
-    commands: list[str]
-    facts: list[tuple[str, str]]
-    config: str | None
-
-
-def _provenance(record: RunRecord, predictions: PredictionSummary | None) -> Provenance:
+def _commands(record: RunRecord, predictions: PredictionSummary | None) -> list[str]:
+    """The commands that make the run and its report again."""
     given = [record.origin.get("command"), record.provenance.get("command")]
     report = ["maple", "report", str(record.folder), *([str(predictions.path)] if predictions else [])]
-    commands = [*dict.fromkeys(command for command in given if command), shlex.join(report)]
-    return Provenance(commands, _facts(record), record.config_text)
+    return [*dict.fromkeys(command for command in given if command), shlex.join(report)]
 
 
 def _facts(record: RunRecord) -> list[tuple[str, str]]:

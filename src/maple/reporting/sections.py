@@ -9,33 +9,15 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
 from maple.evaluation.results import ClassFlagged, Results
-from maple.reporting.comparison import (
-    OURS,
-    detection_rate,
-    false_alarm_rate,
-    line_of,
-    list_classifiers,
-    list_methods,
-    method_name,
-)
-from maple.reporting.plots import (
-    CLASS_COLOURS,
-    Plot,
-    plot_accuracy,
-    plot_clusters,
-    plot_coverage,
-    plot_losses,
-    plot_projection,
-    plot_quantiles,
-    plot_reliability,
-    plot_roc,
-    plot_scores,
-)
-from maple.reporting.record import History, RelabellingEvent, RunRecord
+from maple.reporting import comparison, plots
+from maple.reporting.comparison import OURS, Cell, Row, list_classifiers, method_name
+from maple.reporting.plots import CLASS_COLOURS, Plot
+from maple.reporting.record import History, RunRecord
 from maple.stats.metrics import coverage_at
 from maple.text import number, percent
 
@@ -67,8 +49,8 @@ def unknown_sets(results: Results) -> list[UnknownSet]:
         UnknownSet(
             name=name,
             count=count,
-            detected=detection_rate(results, OURS, name),
-            scores=plot_scores(name, histogram.edges, histogram.ind, histogram.ood[name], threshold),
+            detected=comparison.detection_rate(results, OURS, name),
+            scores=plots.plot_scores(name, histogram.edges, histogram.ind, histogram.ood[name], threshold),
             roc=_plot_roc(results, name),
             classes=_unknown_classes(results, name),
         )
@@ -85,16 +67,24 @@ def _unknown_classes(results: Results, ood_name: str) -> list[tuple[str, ClassFl
 
 def _plot_roc(results: Results, ood_name: str) -> Plot:
     curves = []
-    for name, method in list_methods(results, scaled=False).items():
+    for name, method in comparison.list_methods(results, scaled=False).items():
         found = method.detection[ood_name]
-        line = replace(line_of(name), label=f"{method_name(name)}, AUROC {number(found.auroc)}")
+        line = replace(comparison.line_of(name), label=f"{method_name(name)}, AUROC {number(found.auroc)}")
         curves.append((line, found.roc_ind, found.roc_ood))
-    return plot_roc(ood_name, curves, false_alarm_rate(results))
+    return plots.plot_roc(ood_name, curves, comparison.false_alarm_rate(results))
 
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Calibration, coverage, Gaussian fit
 # ---------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A plot and the rows of the table beside it."""
+
+    plot: Plot
+    rows: Sequence[Any]
 
 
 @dataclass(frozen=True)
@@ -111,13 +101,7 @@ class MethodCalibration:
         return "overconfident" if gap > 0.005 else "underconfident" if gap < -0.005 else "well calibrated"
 
 
-@dataclass(frozen=True)
-class Calibration:
-    plot: Plot
-    methods: list[MethodCalibration]
-
-
-def calibration_section(results: Results) -> Calibration:
+def calibration_section(results: Results) -> Chart:
     """The reliability diagram and the mean probability of each method."""
     judged = list_classifiers(results)
     methods = []
@@ -126,54 +110,28 @@ def calibration_section(results: Results) -> Calibration:
         total = sum(n * c for n, c in zip(curve.count, curve.confidence) if n)
         mean = total / max(sum(curve.count), 1)
         methods.append(MethodCalibration(method_name(name), mean, found.accuracy, found.ece))
-    return Calibration(
-        plot_reliability([(line_of(name), found.reliability) for name, found in judged.items()]), methods
-    )
+    curves = [(comparison.line_of(name), found.reliability) for name, found in judged.items()]
+    return Chart(plots.plot_reliability(curves), methods)
 
 
-@dataclass(frozen=True)
-class CoverageRow:
-    name: str
-    ours: bool
-    coverages: list[float]  # one per error rate
-
-
-@dataclass(frozen=True)
-class Coverage:
-    plot: Plot
-    error_rates: Sequence[float]
-    rows: list[CoverageRow]
-
-
-def coverage_section(results: Results) -> Coverage | None:
-    """Error rate against coverage, and the coverage at a few error rates; None if the run holds no such curves."""
+def coverage_section(results: Results) -> Chart | None:
+    """Error rate against coverage, and the coverage at `ERROR_RATES`; None if the run holds no such curves."""
     judged = {name: found for name, found in list_classifiers(results, scaled=False).items() if found.kept}
     if not judged:
         return None
-    rows = [
-        CoverageRow(
-            method_name(name),
-            name == OURS,
-            [coverage_at(found.kept, found.accuracy_kept, error) for error in ERROR_RATES],
-        )
-        for name, found in judged.items()
-    ]
-    curves = [(line_of(name), found.kept, found.accuracy_kept) for name, found in judged.items()]
-    return Coverage(plot_coverage(curves), ERROR_RATES, rows)
+    rows, curves = [], []
+    for name, found in judged.items():
+        coverages = [coverage_at(found.kept, found.accuracy_kept, error) for error in ERROR_RATES]
+        rows.append(Row(method_name(name), [Cell(percent(coverage)) for coverage in coverages], name == OURS))
+        curves.append((comparison.line_of(name), found.kept, found.accuracy_kept))
+    return Chart(plots.plot_coverage(curves), rows)
 
 
-@dataclass(frozen=True)
-class GaussianFit:
-    plot: Plot
-    error: float
-
-
-def gaussian_section(results: Results) -> GaussianFit | None:
+def gaussian_plot(results: Results) -> Plot | None:
     """The chi-square Q-Q plot of the squared distances; None if the run holds none."""
     if not results.qq_observed:
         return None
-    plot = plot_quantiles(results.qq_theoretical, results.qq_observed, results.n_components)
-    return GaussianFit(plot, results.gaussian_error)
+    return plots.plot_quantiles(results.qq_theoretical, results.qq_observed, results.n_components)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -293,12 +251,12 @@ def draw_projections(record: RunRecord) -> list[Plot]:
     """The embeddings at each snapshot of the training, on two axes."""
     projections = record.gallery.projections
     colours = dict(zip(_coloured_classes(record), CLASS_COLOURS))
-    plots = []
+    drawn = []
     for name in sorted(projections, key=lambda name: (name != "before", name != "after", name)):
         found = projections[name]
         names = dict(enumerate(found.class_names or record.class_names))
-        plots.append(plot_projection(projection_title(record, name), found, names, colours))
-    return plots
+        drawn.append(plots.plot_projection(projection_title(record, name), found, names, colours))
+    return drawn
 
 
 def projection_title(record: RunRecord, name: str) -> str:
@@ -331,26 +289,11 @@ def projection_note(record: RunRecord) -> str:
     return f"{n_colours} of {n_classes} classes are coloured, split classes first; the others are grey."
 
 
-@dataclass(frozen=True)
-class Training:
-    n_epochs: int
-    minutes: float
-    validation_accuracy: float
-    events: Sequence[RelabellingEvent]
-    losses: Plot
-    accuracy: Plot
-    clusters: Plot
-
-
-def training_section(history: History) -> Training:
-    """The curves of the training and its relabelling events."""
+def draw_training(history: History) -> list[tuple[str, Plot]]:
+    """The curves of the training by title, with its relabelling events."""
     epochs = [event.epoch for event in history.events]
-    return Training(
-        n_epochs=history.n_epochs,
-        minutes=float(np.nansum(history.columns["seconds"])) / 60,
-        validation_accuracy=float(history.columns["validation_accuracy"][-1]),
-        events=history.events,
-        losses=plot_losses(history.columns, epochs),
-        accuracy=plot_accuracy(history.columns, epochs),
-        clusters=plot_clusters(history.columns, epochs),
-    )
+    return [
+        ("Losses.", plots.plot_losses(history.columns, epochs)),
+        ("Validation accuracy.", plots.plot_accuracy(history.columns, epochs)),
+        ("Clusters.", plots.plot_clusters(history.columns, epochs)),
+    ]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from maple.reporting.gallery import ClusterExemplars, Example, Examples
-from maple.reporting.pictures import CRISP
+from maple.reporting.page import CRISP
 
 MAX_THUMBNAILS = 1_500  # of clusters, in all
 UNSPLIT_THUMBNAILS = 6  # of a class that is one cluster
@@ -37,15 +37,6 @@ class ClusterSection:
     shown: int  # thumbnails of each cluster of a split class
     shown_whole: int
     crisp: bool
-
-    @property
-    def n_classes(self) -> int:
-        return len(self.split) + len(self.whole)
-
-    @property
-    def n_clusters(self) -> int:
-        """Clusters of the split classes."""
-        return sum(len(each.clusters) for each in self.split)
 
 
 def cluster_section(clusters: Sequence[ClusterExemplars]) -> ClusterSection | None:
