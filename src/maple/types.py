@@ -6,7 +6,7 @@ Letters for shapes, everywhere: N images, D embedding, K projection, C classes, 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -37,27 +37,22 @@ class Outputs:
         return len(self.embeddings)
 
     def __repr__(self) -> str:
-        shapes = {f.name: tuple(np.shape(value)) for f in fields(self) if (value := getattr(self, f.name)) is not None}
+        shapes = {name: tuple(np.shape(value)) for name, value in vars(self).items() if value is not None}
         return f"Outputs({', '.join(f'{name}={shape}' for name, shape in shapes.items())})"
 
     def __getitem__(self, index: Any) -> Outputs:
         """The rows at ``index`` (slice, mask or integer array)."""
-        rows = {
-            f.name: value[index]
-            for f in fields(self)
-            if f.name != "cluster_to_class" and (value := getattr(self, f.name)) is not None
-        }
-        return Outputs(**rows, cluster_to_class=self.cluster_to_class)
+        return replace(self, **{name: rows[index] for name, rows in self._rows().items()})
 
     @staticmethod
     def concatenate(parts: list[Outputs]) -> Outputs:
         """One ``Outputs`` from consecutive batches."""
-        rows = {
-            f.name: np.concatenate([getattr(part, f.name) for part in parts])
-            for f in fields(Outputs)
-            if f.name != "cluster_to_class" and getattr(parts[0], f.name) is not None
-        }
-        return Outputs(**rows, cluster_to_class=parts[0].cluster_to_class)
+        joined = {name: np.concatenate([getattr(part, name) for part in parts]) for name in parts[0]._rows()}
+        return replace(parts[0], **joined)
+
+    def _rows(self) -> dict[str, np.ndarray]:
+        """The arrays with one row per image."""
+        return {k: value for k, value in vars(self).items() if value is not None and k != "cluster_to_class"}
 
 
 class LinearHead(NamedTuple):
@@ -114,7 +109,10 @@ class Relabelling:
 
 @dataclass(frozen=True, eq=False)
 class Prediction:
-    """Predictions for N images. Columns as in the prediction files; ids index ``class_names`` and clusters."""
+    """Predictions for N images; ids index ``class_names`` and clusters.
+
+    The fields up to ``softmax_class_id`` are the columns of the prediction files, in this order, with names for ids.
+    """
 
     class_id: np.ndarray  # (N,) int64: argmax of ``probabilities``
     probability: np.ndarray  # (N,) probability of that class
@@ -180,20 +178,12 @@ class Prediction:
         The classes of a set are listed from the most to the least probable.
         """
         names = self.class_names or tuple(str(i) for i in range(self.probabilities.shape[1]))
+        values = {column: getattr(self, name).tolist() for column, name in _COLUMNS.items()}
+        for column, name in _COLUMNS.items():
+            if name.endswith("class_id"):
+                values[column] = [names[c] for c in values[column]]
         for i, file in enumerate(files):
-            row: dict[str, Any] = {
-                "file": file,
-                "class": names[self.class_id[i]],
-                "probability": float(self.probability[i]),
-                "typicality": float(self.typicality[i]),
-                "uncertainty": float(self.uncertainty[i]),
-                "score": float(self.score[i]),
-                "p_value": float(self.p_value[i]),
-                "is_ood": bool(self.is_ood[i]),
-                "cluster": int(self.cluster[i]),
-                "md_class": names[self.md_class_id[i]],
-                "softmax_class": names[self.softmax_class_id[i]],
-            }
+            row: dict[str, Any] = {"file": file, **{column: listed[i] for column, listed in values.items()}}
             if sets is not None:
                 likely = np.argsort(-self.probabilities[i], kind="stable")
                 row["prediction_set"] = [names[c] for c in likely if sets[i, c]]
@@ -202,19 +192,8 @@ class Prediction:
             yield row
 
 
-PREDICTION_COLUMNS = (
-    "file",
-    "class",
-    "probability",
-    "typicality",
-    "uncertainty",
-    "score",
-    "p_value",
-    "is_ood",
-    "cluster",
-    "md_class",
-    "softmax_class",
-)
+_COLUMNS = {each.name.removesuffix("_id"): each.name for each in fields(Prediction)[:10]}  # up to softmax_class_id
+PREDICTION_COLUMNS = ("file", *_COLUMNS)  # of the prediction files
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from scipy.special import erfc
 from scipy.stats import chi2
 
 from maple.deploy.graph._constants import SMALLEST
-from maple.deploy.graph.tail import Tail, erfc_terms, tail_terms
+from maple.deploy.graph.distances import Tail, erfc_terms, tail_terms
 
 DISTANCES = np.concatenate([[SMALLEST], np.geomspace(1e-12, 1e6, 3000)])
 

@@ -9,7 +9,7 @@ have filled the cache. The graph is therefore small:
 
 - products with embeddings are in float32 if that is exact enough, everything else in float64 (``distances``);
 - squared distances to all clusters are one more product (``distances``);
-- the chi-square tail is one sum of exponentials (``tail``);
+- the chi-square tail is one sum of exponentials (``distances``);
 - the fused score, linear between knots, is one sum of ramps (``scores``);
 - p-values are looked up in a sorted table by comparisons (``decision``).
 """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import Any, NamedTuple
 
 import torch
@@ -10,30 +11,16 @@ from torch import Tensor, nn
 from maple.deploy.graph._constants import SMALLEST, constant
 from maple.deploy.graph.classes import ClassProbabilities, NetworkClass
 from maple.deploy.graph.decision import Decide
-from maple.deploy.graph.distances import Distances, on_map, projection
+from maple.deploy.graph.distances import Distances, Tail, on_map, projection
 from maple.deploy.graph.scores import Surprises, score_part
-from maple.deploy.graph.tail import Tail
 from maple.detectors.scores import Score
 from maple.errors import UsageError
 from maple.networks import channel_responses, listening
 from maple.prediction.predictor import Predictor
+from maple.types import Prediction
 
-OUTPUTS = (
-    "class_id",
-    "probabilities",
-    "probability",
-    "typicality",
-    "uncertainty",
-    "score",
-    "p_value",
-    "is_ood",
-    "cluster",
-    "md_class_id",
-    "softmax_class_id",
-    "log_probabilities",
-    "squared_distance",
-    "position",
-)
+_NAMES = [each.name for each in fields(Prediction) if each.name != "class_names"]
+OUTPUTS = ("class_id", "probabilities", *_NAMES[1:])  # the fields of a prediction, and all probabilities
 
 
 class Seen(NamedTuple):
