@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -93,19 +93,24 @@ def measure_change(
         return Change(same)
     test = _sample(test)
     known = [each(test) for each in both]
-    unknown = {name: [each(_sample(images)) for each in both] for name, images in ood.items()}
     right = [each.class_id == test.labels for each in known]
-
-    def pair(measure: Callable[[int], float]) -> BeforeAfter:
-        return float(measure(0)), float(measure(1))
-
+    unknown = {name: [each(_sample(images)) for each in both] for name, images in ood.items()}
+    ece = [expected_calibration_error(a.probability, b) for a, b in zip(known, right, strict=True)]
     return Change(
         same_class=same,
-        accuracy=pair(lambda i: right[i].mean()),
-        ece=pair(lambda i: expected_calibration_error(known[i].probability, right[i])),
-        flagged=pair(lambda i: known[i].is_ood.mean()),
-        auroc={name: pair(lambda i, of=of: auroc(known[i].score, of[i].score)) for name, of in unknown.items()},
+        accuracy=_pair(each.mean() for each in right),
+        ece=_pair(ece),
+        flagged=_pair(each.is_ood.mean() for each in known),
+        auroc={
+            name: _pair(auroc(a.score, b.score) for a, b in zip(known, said, strict=True))
+            for name, said in unknown.items()
+        },
     )
+
+
+def _pair(values: Iterable[float]) -> BeforeAfter:
+    before, after = map(float, values)
+    return before, after
 
 
 def _sample(images: ImageSet) -> ImageSet:
