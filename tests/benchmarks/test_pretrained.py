@@ -177,9 +177,7 @@ def small(study, tmp_path, rng, monkeypatch):
     files = {"small/train": 60, "small/test": None, "other/test": None}
     task = study.Task(Protocol("small", {"other": "other/test"}), files)
     monkeypatch.setitem(study.TASKS, "cifar10", task)
-    monkeypatch.setattr(
-        "maple.runs._finish.write_report", lambda folder: (folder / study.LAST_FILE).write_text("drawn")
-    )
+    monkeypatch.setattr("maple.runs.fit.write_report", lambda folder: (folder / study.LAST_FILE).write_text("drawn"))
     return tmp_path
 
 
@@ -197,7 +195,7 @@ def run(study, monkeypatch, folder: Path, *more: str) -> list[dict]:
 def test_the_study_runs_goes_on_and_is_not_repeated(study, small, monkeypatch, capsys):
     torch.manual_seed(0)
     with monkeypatch.context() as patch:
-        patch.setattr("maple.runs._finish.write_report", lambda folder: 1 / 0)  # it breaks off at the very end
+        patch.setattr("maple.runs.fit.write_report", lambda folder: 1 / 0)  # it breaks off at the very end
         with pytest.raises(ZeroDivisionError):
             run(study, patch, small, "--part", "finetune")
     assert not (small / "rows.json").exists()

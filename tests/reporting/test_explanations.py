@@ -15,7 +15,7 @@ from explained_runs import build_explained_run, write_images
 from maple.files import load_json, save_json
 from maple.reporting.explanations import render_explanations
 from maple.reporting.gallery import read_gallery
-from maple.runs.explain import explain_images
+from maple.runs.explain import ExplainRequest, explain_images
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +51,7 @@ def test_page(run: Path, images: Path, tmp_path: Path, capsys: pytest.CaptureFix
     assert run_command("explain", run, images, "--out", path) == 0
     assert f"explanations: {path}" in capsys.readouterr().out
     source, page = check_page(path)
-    cases = explain_images(run, [str(images)])
+    cases = explain_images(ExplainRequest(run, [str(images)]))
     sections = [section for section in page.iter("section") if section.attrib["id"].startswith("image-")]
     assert len(sections) == 4
     for case, section in zip(cases, sections):
@@ -74,7 +74,7 @@ def test_page(run: Path, images: Path, tmp_path: Path, capsys: pytest.CaptureFix
 
 def test_page_shows_the_exemplars_of_the_cluster_it_names(run: Path, images: Path, tmp_path: Path) -> None:
     path = tmp_path / "why.html"
-    cases = explain_images(run, [str(images)], path)
+    cases = explain_images(ExplainRequest(run, [str(images)], path))
     _, page = check_page(path)
     exemplars = {cluster.cluster: cluster for cluster in read_gallery(run / "gallery").clusters}
     section = next(page.iter("section"))
@@ -86,7 +86,7 @@ def test_page_shows_the_exemplars_of_the_cluster_it_names(run: Path, images: Pat
 
 def test_page_shows_what_the_score_is_made_of(run: Path, images: Path, tmp_path: Path) -> None:
     path = tmp_path / "why.html"
-    cases = explain_images(run, [str(images)], path)
+    cases = explain_images(ExplainRequest(run, [str(images)], path))
     _, page = check_page(path)
     sections = [section for section in page.iter("section") if section.attrib["id"].startswith("image-")]
     for case, section in zip(cases, sections):
@@ -106,14 +106,14 @@ def test_page_shows_what_the_score_is_made_of(run: Path, images: Path, tmp_path:
 
 
 def test_page_without_parts_has_no_table(run: Path, images: Path) -> None:
-    cases = explain_images(run, [str(images)])
+    cases = explain_images(ExplainRequest(run, [str(images)]))
     bare = [replace(case, explanation=replace(case.explanation, parts={})) for case in cases]
     source = render_explanations(bare, run)
     assert "<table>" not in source and "<em>distance</em>" not in source
 
 
 def test_equal_runs_give_equal_pages(run: Path, images: Path) -> None:
-    cases = explain_images(run, [str(images)])
+    cases = explain_images(ExplainRequest(run, [str(images)]))
     assert render_explanations(cases, run) == render_explanations(cases, run)
 
 
@@ -122,7 +122,7 @@ def test_page_without_gallery(run: Path, images: Path, tmp_path: Path) -> None:
     bare.mkdir()
     for path in run.glob("*.safetensors"):
         shutil.copy(path, bare)
-    explain_images(bare, [str(images)], tmp_path / "why.html")
+    explain_images(ExplainRequest(bare, [str(images)], tmp_path / "why.html"))
     _, page = check_page(tmp_path / "why.html")
     assert len(page.findall(".//p[@class='absent']")) == 8
     assert "training images at both ends" not in words_of(page)
@@ -134,6 +134,6 @@ def test_pictures_of_other_components_are_not_shown(run: Path, images: Path, tmp
     components = load_json(changed / "gallery" / "components.json")
     components["components"][0]["spread"] *= 1.1
     save_json(changed / "gallery" / "components.json", components)
-    explain_images(changed, [str(images)], tmp_path / "why.html")
+    explain_images(ExplainRequest(changed, [str(images)], tmp_path / "why.html"))
     _, page = check_page(tmp_path / "why.html")
     assert "training images at both ends" not in words_of(page) and "component 1" in words_of(page)

@@ -20,6 +20,7 @@ from maple.networks import embed
 from maple.prediction.store import load_predictor
 from maple.runs.explain import (
     MAX_IMAGES,
+    ExplainRequest,
     explain_images,
     read_usual_distance,
     to_json,
@@ -52,7 +53,7 @@ def test_sentences_are_printed_for_every_image(run: Path, images: Path, capsys: 
 
 def test_explanations_agree_with_predictions(run: Path, images: Path) -> None:
     predictor = load_predictor(run)
-    cases = explain_images(run, [str(images)])
+    cases = explain_images(ExplainRequest(run, [str(images)]))
     rows = ImageSet.from_arrays(np.stack([case.image for case in cases]))
     said = predictor(rows)
     for i, case in enumerate(cases):
@@ -81,7 +82,7 @@ def test_json_and_other_levels(run: Path, images: Path, capsys: pytest.CaptureFi
 
 
 def test_a_level_without_enough_calibration_images_decides_nothing(run: Path, images: Path) -> None:
-    for case in explain_images(run, [str(images)], decision={"false_alarm": 1e-6}):
+    for case in explain_images(ExplainRequest(run, [str(images)], decision={"false_alarm": 1e-6})):
         assert "was not decided: the run has too few calibration images" in case.explanation.sentences()[-1]
 
 
@@ -89,14 +90,14 @@ def test_p_values_per_class_are_about_known_images_of_that_class(
     run: Path, images: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("maple.decisions.calibration.MIN_CLASS_IMAGES", 10)
-    for case in explain_images(run, [str(images)], decision={"per_class": True, "false_alarm": 0.1}):
+    for case in explain_images(ExplainRequest(run, [str(images)], decision={"per_class": True, "false_alarm": 0.1})):
         called = f"of known images called {case.explanation.class_name} look as unusual"
         assert called in case.explanation.sentences()[-1]
 
 
 def test_usual_distance_is_that_of_most_test_images(run: Path, images: Path, tmp_path: Path) -> None:
     assert read_usual_distance(run) is None
-    assert not explain_images(run, [str(images)])[0].explanation.is_measured
+    assert not explain_images(ExplainRequest(run, [str(images)]))[0].explanation.is_measured
     evaluated = Path(shutil.copytree(run, tmp_path / "evaluated"))
     predictor, test = load_predictor(run), load_splits("digits").test.with_class_names([str(i) for i in range(10)])
     outputs = embed(predictor.backbone, test, cluster_to_class=predictor.cluster_to_class)
@@ -105,12 +106,12 @@ def test_usual_distance_is_that_of_most_test_images(run: Path, images: Path, tmp
     usual = read_usual_distance(evaluated)
     assert usual is not None
     assert abs((distances <= usual).sum() - 0.95 * len(distances)) <= 2
-    found = explain_images(evaluated, [str(images)])[0].explanation
+    found = explain_images(ExplainRequest(evaluated, [str(images)]))[0].explanation
     assert found.is_measured and found.usual_distance == usual
 
 
 def test_the_highest_scores_first(run: Path) -> None:
-    cases = explain_images(run, ["digits"], limit=5)
+    cases = explain_images(ExplainRequest(run, ["digits"], limit=5))
     predictor = load_predictor(run)
     scores = predictor(open_images("digits")).score
     found = [predictor(case.image[None]).score[0] for case in cases]
@@ -141,4 +142,4 @@ def test_files_that_are_no_images_are_named(run: Path, images: Path, capsys: pyt
 
 def test_only_known_file_types_are_written(run: Path, images: Path) -> None:
     with pytest.raises(UsageError, match=r"\.html"):
-        explain_images(run, [str(images)], "why.txt")
+        explain_images(ExplainRequest(run, [str(images)], Path("why.txt")))

@@ -84,18 +84,9 @@ class ExplainArguments(_ImageArguments):
 @command("decision", rare=True, default="the run's")
 def explain(given: ExplainArguments, flags: dict[str, Any]) -> None:
     """Explain the prediction of each image: nearest cluster, runner-up, and the features that deviate most."""
-    from maple.runs.explain import explain_images, to_json, to_text
+    from maple.runs.explain import ExplainRequest, explain_images, to_json, to_text
 
-    cases = explain_images(
-        given.model,
-        given.sources,
-        given.out,
-        decision=flags,
-        limit=given.limit,
-        data_root=given.data_root,
-        workers=given.workers,
-        trust=given.trust,
-    )
+    cases = explain_images(to_request(given, ExplainRequest, decision=flags))
     if given.as_json or given.out is None:
         print(to_json(cases) if given.as_json else to_text(cases))
     else:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+import platform
+import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,11 +33,10 @@ from maple.progress import counting, say, track, warn
 from maple.reporting.gallery import write_evaluation_gallery
 from maple.reporting.report import write_report
 from maple.runs.folder import RunFolder
-from maple.runs.loading import describe_skipped, open_like, ready_predictor
-from maple.runs.provenance import describe_origin
+from maple.runs.loading import open_like, ready_predictor, warn_of_skipped
+from maple.runs.setup.config import RunConfig
 from maple.runs.setup.request import LEFT_OUT
 from maple.runs.setup.splits import left_out_images, reopen_splits
-from maple.training.options import TrainOptions
 from maple.training.recipe import find_recipe
 from maple.types import Outputs
 
@@ -69,8 +71,7 @@ def evaluate_run(request: EvaluateRequest) -> Results:
     detectors = _compared_detectors(request)
     run = RunFolder(request.run)
     with run.changing(request.command) as settings:
-        flags = {} if request.workers is None else {"workers": request.workers}
-        config = settings.resolve(flags)
+        config = settings.resolve({} if request.workers is None else {"workers": request.workers})
         predictor = ready_predictor(request.run, request.decision, trust=request.trust)
         if detectors and predictor.detector.learned_.appended:
             raise UsageError(
@@ -81,14 +82,12 @@ def evaluate_run(request: EvaluateRequest) -> Results:
         needs_splits = request.ind is None or detectors or LEFT_OUT in request.ood.values()
         splits = reopen_splits(run, predictor.size, root) if needs_splits else None
         test = _open_test(request, predictor, root, splits)
-        _warn_of_skipped(test)
+        warn_of_skipped(test.skipped, of=f" of '{test.name}'")
         sets = EvaluationSets(test, open_unknown(predictor, request.ood, root, splits))
-        fitted = None
         if detectors is not None:
             tuning = open_like(predictor, request.ood_validation, root) if request.ood_validation else None
-            fitted = fit_detectors(detectors, predictor, splits, tuning, workers=config.train.workers)
-        provenance = describe_origin(config, settings.sections, predictor, request.command)
-        results = measure_run(run, predictor, sets, provenance, config.train, fitted)
+            fit_detectors(detectors, predictor, splits, tuning, workers=config.train.workers)
+        results = measure_run(run, predictor, sets, config, request.command, detectors)
         if request.report:
             say(f"report: {write_report(request.run)}")
     return results
@@ -135,13 +134,8 @@ def open_unknown(
         for name, source in sources.items()
     }
     for images in unknown.values():
-        _warn_of_skipped(images)
+        warn_of_skipped(images.skipped, of=f" of '{images.name}'")
     return unknown
-
-
-def _warn_of_skipped(images: ImageSet) -> None:
-    if images.skipped:
-        warn(describe_skipped(images.skipped, of=f" of '{images.name}'"))
 
 
 def _open_ood(predictor: Predictor, source: str, data_root: Path | None) -> ImageSet:
@@ -176,23 +170,22 @@ def create_detectors(names: Sequence[str], settings: Mapping[str, Any]) -> list[
 
 
 def fit_detectors(
-    detectors: Sequence[str | Detector],
+    detectors: Sequence[Detector],
     predictor: Predictor,
     splits: Splits | None,
     tuning: ImageSet | None = None,
     workers: int = 0,
-) -> list[Detector]:
-    """Detectors, by name or instance, fitted on the training images of a run in one pass of the network.
+) -> None:
+    """Fit detectors on the training images of a run in one pass of the network.
 
     A training image belongs to the nearest cluster of its own class. Detectors that read images go through them on
     their own; ``tuning`` holds unknown images for the one that is tuned on them.
     """
-    found = [create_detector(each) for each in detectors]
-    if not found:
-        return found
+    if not detectors:
+        return
     assert splits is not None
     backbone, cluster_to_class = predictor.backbone, predictor.cluster_to_class
-    on_outputs = [detector for detector in found if not isinstance(detector, ImageDetector)]
+    on_outputs = [detector for detector in detectors if not isinstance(detector, ImageDetector)]
     if on_outputs:
         head = linear_head(backbone) if any(detector.needs_head for detector in on_outputs) else None
         unseen = embed(backbone, splits.validation, cluster_to_class=cluster_to_class, workers=workers)
@@ -200,19 +193,14 @@ def fit_detectors(
         known = _embed_known(predictor, splits.train, workers) if needs_train else unseen
         for detector in on_outputs:
             detector.fit(known if detector.needs_training_images else unseen, unseen, head=head)
-    for detector in found:
-        if isinstance(detector, ImageDetector):
-            with counting(f"fitting {detector.name}") as progress:
-                detector.fit_images(
-                    backbone,
-                    splits.train,
-                    splits.validation,
-                    ood=tuning,
-                    cluster_to_class=cluster_to_class,
-                    workers=workers,
-                    progress=progress,
-                )
-    return found
+    how: dict[str, Any] = {"ood": tuning, "cluster_to_class": cluster_to_class, "workers": workers}
+    for reader in _reading_images(detectors):
+        with counting(f"fitting {reader.name}") as progress:
+            reader.fit_images(backbone, splits.train, splits.validation, progress=progress, **how)
+
+
+def _reading_images(detectors: Sequence[Detector]) -> list[ImageDetector]:
+    return [detector for detector in detectors if isinstance(detector, ImageDetector)]
 
 
 def _embed_known(predictor: Predictor, train: ImageSet, workers: int) -> Outputs:
@@ -221,15 +209,9 @@ def _embed_known(predictor: Predictor, train: ImageSet, workers: int) -> Outputs
     There are no logits: what detectors learn from logits, they learn from images that the network was not trained on.
     """
     cluster_to_class = predictor.cluster_to_class
+    how: dict[str, Any] = {"cluster_to_class": cluster_to_class, "workers": workers, "logits": False}
     with counting("embedding") as progress:
-        known = embed(
-            predictor.backbone,
-            train,
-            cluster_to_class=cluster_to_class,
-            progress=progress,
-            workers=workers,
-            logits=False,
-        )
+        known = embed(predictor.backbone, train, progress=progress, **how)
     assert known.labels is not None
     own = nearest_of_class(predictor.detector.gaussians_, known.embeddings, known.labels, cluster_to_class)
     return dataclasses.replace(known, cluster_ids=own)
@@ -242,27 +224,28 @@ def measure_run(
     run: RunFolder,
     predictor: Predictor,
     sets: EvaluationSets,
-    provenance: Mapping[str, Any],
-    options: TrainOptions,
+    config: RunConfig,
+    command: str,
     detectors: Sequence[Detector] | None = None,
 ) -> Results:
-    """Run the network over all sets once, then write results and gallery."""
-    by_name = {"test": sets.test, **{f"ood/{name}": images for name, images in sets.ood.items()}}
-    outputs = {
-        name: embed(predictor.backbone, images, cluster_to_class=predictor.cluster_to_class, workers=options.workers)
-        for name, images in track(by_name.items(), "evaluating", total=len(by_name))
-    }
+    """Run the network over all sets once, then write results and gallery; ``detectors`` are fitted."""
+    backbone, workers, seed = predictor.backbone, config.train.workers, config.train.seed
+    images = [sets.test, *sets.ood.values()]
+    test, *others = [
+        embed(backbone, each, cluster_to_class=predictor.cluster_to_class, workers=workers)
+        for each in track(images, "evaluating", total=len(images))
+    ]
     latency = measure_latency(predictor, to_input(torch.from_numpy(sets.test.read(0)[None])), repeats=20)
-    case = Case.check(predictor, outputs["test"], {name: outputs[f"ood/{name}"] for name in sets.ood})
+    case = Case.check(predictor, test, dict(zip(sets.ood, others)))
     results = evaluate_case(
         case,
-        detectors=detectors and [detector for detector in detectors if not isinstance(detector, ImageDetector)],
-        own=_own_method(predictor.backbone),
-        scored=_score_images(detectors or (), predictor.backbone, sets, options.workers),
-        ood_classes={name: images.class_names for name, images in sets.ood.items()},
+        detectors=detectors and [each for each in detectors if not isinstance(each, ImageDetector)],
+        own=_own_method(backbone),
+        scored=[_score_images(each, backbone, sets, workers) for each in _reading_images(detectors or ())],
+        ood_classes={name: each.class_names for name, each in sets.ood.items()},
         latency_ms=latency.median_ms,
-        seed=options.seed,
-        provenance=provenance,
+        seed=seed,
+        provenance=describe_origin(config, run.read_config().sections, predictor, command),
     )
     write_atomic(run / RunFile.RESULTS, results.to_json())
     write_evaluation_gallery(
@@ -273,22 +256,14 @@ def measure_run(
     return results
 
 
-def _score_images(
-    detectors: Sequence[Detector], backbone: Backbone, sets: EvaluationSets, workers: int
-) -> list[Scored]:
-    """The scores of those detectors that read images."""
+def _score_images(detector: ImageDetector, backbone: Backbone, sets: EvaluationSets, workers: int) -> Scored:
+    """The scores of a detector that reads images."""
 
-    def score(detector: ImageDetector, images: ImageSet) -> np.ndarray:
+    def score(images: ImageSet) -> np.ndarray:
         with counting(f"scoring by {detector.name}") as progress:
             return detector.score_images(backbone, images, workers=workers, progress=progress)
 
-    return [
-        Scored(
-            detector.name, score(detector, sets.test), {name: score(detector, each) for name, each in sets.ood.items()}
-        )
-        for detector in detectors
-        if isinstance(detector, ImageDetector)
-    ]
+    return Scored(detector.name, score(sets.test), {name: score(each) for name, each in sets.ood.items()})
 
 
 def _own_method(backbone: Backbone) -> Own | None:
@@ -297,3 +272,50 @@ def _own_method(backbone: Backbone) -> Own | None:
         return None
     recipe = backbone.made_by.recipe
     return Own(recipe, find_recipe(recipe).kind.own_detector)
+
+
+# --- provenance -------------------------------------------------------------------------------------------------------
+
+
+def describe_origin(
+    config: RunConfig, sections: Mapping[str, Any], predictor: Predictor, command: str
+) -> dict[str, Any]:
+    """How results were made; of the options, those of the ``sections`` that the run's ``config.toml`` has.
+
+    :func:`maple.evaluation.evaluate.evaluate` adds the seed and the versions of the packages.
+    """
+    return {
+        "command": command,
+        "config": {name: values for name, values in config.sections().items() if name in sections},
+        "commit": find_commit(),
+        "false_alarm": predictor.false_alarm,
+        "calibration_images": len(predictor.calibration),
+        "decision": predictor.decision.describe(),
+        "promise": predictor.decision.sentence(),
+        "score": predictor.detector.score_,
+        "norm_exponent": predictor.detector.exponent_,
+        "temperature": predictor.probability.temperature,
+        "network_weight": predictor.probability.network_weight,
+        "odds_exponent": predictor.probability.odds_exponent,
+        "hardware": f"{describe_hardware()}, {torch.get_num_threads()} threads",
+    }
+
+
+def find_commit(source: Path = Path(__file__)) -> str | None:
+    """The commit of the checkout that tracks the file ``source``; ``None`` where there is none, or no git."""
+    folder = source.resolve().parent
+    tracked = _git(folder, "ls-files", source.name)  # not so in an environment that lies inside another checkout
+    return _git(folder, "rev-parse", "--short", "HEAD") if tracked else None
+
+
+def describe_hardware() -> str:
+    """Processor architecture and number of cores."""
+    return f"{platform.machine()}, {os.cpu_count()} cores"
+
+
+def _git(folder: Path, *arguments: str) -> str | None:
+    try:
+        asked = subprocess.run(["git", "-C", folder, *arguments], capture_output=True, text=True, timeout=10)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return asked.stdout.strip() or None if asked.returncode == 0 else None

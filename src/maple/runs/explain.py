@@ -1,9 +1,10 @@
-"""``maple explain``: images in, and for each of them why it was called what it was, in words or on a page."""
+"""``maple explain``: the reasons for the prediction of each image, as text or on a page."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,49 +19,49 @@ from maple.networks import embed_batches
 from maple.prediction.explain import explain_outputs
 from maple.prediction.explanation import USUAL_SHARE, Explanation
 from maple.prediction.predictor import Predictor
-from maple.progress import counting, warn
+from maple.progress import counting
 from maple.reporting.explanations import ExplainedImage, render_explanations
-from maple.runs.loading import describe_skipped, open_like, ready_predictor
+from maple.runs.loading import open_like, ready_predictor, warn_of_skipped
 from maple.text import plural
 from maple.types import Outputs
 
 MAX_IMAGES = 200  # on one page
 
 
-def explain_images(
-    folder: Path,
-    sources: list[str],
-    out: str | Path | None = None,
-    *,
-    decision: dict[str, Any] | None = None,
-    limit: int | None = None,
-    data_root: Path | None = None,
-    workers: int = 0,
-    trust: bool = False,
-) -> list[ExplainedImage]:
-    """Explain the predictions of a run for some images; with ``out``, on one HTML page.
+@dataclass(frozen=True)
+class ExplainRequest:
+    """The arguments of ``maple explain``."""
 
-    ``decision`` holds options of the decision that differ from the run's. ``limit`` keeps the images with the highest
-    scores, the highest first; without it there may be ``MAX_IMAGES``.
-    """
-    if out is not None and Path(out).suffix.lower() not in (".html", ".htm"):
+    model: Path  # run folder
+    sources: list[str]
+    out: Path | None = None  # HTML page to write
+    decision: dict[str, Any] = field(default_factory=dict)  # decision options that differ from the run's
+    limit: int | None = None  # explain only this many images, those with the highest scores, the highest first
+    data_root: Path | None = None
+    workers: int = 0
+    trust: bool = False
+
+
+def explain_images(request: ExplainRequest) -> list[ExplainedImage]:
+    """Explain the predictions of a run for at most ``MAX_IMAGES`` images; with ``out``, on one HTML page."""
+    out, limit = request.out, request.limit
+    if out is not None and out.suffix.lower() not in (".html", ".htm"):
         raise UsageError(f"--out '{out}': end the name in .html, or leave it out to print")
     if limit is not None and not 1 <= limit <= MAX_IMAGES:
         raise UsageError(f"--limit {limit}: explain between 1 and {MAX_IMAGES} images")
-    predictor = ready_predictor(folder, decision, trust=trust)
-    images = open_like(predictor, sources if len(sources) > 1 else sources[0], data_root)
+    predictor = ready_predictor(request.model, request.decision, trust=request.trust)
+    images = open_like(predictor, request.sources, request.data_root)
     if limit is None and len(images) > MAX_IMAGES:
         raise UsageError(
             f"{plural(len(images), 'image')} are too many to explain: give at most {MAX_IMAGES}, or --limit "
             f"{MAX_IMAGES} for those with the highest scores"
         )
-    if images.skipped:
-        warn(describe_skipped(images.skipped))
-    rows, outputs = _embed(predictor, images, limit, workers)
-    explanations = explain_predictions(predictor, outputs, read_usual_distance(folder))
+    warn_of_skipped(images.skipped)
+    rows, outputs = _embed(predictor, images, limit, request.workers)
+    explanations = explain_predictions(predictor, outputs, read_usual_distance(request.model))
     cases = [ExplainedImage(images.files[i], images.read(int(i)), found) for i, found in zip(rows, explanations)]
     if out is not None:
-        write_atomic(Path(out), render_explanations(cases, folder))
+        write_atomic(out, render_explanations(cases, request.model))
     return cases
 
 

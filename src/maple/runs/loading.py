@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, cast
 
 from maple.data.image_set import ImageSet
 from maple.data.sources import open_images
@@ -27,8 +27,6 @@ MORE_CALIBRATION = (  # the remedy for missing or too few calibration images
     "of --splits)"
 )
 _GRAPH_SUFFIX = ".onnx"
-
-_AnyPredictor = TypeVar("_AnyPredictor", bound=BasePredictor)
 
 
 def open_predictor(source: Path, trust: bool = False) -> BasePredictor:
@@ -60,43 +58,22 @@ def ready_model(
     With ``fdr``, images are flagged together later, from p-values of one shared calibration set. ``check`` may refuse
     the predictor before any warning is printed; ``trust`` allows a network that runs code.
     """
-    decision = _check_flags(decision)
+    decision = decision or {}
+    build_options(DecisionOptions, decision, where=None)  # before the model is loaded: an error names the flag
+    if fdr is not None and decision:
+        flags = " and ".join(map(flag_name, decision))
+        raise UsageError(f"--fdr decides over all images together: leave out {flags}, or leave out --fdr")
     predictor = open_predictor(model, trust)
     if check is not None:
         check(predictor)
-    return _decide(predictor, decision, fdr)
-
-
-def ready_predictor(folder: Path, decision: dict[str, Any] | None = None, *, trust: bool = False) -> Predictor:
-    """As :func:`ready_model`, for commands that need the network itself: run folders only."""
-    decision = _check_flags(decision)
-    if is_graph(folder):
-        raise UsageError(f"'{folder}' is an exported graph, and this needs the network: give the folder of its run")
-    from maple.prediction.store import load_predictor
-
-    return _decide(load_predictor(folder, trust=trust), decision)
-
-
-def _check_flags(decision: dict[str, Any] | None) -> dict[str, Any]:
-    """Validate options of the decision before the model is loaded, so that errors name the flag."""
-    build_options(DecisionOptions, decision or {}, where=None)
-    return decision or {}
-
-
-def _decide(predictor: _AnyPredictor, decision: dict[str, Any], fdr: float | None = None) -> _AnyPredictor:
-    if fdr is None:
+    if fdr is not None:
+        predictor.decide(per_class=False, confidence=None)
+    else:
         predictor.decide(**decision)
         warn_if_nothing_is_flagged(predictor)
         if predictor.options.per_class and not predictor.decision.n_own_thresholds:
-            warn(
-                "--per-class changes nothing: no class has enough calibration images for a threshold of its own; "
-                + MORE_CALIBRATION
-            )
-    elif decision:
-        flags = " and ".join(flag_name(key) for key in decision)
-        raise UsageError(f"--fdr decides over all images together: leave out {flags}, or leave out --fdr")
-    else:
-        predictor.decide(per_class=False, confidence=None)  # p-values of one shared calibration set
+            no_class = "no class has enough calibration images for a threshold of its own"
+            warn(f"--per-class changes nothing: {no_class}; {MORE_CALIBRATION}")
     if predictor.runtime == "torch":
         from maple.networks import use_fast_allocator
 
@@ -104,11 +81,26 @@ def _decide(predictor: _AnyPredictor, decision: dict[str, Any], fdr: float | Non
     return predictor
 
 
-def open_like(predictor: BasePredictor, source: Any, data_root: Path | None, labelled: bool = False) -> ImageSet:
-    """Open images at the size and fit of the predictor."""
+def ready_predictor(folder: Path, decision: dict[str, Any] | None = None, *, trust: bool = False) -> Predictor:
+    """As :func:`ready_model`, for commands that need the network itself: run folders only."""
+    if is_graph(folder):
+        raise UsageError(f"'{folder}' is an exported graph, and this needs the network: give the folder of its run")
+    return cast("Predictor", ready_model(folder, decision, trust=trust))
+
+
+def open_like(
+    predictor: BasePredictor, source: Any, data_root: Path | None, labelled: bool = False, split: str | None = None
+) -> ImageSet:
+    """Open images at the size and fit of the predictor; ``split`` of a data set that has splits."""
     with counting("decoding") as progress:
         return open_images(
-            source, size=predictor.size, fit=predictor.fit, data_root=data_root, labelled=labelled, progress=progress
+            source,
+            size=predictor.size,
+            fit=predictor.fit,
+            data_root=data_root,
+            labelled=labelled,
+            split=split,
+            progress=progress,
         )
 
 
@@ -124,6 +116,12 @@ def warn_if_nothing_is_flagged(predictor: BasePredictor) -> None:
         f"no image will be flagged as out-of-distribution: --false-alarm {options.false_alarm:g}{confidence} takes at "
         f"least {predictor.decision.min_images} calibration images, and the run has {n}; {MORE_CALIBRATION}{other_rate}"
     )
+
+
+def warn_of_skipped(skipped: Sequence[Skipped], of: str = "", where: str = "") -> None:
+    """Warn of files that could not be used, if there are any; ``where`` says where all are listed."""
+    if skipped:
+        warn(describe_skipped(skipped, of) + where)
 
 
 def describe_skipped(skipped: Sequence[Skipped], of: str = "", count: int | None = None) -> str:

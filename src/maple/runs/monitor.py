@@ -15,9 +15,9 @@ from maple.decisions.drift import Comparison, StreamMonitor, compare_scores
 from maple.errors import RunError, UsageError
 from maple.files import load_arrays, save_arrays, write_atomic
 from maple.prediction.base import BasePredictor
-from maple.progress import counting, warn
+from maple.progress import counting
 from maple.reporting.plots import plot_drift, standalone_svg
-from maple.runs.loading import MORE_CALIBRATION, describe_skipped, open_like, ready_model
+from maple.runs.loading import MORE_CALIBRATION, open_like, ready_model, warn_of_skipped
 from maple.text import percent, plural
 
 _LEVEL = 0.01
@@ -107,7 +107,7 @@ class Monitoring:
             file = f" ('{self.alarm_file}')" if self.alarm_file else ""
             reached = f"reached at image {stream.alarm_at_ + 1:,}{file}"
         most, now = _describe_wealth(stream.max_log_wealth_), _describe_wealth(float(stream.log_wealth_[-1]))
-        return f"wealth {most} at most, {now} now; alarm at {1 / stream.level:,.0f}, {reached}"
+        return f"martingale {most} at most, {now} now; alarm at {1 / stream.level:,.0f}, {reached}"
 
     def _notes(self) -> list[str]:
         notes = []
@@ -153,20 +153,16 @@ def monitor_images(request: MonitorRequest) -> Monitoring:
         raise UsageError(f"--out '{out}': end the name in {_SUFFIX}")
     predictor = _open_predictor(request)
     stream = _open_stream(predictor, request.level, state)
-    sources = request.sources if len(request.sources) > 1 else request.sources[0]
-    images = open_like(predictor, sources, request.data_root)
+    images = open_like(predictor, request.sources, request.data_root)
+    warn_of_skipped(images.skipped)
     scores = _score(predictor, images, request.batch_size, request.workers)
     batch = compare_scores(scores, predictor.calibration_scores, predictor.false_alarm, stream.level)
     stream.update(scores)
     if out is not None:
-        plot = plot_drift(
-            stream.calibration_scores, scores, batch.threshold, batch.expected_share, stream.log_wealth_, stream.level
-        )
-        write_atomic(out, standalone_svg(plot))
+        known, flagged = stream.calibration_scores, (batch.threshold, batch.expected_share)
+        write_atomic(out, standalone_svg(plot_drift(known, scores, *flagged, stream.log_wealth_, stream.level)))
     if state is not None:  # last: a failed call that is repeated must not count its images twice
         save_arrays(state, stream.to_arrays(), {"kind": _STATE_KIND})
-    if images.skipped:
-        warn(describe_skipped(images.skipped))
     return Monitoring(batch, stream, state is not None, _alarm_file(stream, images))
 
 

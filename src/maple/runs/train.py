@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from lightning_fabric import Fabric
@@ -29,7 +30,7 @@ from maple.prediction.fit import fit_predictor
 from maple.prediction.predictor import Predictor
 from maple.prediction.store import load_backbone
 from maple.progress import is_first_process, say, warn
-from maple.runs._finish import Fitted, finish_run, prepare_folder
+from maple.runs.fit import Fitted, finish_run, prepare_folder
 from maple.runs.folder import RunFolder, RunOrigin
 from maple.runs.setup.config import RunConfig, resolve_config
 from maple.runs.setup.init import (
@@ -42,8 +43,8 @@ from maple.runs.setup.init import (
     try_recipe,
     why_new_head,
 )
-from maple.runs.setup.request import LEFT_OUT, RunRequest, absolute_path, absolute_source, check_unknown
-from maple.runs.setup.splits import announce_images, describe_classes, left_out_images, load_run_splits, order_like_head
+from maple.runs.setup.request import RunRequest, absolute_source, check_unknown
+from maple.runs.setup.splits import announce_images, describe_classes, open_splits, order_like_head
 from maple.training.distributed import make_fabric, together
 from maple.training.head import prepare_backbone
 from maple.training.loop import Run, snapshot_rows, train_backbone
@@ -70,16 +71,10 @@ class TrainRequest(RunRequest):
     resume: bool = False
     command: str = "maple train"
 
+    sources: ClassVar[tuple[str, ...]] = (*RunRequest.sources, "validation", "calibration", "init", "weights")
+
     def origin(self) -> RunOrigin:
-        return dataclasses.replace(
-            super().origin(),
-            validation=absolute_source(self.validation),
-            calibration=absolute_source(self.calibration),
-            init=absolute_source(self.init),
-            weights=absolute_path(self.weights),
-            head=self.head,
-            preset=self.preset,
-        )
+        return dataclasses.replace(super().origin(), head=self.head, preset=self.preset)
 
 
 def train_run(request: TrainRequest) -> Results | None:
@@ -178,15 +173,18 @@ class _Plan:
     def train(self, backbone: Backbone, fabric: Fabric) -> Run:
         """Train the network, or all members of an ensemble."""
         request, splits = self.request, self.splits
-        how: dict[str, Any] = {
-            "folder": request.out,
-            "resume": request.resume,
-            "options": self.config.train,
-            "fabric": fabric,
-        }
-        if isinstance(recipe := self.config.recipe, EnsembleRecipe):
-            return train_ensemble(self.make_backbone, recipe, splits.train, splits.validation, **how)
-        return train_backbone(backbone, recipe, splits.train, splits.validation, **how)
+        train: Callable[..., Run] = partial(train_backbone, backbone)
+        if isinstance(self.config.recipe, EnsembleRecipe):
+            train = partial(train_ensemble, self.make_backbone)
+        return train(
+            self.config.recipe,
+            splits.train,
+            splits.validation,
+            folder=request.out,
+            resume=request.resume,
+            options=self.config.train,
+            fabric=fabric,
+        )
 
     def fit(self, trained: Run, fabric: Fabric) -> Predictor:
         """Fit the detector of the trained network."""
@@ -219,11 +217,7 @@ def _make_plan(request: TrainRequest) -> _Plan:
     start = None if request.init is None else _open_start(request, config)
     if start is not None and not request.resume:
         config = _follow_start(request, config, start)
-    splits = load_run_splits(request.origin(), config.data, request.data_root)
-    if LEFT_OUT in request.ood.values():
-        left_out_images(splits)
-    if not len(splits.validation):
-        raise UsageError("training needs validation images: give them a share of --splits, or --validation")
+    splits = open_splits(request, config.data)
     if start is not None:
         request, splits = _settle_start(request, start, splits)
     return _Plan(request, config, start, splits)
@@ -334,22 +328,12 @@ def _as_started(request: TrainRequest) -> tuple[TrainRequest, RunConfig]:
         for key, value in values.items():
             if key not in FREE_OPTIONS and (other := now.sections()[name][key]) != value:
                 raise started_otherwise(request.out, flag_name(key), value, other)
-    return _restore_request(request, origin), now
-
-
-def _restore_request(request: TrainRequest, origin: RunOrigin) -> TrainRequest:
-    return dataclasses.replace(
-        request,
-        source=origin.source,
-        validation=origin.validation,
-        calibration=origin.calibration,
-        test=origin.test,
-        init=origin.init,
-        head=origin.head,
-        data_root=origin.root,
-        weights=Path(origin.weights) if origin.weights else None,
-        class_names=origin.classes or (),
+    same = {name: getattr(origin, name) for name in ("source", "validation", "calibration", "test", "init", "head")}
+    weights = Path(origin.weights) if origin.weights else None
+    asked_then = dataclasses.replace(
+        request, **same, weights=weights, data_root=origin.root, class_names=origin.classes or ()
     )
+    return asked_then, now
 
 
 def _same_source(now: Any, then: Any) -> bool:

@@ -10,13 +10,13 @@ import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from maple.data.image_set import ImageSet
-from maple.data.sources import open_images
 from maple.errors import DataError, RunError, UsageError, suggest
 from maple.files import RunFile, draft_folder
 from maple.networks import embed, use_fast_allocator
@@ -34,9 +34,9 @@ from maple.reporting.gallery import (
     save_clusters,
     thumbnail,
 )
-from maple.runs._finish import GALLERY_SAMPLE, sample_rows
+from maple.runs.fit import GALLERY_SAMPLE, sample_rows
 from maple.runs.folder import RunFolder, RunSettings
-from maple.runs.loading import describe_skipped, warn_if_nothing_is_flagged
+from maple.runs.loading import open_like, warn_if_nothing_is_flagged, warn_of_skipped
 from maple.runs.report import report_run
 from maple.runs.setup.request import absolute_source
 from maple.runs.setup.splits import digest_images
@@ -74,7 +74,7 @@ class Update:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for files."""
-        return {**asdict(self), "new_classes": list(self.new_classes)}
+        return asdict(self)
 
     def describe(self) -> str:
         """One line per step.
@@ -123,16 +123,10 @@ def _update(request: UpdateRequest, settings: RunSettings, target: Path) -> tupl
     run = RunFolder(request.run)
     predictor, classes = load_predictor(run.path, trust=request.trust), run.read_classes()
     images = _open_all(request, settings, predictor, classes)
-    if images.skipped:
-        warn(f"{describe_skipped(images.skipped)}; all are listed in {RunFile.CLASSES} of the run")
+    warn_of_skipped(images.skipped, where=f"; all are listed in {RunFile.CLASSES} of the run")
     with counting("embedding") as progress:
         updated = update_predictor(
-            predictor,
-            images.data,
-            images.calibration,
-            images.validation,
-            workers=request.workers,
-            progress=progress,
+            predictor, images.data, images.calibration, images.validation, workers=request.workers, progress=progress
         )
     update = Update(
         source=absolute_source(request.data),
@@ -195,8 +189,9 @@ class _Images:
 def _open_all(request: UpdateRequest, settings: RunSettings, predictor: Predictor, classes: RunClasses) -> _Images:
     root = request.data_root or settings.origin.root
     use_fast_allocator()
-    held = None if request.calibrate is None else _open(predictor, request.calibrate, root, "validation")
-    data = None if request.data is None else _open(predictor, request.data, root, "train")
+    open_split = partial(open_like, predictor, data_root=root, labelled=True)
+    held = None if request.calibrate is None else open_split(request.calibrate, split="validation")
+    data = None if request.data is None else open_split(request.data, split="train")
     skipped = [*(data.skipped if data else ()), *(held.skipped if held else ())]
     if data is not None:
         data, repeated = _choose(data, held, request.only)
@@ -207,14 +202,6 @@ def _open_all(request: UpdateRequest, settings: RunSettings, predictor: Predicto
     if held is not None:
         validation, calibration = cut_calibration(held, names, settings.sections.get("data", {}).get("split_seed", 0))
     return _Images(data, validation, calibration, tuple(skipped))
-
-
-def _open(predictor: Predictor, source: str, data_root: Path | None, split: str) -> ImageSet:
-    """Labelled images in the size and fit of the predictor; ``split`` of a data set that has splits."""
-    with counting("decoding") as progress:
-        return open_images(
-            source, size=predictor.size, fit=predictor.fit, data_root=data_root, split=split, progress=progress
-        )
 
 
 def _choose(images: ImageSet, held: ImageSet | None, only: Sequence[str]) -> tuple[ImageSet, list[Skipped]]:
@@ -275,10 +262,8 @@ def _update_gallery(folder: Path, predictor: Predictor, images: ImageSet | None)
     class_sizes = np.bincount(predictor.cluster_to_class, sizes)[predictor.cluster_to_class]  # (M,)
     shares = sizes / np.maximum(class_sizes, 1)
     shown = [*clusters, *_find_exemplars(predictor, images, len(clusters))]
-    save_clusters(
-        folder,
-        [replace(each, count=int(sizes[each.cluster]), share=float(shares[each.cluster])) for each in shown],
-    )
+    counted = [replace(each, count=int(sizes[each.cluster]), share=float(shares[each.cluster])) for each in shown]
+    save_clusters(folder, counted)
 
 
 def _find_exemplars(predictor: Predictor, images: ImageSet, n_clusters: int) -> list[ClusterExemplars]:

@@ -79,7 +79,7 @@ def make():
 def no_report():
     """Drawing would take most of the time."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("maple.runs._finish.write_report", lambda folder: "none")
+        patch.setattr("maple.runs.fit.write_report", lambda folder: "none")
         yield
 
 
@@ -341,7 +341,7 @@ def test_there_is_no_run_without_its_network(here, own_run, tmp_path, monkeypatc
         raise Killed
 
     with monkeypatch.context() as patch:
-        patch.setattr("maple.runs._finish.save_backbone", kill)
+        patch.setattr("maple.runs.fit.save_backbone", kill)
         with pytest.raises(Killed):
             train("--init", own_run, "--out", tmp_path / "run")
     assert not (tmp_path / "run" / "config.toml").exists()

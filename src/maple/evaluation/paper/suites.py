@@ -1,7 +1,7 @@
 """The experiments of the paper as suites: one table or figure each, read from ``suites.toml``.
 
 A suite is a table: its rows name a training and the method that reads its network, its columns name figures. Nothing
-runs here: :mod:`maple.runs.benchmark.trainings` trains and evaluates, :mod:`maple.runs.benchmark.tables` writes.
+runs here: :mod:`maple.runs.benchmark.trainings` trains and evaluates, :mod:`maple.runs.benchmark.suites` writes.
 """
 
 from __future__ import annotations

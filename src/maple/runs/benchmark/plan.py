@@ -34,47 +34,37 @@ _DEFAULT_SIZE = 32  # pixels, where the source decides
 
 @dataclass(frozen=True)
 class Plan:
-    """What a training will take, over all its seeds."""
+    """A training over all its seeds: what it learns from and how long that takes."""
 
-    jobs: tuple[Job, ...]  # one per seed
+    training: str
+    network: str
+    epochs: int
+    images: int | None  # to learn from; None if not known
+    seeds: int
+    hours: float | None  # estimate for the seeds that are not finished, as if from the start; None if not known
     state: str  # finished, so many finished, started, new, or what is missing
-    n_images: int | None  # to learn from; None where that is not known
-    seconds: float  # estimate for the seeds that are not finished, as if from the start; NaN where that is not known
-
-    def to_dict(self) -> dict[str, Any]:
-        hours = None if math.isnan(self.seconds) else round(self.seconds / 3600, 2)
-        config = self.jobs[0].config
-        return {
-            "training": self.jobs[0].name,
-            "network": config.model.backbone,
-            "epochs": config.train.epochs,
-            "images": self.n_images,
-            "seeds": len(self.jobs),
-            "hours": hours,
-            "state": self.state,
-        }
 
 
 def plan_jobs(jobs: Sequence[Job]) -> Iterator[Plan]:
     """State, images and estimated time of each training; a few steps of each kind of network are timed for that."""
     per_image: dict[Any, float] = {}
     for training in dict.fromkeys(job.training for job in jobs):
-        seeds = tuple(job for job in jobs if job.training == training)
+        seeds = [job for job in jobs if job.training == training]
         config, n_images = seeds[0].config, count_images(seeds[0])
         kind = (config.model.recipe, config.model.backbone, config.data.size)
         state, n_finished = _state(seeds)
-        seconds = 0.0
+        hours: float | None = 0.0
         if n_finished < len(seeds):
             if kind not in per_image:
                 per_image[kind] = time_step(config)
             members = getattr(config.recipe, "members", 1)
-            each = math.nan if n_images is None else per_image[kind] * n_images * config.train.epochs * members
-            seconds = each * (len(seeds) - n_finished)
-        yield Plan(seeds, state, n_images, seconds)
+            steps = config.train.epochs * members * (len(seeds) - n_finished)
+            hours = None if n_images is None else round(per_image[kind] * n_images * steps / 3600, 2)
+        yield Plan(seeds[0].name, config.model.backbone, config.train.epochs, n_images, len(seeds), hours, state)
 
 
 def _state(seeds: Sequence[Job]) -> tuple[str, int]:
-    """In words, and how many of the seeds are finished."""
+    """The state as text, and the number of seeds that are finished."""
     first = seeds[0]
     if "train" not in _count_splits(first.protocol.source, first.data_root):
         return f"no {first.protocol.source.partition('/')[0]}/train", 0
@@ -96,11 +86,8 @@ def count_images(job: Job) -> int | None:
     if "train" not in sizes:
         known = CATALOGUE[name].splits if name in CATALOGUE else ()
         sizes = {split.name: split.images for split in known}
-    held = [
-        role
-        for role in ("validation", "calibration", "test")
-        if role in sizes or (role == "test" and job.protocol.test)
-    ]
+    held = [role for role in ("validation", "calibration") if role in sizes]
+    held += ["test"] if "test" in sizes or job.protocol.test else []
     return round(sizes["train"] * fold_shares(shares, held)[0]) if "train" in sizes else None
 
 

@@ -1,22 +1,34 @@
-"""``maple benchmark``: from the names of suites to tables; see :mod:`maple.evaluation.paper.suites` for what they
-are."""
+"""``maple benchmark``: from the names of suites to tables.
+
+:mod:`maple.evaluation.paper.suites` describes the suites. Tables are filled from trained networks and written as
+Markdown, CSV, JSON, drawings and a page.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+import math
+import platform
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import maple
 from maple.errors import UsageError
+from maple.evaluation.paper.columns import CORRUPTED_COLUMN, read_figure
 from maple.evaluation.paper.profiles import PROFILES, Profile, find_profile
+from maple.evaluation.paper.rows import Row, Training
 from maple.evaluation.paper.suites import SUITES, Suite, find_suite
-from maple.evaluation.paper.tables import SuiteResults
+from maple.evaluation.paper.tables import SuiteResults, TableRow, to_csv, to_dict, to_markdown
+from maple.evaluation.results import Results
+from maple.files import save_json, write_atomic
 from maple.progress import is_first_process, say, warn
+from maple.reporting.plots import standalone_svg
+from maple.reporting.suite_page import Network, draw_suite, render_suite
 from maple.runs.benchmark.jobs import Job, list_jobs
 from maple.runs.benchmark.plan import plan_jobs
-from maple.runs.benchmark.tables import collect, write_suite
-from maple.runs.benchmark.trainings import train_all
+from maple.runs.benchmark.trainings import FACTS, ensure_evaluated, train_all, training_facts
+from maple.runs.evaluate import describe_hardware, find_commit
 from maple.runs.setup.request import LEFT_OUT
 
 ALL = "all"
@@ -54,7 +66,7 @@ class BenchmarkRequest:
 
 
 def list_suites() -> list[dict[str, Any]]:
-    """What there is: place in the paper, trainings per seed, what it shows."""
+    """The suites: place in the paper, data sets, trainings per seed, and what each shows."""
     return [
         {
             "benchmark": suite.name,
@@ -76,10 +88,12 @@ def _needs(suite: Suite) -> list[str]:
 
 def plan_suites(request: BenchmarkRequest) -> list[dict[str, Any]]:
     """The trainings of all suites, each once, with an estimate of their time; the last row is the sum."""
-    rows = [plan.to_dict() for plan in plan_jobs(request.jobs(*request.suites))]
+    rows = [asdict(plan) for plan in plan_jobs(request.jobs(*request.suites))]
     new = [row for row in rows if row["state"] != "finished"]
-    known = [row["hours"] for row in new if row["hours"] is not None]
-    total = {"training": f"{len(new)} of {len(rows)} to be done", "hours": round(sum(known), 2)}
+    total = {
+        "training": f"{len(new)} of {len(rows)} to be done",
+        "hours": round(sum(row["hours"] or 0 for row in new), 2),
+    }
     return [*rows, {key: total.get(key) for key in rows[0]}] if rows else []
 
 
@@ -101,3 +115,77 @@ def run_suites(request: BenchmarkRequest) -> Iterator[tuple[Path, SuiteResults]]
         yield write_suite(request.out / TABLES / f"{suite.name}-{request.profile.name}", found, networks), found
     if not suites:
         warn("no suite was named: see maple benchmark --list")
+
+
+# --- tables -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Evaluated:
+    """The results and facts of one network."""
+
+    results: Results
+    corrupted: Results | None  # on corrupted images
+    facts: dict[str, float]  # of the training
+
+    def read(self, row: Row, column: str) -> float:
+        """One figure; NaN where there is none."""
+        if not column.startswith(CORRUPTED_COLUMN):
+            return read_figure(self.results, row.method, column, self.facts)
+        if self.corrupted is None:
+            return math.nan
+        return read_figure(self.corrupted, row.method, column.removeprefix(CORRUPTED_COLUMN))
+
+
+def collect(suite: Suite, jobs: Sequence[Job], command: str) -> tuple[SuiteResults, dict[Training, Network]]:
+    """Train and evaluate missing networks and read the figures of a suite; also the networks of the first seed."""
+    profile = jobs[0].profile
+    seeds = tuple(dict.fromkeys(job.seed for job in jobs))
+    found = {(job.training, job.seed): _evaluate(suite, job) for job in jobs}
+    rows = [
+        TableRow(
+            row.title,
+            {name: [found[row.training, seed].read(row, name) for seed in seeds] for name in suite.columns},
+            suite.paper.get(row.paper, {}),
+        )
+        for row in suite.rows(profile)
+    ]
+    networks = {
+        job.training: Network(job.folder, found[job.training, job.seed].results) for job in jobs if job.seed == seeds[0]
+    }
+    return SuiteResults(suite, profile, seeds, rows, _provenance(jobs, command)), networks
+
+
+def _evaluate(suite: Suite, job: Job) -> _Evaluated:
+    needs_corrupted = any(name.startswith(CORRUPTED_COLUMN) for name in suite.columns) and job.protocol.corrupted
+    results = ensure_evaluated(job, suite.detectors(job.profile))
+    return _Evaluated(
+        results,
+        ensure_evaluated(job, corrupted=True) if needs_corrupted else None,
+        training_facts(job) if any(name in FACTS for name in suite.columns) else {},
+    )
+
+
+def _provenance(jobs: Sequence[Job], command: str) -> dict[str, Any]:
+    return {
+        "command": command,
+        "commit": find_commit(),
+        "maple": maple.__version__,
+        "python": platform.python_version(),
+        "hardware": describe_hardware(),
+        "trainings": {job.folder.name: job.title for job in jobs},
+    }
+
+
+def write_suite(folder: Path, found: SuiteResults, networks: dict[Training, Network]) -> Path:
+    """Write Markdown, CSV, JSON, drawings and the page, whose path is returned."""
+    folder.mkdir(parents=True, exist_ok=True)
+    drawings = draw_suite(found, networks)
+    write_atomic(folder / "table.md", to_markdown(found))
+    write_atomic(folder / "table.csv", to_csv(found))
+    save_json(folder / "results.json", to_dict(found))
+    for i, (_, plot) in enumerate(drawings, start=1):
+        write_atomic(folder / f"{found.suite.name}-{i}.svg", standalone_svg(plot))
+    page = folder / "report.html"
+    write_atomic(page, render_suite(found, drawings))
+    return page

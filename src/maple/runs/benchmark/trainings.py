@@ -30,21 +30,19 @@ _EVALUATIONS = "evaluations"
 @contextmanager
 def locked(job: Job, wait: bool = True) -> Iterator[bool]:
     """Keep other processes from a training. Without ``wait``, whether the lock was free, and is held now."""
+    lock = take_lock(job.lock) if is_first_process() else None
     if not is_first_process():  # the others of one training work under the lock of their first
         yield True
-        return
-    lock = take_lock(job.lock)
-    if lock is None and not wait:
+    elif lock is None and not wait:
         yield False
-        return
-    if lock is None:
-        say(f"waiting for another process: {job.title}")
-        lock = take_lock(job.lock, wait=True)
-    assert lock is not None
-    try:
-        yield True
-    finally:
-        lock.release()
+    else:
+        if lock is None:
+            say(f"waiting for another process: {job.title}")
+            lock = take_lock(job.lock, wait=True)
+        try:
+            yield True
+        finally:
+            lock.release()
 
 
 def ensure_trained(job: Job) -> Path:
@@ -93,22 +91,21 @@ def _train(job: Job) -> Path:
     folder = job.folder
     if job.is_finished:
         return folder
-    started = job.is_started
+    started, protocol = job.is_started, job.protocol
     say(f"{'continuing' if started else 'training'}: {job.title}")
-    train_run(
-        TrainRequest(
-            source=job.protocol.source,
-            test=job.protocol.test,
-            out=folder,
-            data_root=job.data_root,
-            flags=job.flags,
-            preset=job.preset,
-            resume=started,
-            overwrite=folder.exists() and not started,
-            report=False,
-            command=f"maple benchmark ({job.title})",
-        )
+    request = TrainRequest(
+        source=protocol.source,
+        test=protocol.test,
+        out=folder,
+        data_root=job.data_root,
+        flags=job.flags,
+        preset=job.preset,
+        resume=started,
+        overwrite=folder.exists() and not started,
+        report=False,
+        command=f"maple benchmark ({job.title})",
     )
+    train_run(request)
     return folder
 
 

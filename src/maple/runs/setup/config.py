@@ -72,14 +72,12 @@ def resolve_config(
     """
     flags, file, base = flags or {}, file or {}, read_preset(preset) if preset else {}
     method = find_recipe(_choose_recipe(flags, file, base), plugin)
-    _check_tables(file)
     _check_names(method)
-    _check_recipe_sections(file, method)
-    asked = _sort_flags(flags, method)
-    values = {
-        section: {**_section(base, section, method), **_section(file, section, method), **asked.get(section, {})}
-        for section in (*SECTIONS, RECIPE)
-    }
+    layers = (_sort_sections(base, method), _sort_sections(file, method, strict=True), _sort_flags(flags, method))
+    values: dict[str, Values] = {section: {} for section in (*SECTIONS, RECIPE)}
+    for layer in layers:
+        for section, own in layer.items():
+            values[section] |= own
     values["train"] = _follow_epochs(base.get("train", {}), values["train"])
     recipe = method.create(values.pop(RECIPE), f"section [{method.kind.section}]")
     built: dict[str, Any] = {
@@ -119,12 +117,29 @@ def _choose_recipe(flags: Mapping[str, Any], file: Mapping[str, Any], base: Mapp
     return ModelOptions().recipe
 
 
-def _section(sections: Mapping[str, Any], name: str, method: Method[Recipe]) -> Values:
-    """The values of a section; the chosen recipe's has several names (``mc_dropout``, ``mc-dropout``)."""
-    if name != RECIPE:
-        return sections.get(name, {})
-    own = [values for section, values in sections.items() if _is_recipe(section, method)]
-    return {key: value for values in own for key, value in values.items()}
+def _sort_sections(sections: Mapping[str, Any], method: Method[Recipe], strict: bool = False) -> dict[str, Values]:
+    """The values of a file or preset by section.
+
+    That of the chosen recipe may be written ``mc_dropout`` or ``mc-dropout``. Sections of other recipes
+    are left out; ``strict`` refuses them, as well as options that the chosen name fixes.
+    """
+    found: dict[str, Values] = {}
+    for section, values in sections.items():
+        name = _recipe_name(section)
+        if section not in SECTIONS and section != RECIPE and name is None:
+            known = [*SECTIONS, RECIPE, *RECIPES.names()]
+            raise ConfigError(f"unknown section '{section}' in the configuration file: {suggest(section, known)}")
+        if not isinstance(values, dict):
+            raise ConfigError(f"'{section}' in the configuration file is {values!r}: write it as a section [{section}]")
+        if section in SECTIONS:
+            found[section] = values
+        elif section == method.kind.section or (name is not None and find_recipe(name).kind is method.kind):
+            found[RECIPE] = found.get(RECIPE, {}) | values
+        elif strict:
+            raise UsageError(f"section [{section}] is not of the chosen recipe '{method.name}': remove it")
+    if fixed := next((key for key in method.fixed if strict and key in found.get(RECIPE, {})), None):
+        raise ConfigError(f"'{fixed}' is fixed by the name of the recipe: set recipe in section [model] instead")
+    return found
 
 
 def _follow_epochs(preset: Mapping[str, Any], values: Values) -> Values:
@@ -144,24 +159,9 @@ def _follow_epochs(preset: Mapping[str, Any], values: Values) -> Values:
     return {**values, "milestones": sorted(moved)}
 
 
-def _is_recipe(section: str, method: Method[Recipe]) -> bool:
-    """Whether a section of a file holds options of the class of this recipe."""
-    name = _recipe_name(section)
-    return section == method.kind.section or (name is not None and find_recipe(name).kind is method.kind)
-
-
 def _recipe_name(owner: str) -> str | None:
     """The recipe that a section or an owner in ``--set`` names; TOML keys are written with ``_``."""
     return next((name for name in (owner, owner.replace("_", "-")) if name in RECIPES), None)
-
-
-def _check_tables(file: Mapping[str, Any]) -> None:
-    for section, values in file.items():
-        if section not in SECTIONS and section != RECIPE and _recipe_name(section) is None:
-            known = [*SECTIONS, RECIPE, *RECIPES.names()]
-            raise ConfigError(f"unknown section '{section}' in the configuration file: {suggest(section, known)}")
-        if not isinstance(values, dict):
-            raise ConfigError(f"'{section}' in the configuration file is {values!r}: write it as a section [{section}]")
 
 
 def _check_names(method: Method[Recipe]) -> None:
@@ -172,15 +172,6 @@ def _check_names(method: Method[Recipe]) -> None:
                 f"option '{min(both)}' of recipe '{method.name}' clashes with '{min(both)}' in section [{section}]: "
                 "rename it"
             )
-
-
-def _check_recipe_sections(file: Mapping[str, Any], method: Method[Recipe]) -> None:
-    for section in file:
-        if section not in SECTIONS and not _is_recipe(section, method):
-            raise UsageError(f"section [{section}] is not of the chosen recipe '{method.name}': remove it")
-    for key in method.fixed:
-        if key in _section(file, RECIPE, method):
-            raise ConfigError(f"'{key}' is fixed by the name of the recipe: set recipe in section [model] instead")
 
 
 # --- flags and --set --------------------------------------------------------------------------------------------------
@@ -198,18 +189,16 @@ def _sort_flags(flags: Mapping[str, Any], method: Method[Recipe]) -> dict[str, V
 
 
 def _flag_section(option: str, method: Method[Recipe]) -> str:
+    """The section of a flag."""
     section = section_of(option, method)
     if section is not None:
         return section
     owners = [name for name in RECIPES.names() if option in find_recipe(name).options]
     if not owners:
-        raise ConfigError(f"unknown option '{option}': {suggest(option, _all_options(method))}")
+        known = [*method.options, *(name for group in SECTIONS.values() for name in list_options(group))]
+        raise ConfigError(f"unknown option '{option}': {suggest(option, known)}")
     owner = "maple" if "maple" in owners else owners[0]
     raise UsageError(f"{flag_name(option)} needs --recipe {owner}, not {method.name}: add it or leave it out")
-
-
-def _all_options(method: Method[Recipe]) -> list[str]:
-    return [*method.options, *(name for group in SECTIONS.values() for name in list_options(group))]
 
 
 def _owned_section(owner: str, option: str, method: Method[Recipe]) -> str:
@@ -218,23 +207,18 @@ def _owned_section(owner: str, option: str, method: Method[Recipe]) -> str:
         return owner
     if owner == OWN_DETECTOR and option in list_options(DetectorOptions):
         return "detector"
-    name = method.name if owner == RECIPE else _recipe_name(owner)
-    if name is None:
-        raise _unknown_owner(owner, option)
-    if find_recipe(name).kind is not method.kind:
-        raise UsageError(f"--set {owner}.{option} needs --recipe {name}, not {method.name}: add it or leave it out")
-    if option in find_recipe(name).options and option not in method.options:
-        raise UsageError(f"--set {owner}.{option} has no effect with --recipe {method.name}: leave it out")
-    if option in method.fixed:
-        raise UsageError(f"--set {owner}.{option} is fixed by --recipe {method.name}: choose another recipe")
-    return RECIPE
-
-
-def _unknown_owner(owner: str, option: str) -> UsageError:
-    if owner in DETECTORS:
-        return UsageError(
-            f"--set {owner}.{option}: '{owner}' is a detector to compare with: give it to "
-            f"maple evaluate --detector {owner}"
+    given, name = f"--set {owner}.{option}", method.name if owner == RECIPE else _recipe_name(owner)
+    if name is None and owner in DETECTORS:
+        raise UsageError(
+            f"{given}: '{owner}' is a detector to compare with, give it to maple evaluate --detector {owner}"
         )
-    known = {*SECTIONS, *RECIPES.names(), *DETECTORS.names()}
-    return UsageError(f"--set {owner}.{option}: unknown method '{owner}', {suggest(owner, known)}")
+    if name is None:
+        known = {*SECTIONS, *RECIPES.names(), *DETECTORS.names()}
+        raise UsageError(f"{given}: unknown method '{owner}', {suggest(owner, known)}")
+    if find_recipe(name).kind is not method.kind:
+        raise UsageError(f"{given} needs --recipe {name}, not {method.name}: add it or leave it out")
+    if option in find_recipe(name).options and option not in method.options:
+        raise UsageError(f"{given} has no effect with --recipe {method.name}: leave it out")
+    if option in method.fixed:
+        raise UsageError(f"{given} is fixed by --recipe {method.name}: choose another recipe")
+    return RECIPE

@@ -5,7 +5,7 @@ from __future__ import annotations
 import glob
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from maple.data.sources import SPLIT_NAMES, clean_source, find_source, is_built_in
 from maple.runs.folder import RunOrigin
@@ -28,37 +28,28 @@ class RunRequest:
     report: bool = True  # whether to write the report; maple report does so at any time
     trust: bool = False  # whether to allow a network that runs code
     command: str
+    sources: ClassVar[tuple[str, ...]] = ("source", "data_root", "test")  # fields that name images, files or folders
 
     def origin(self) -> RunOrigin:
         """Section [origin] of ``config.toml``, with paths that hold in every working directory."""
-        return RunOrigin(
-            source=absolute_source(self.source) or "",
-            data_root=absolute_path(self.data_root),
-            test=absolute_source(self.test),
-            classes=self.class_names or None,
-        )
+        known: dict[str, Any] = {name: absolute_source(getattr(self, name)) for name in self.sources}
+        return RunOrigin(**known, classes=self.class_names or None)
 
 
 AnyRequest = TypeVar("AnyRequest", bound=RunRequest)
 
 
-def absolute_source(source: str | None) -> str | None:
+def absolute_source(source: str | Path | None) -> str | None:
     """A source with an existing path made absolute; the name of a data set stays as it is.
 
-    >>> absolute_source("digits"), absolute_source(".") == str(Path.cwd())
+    >>> absolute_source("digits"), absolute_source(".") == absolute_source(Path()) == str(Path.cwd())
     ('digits', True)
     """
-    if source is None:
-        return None
-    clean = clean_source(source)
-    if is_built_in(clean) or not Path(clean).expanduser().exists():
+    if isinstance(source, Path):
+        return str(source.expanduser().resolve())
+    if source is None or is_built_in(clean := clean_source(source)) or not Path(clean).expanduser().exists():
         return source
     return source.replace(clean, str(Path(clean).expanduser().resolve()), 1)
-
-
-def absolute_path(path: Path | None) -> str | None:
-    """A path made absolute, as text."""
-    return None if path is None else str(path.expanduser().resolve())
 
 
 def default_out(source: str) -> Path:

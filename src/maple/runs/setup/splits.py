@@ -22,11 +22,24 @@ from maple.errors import DataError, RunError, UsageError
 from maple.files import RunFile
 from maple.progress import counting, say, warn
 from maple.runs.folder import RunFolder, RunOrigin
-from maple.runs.loading import describe_skipped
+from maple.runs.loading import warn_of_skipped
 from maple.runs.setup.request import LEFT_OUT, AnyRequest, RunRequest
 from maple.types import RunClasses, Skipped
 
 # --- opening ----------------------------------------------------------------------------------------------------------
+
+
+def open_splits(request: RunRequest, options: DataOptions) -> Splits:
+    """The splits of a run that is to be made; validation images and unknown images that it asks for must be there."""
+    splits = load_run_splits(request.origin(), options, request.data_root)
+    if LEFT_OUT in request.ood.values():
+        left_out_images(splits)
+    if not len(splits.validation):
+        raise UsageError(
+            "there are no validation images: give them a share of --splits, or of their own (--validation of maple "
+            "train, --calibrate of maple fit)"
+        )
+    return splits
 
 
 def load_run_splits(origin: RunOrigin, options: DataOptions, data_root: Path | None) -> Splits:
@@ -193,8 +206,7 @@ def announce_images(request: RunRequest, splits: Splits, options: DataOptions, m
         + more
     )
     say(f"run folder: {request.out}")
-    if splits.skipped:
-        warn(f"{describe_skipped(splits.skipped)}; all are listed in {RunFile.CLASSES} of the run")
+    warn_of_skipped(splits.skipped, where=f"; all are listed in {RunFile.CLASSES} of the run")
     few = [name for name in splits.left_out if name not in options.leave_out]
     if few:
         warn(f"{len(few)} classes with fewer than {options.min_images} images are left out")
