@@ -30,6 +30,8 @@ AboveZero = Annotated[float, Interval(gt=0)]
 N_SEEDS = 2**32
 Seed = Annotated[int, Interval(ge=0, lt=N_SEEDS)]
 
+Values = dict[str, Any]  # of options, by name
+
 
 class NoneByName:
     """Marks an option that may be None, written 'none' in files and flags (a hook of pydantic)."""

@@ -8,6 +8,7 @@ import platform
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from maple.evaluation.latency import measure_latency
 from maple.evaluation.results import Results
 from maple.files import RunFile, write_atomic
 from maple.networks import Backbone, embed, linear_head
+from maple.options import Values
 from maple.prediction.predictor import Predictor
 from maple.progress import counting, say, track, warn
 from maple.reporting.gallery import write_evaluation_gallery
@@ -48,7 +50,7 @@ class EvaluateRequest:
     run: Path
     ind: str | None = None  # source of test images; by default the run's own test split
     ood: Mapping[str, str] = field(default_factory=dict)  # sources of unknown images, by name
-    decision: dict[str, Any] = field(default_factory=dict)  # decision options that differ from the run's
+    decision: Values = field(default_factory=dict)  # decision options that differ from the run's
     detectors: Sequence[str | Detector] | None = None  # to compare with, fitted on the run's training images
     ood_validation: str | None = None  # source of unknown images for the detector that is tuned on them
     data_root: Path | None = None
@@ -157,7 +159,7 @@ def create_detectors(names: Sequence[str], settings: Mapping[str, Any]) -> list[
     >>> create_detectors(["energy", "knn"], {"knn.k": "10"})[1].k
     10
     """
-    options: dict[str, dict[str, Any]] = {name: {} for name in names}
+    options: dict[str, Values] = {name: {} for name in names}
     for key, value in settings.items():
         name, _, option = key.rpartition(".")
         if name not in DETECTORS:
@@ -193,10 +195,10 @@ def fit_detectors(
         known = _embed_known(predictor, splits.train, workers) if needs_train else unseen
         for detector in on_outputs:
             detector.fit(known if detector.needs_training_images else unseen, unseen, head=head)
-    how: dict[str, Any] = {"ood": tuning, "cluster_to_class": cluster_to_class, "workers": workers}
     for reader in _reading_images(detectors):
+        fit = partial(reader.fit_images, backbone, splits.train, splits.validation, ood=tuning)
         with counting(f"fitting {reader.name}") as progress:
-            reader.fit_images(backbone, splits.train, splits.validation, progress=progress, **how)
+            fit(cluster_to_class=cluster_to_class, workers=workers, progress=progress)
 
 
 def _reading_images(detectors: Sequence[Detector]) -> list[ImageDetector]:
@@ -209,9 +211,9 @@ def _embed_known(predictor: Predictor, train: ImageSet, workers: int) -> Outputs
     There are no logits: what detectors learn from logits, they learn from images that the network was not trained on.
     """
     cluster_to_class = predictor.cluster_to_class
-    how: dict[str, Any] = {"cluster_to_class": cluster_to_class, "workers": workers, "logits": False}
+    run_network = partial(embed, predictor.backbone, train, cluster_to_class=cluster_to_class, logits=False)
     with counting("embedding") as progress:
-        known = embed(predictor.backbone, train, progress=progress, **how)
+        known = run_network(workers=workers, progress=progress)
     assert known.labels is not None
     own = nearest_of_class(predictor.detector.gaussians_, known.embeddings, known.labels, cluster_to_class)
     return dataclasses.replace(known, cluster_ids=own)

@@ -6,7 +6,6 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from scipy.special import chdtri
@@ -16,6 +15,7 @@ from maple.errors import UsageError
 from maple.evaluation.results import Results
 from maple.files import RunFile, write_atomic
 from maple.networks import embed_batches
+from maple.options import Values
 from maple.prediction.explain import explain_outputs
 from maple.prediction.explanation import USUAL_SHARE, Explanation
 from maple.prediction.predictor import Predictor
@@ -35,7 +35,7 @@ class ExplainRequest:
     model: Path  # run folder
     sources: list[str]
     out: Path | None = None  # HTML page to write
-    decision: dict[str, Any] = field(default_factory=dict)  # decision options that differ from the run's
+    decision: Values = field(default_factory=dict)  # decision options that differ from the run's
     limit: int | None = None  # explain only this many images, those with the highest scores, the highest first
     data_root: Path | None = None
     workers: int = 0

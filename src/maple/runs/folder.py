@@ -28,7 +28,7 @@ from maple.files import (
     save_json,
     write_atomic,
 )
-from maple.options import read_toml, to_toml
+from maple.options import Values, read_toml, to_toml
 from maple.types import RunClasses
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ class RunSettings:
     """The content of ``config.toml``: where the images come from, and the options by section."""
 
     origin: RunOrigin
-    sections: dict[str, dict[str, Any]]
+    sections: dict[str, Values]
 
     def resolve(self, flags: Mapping[str, Any] | None = None) -> RunConfig:
         """The options of the run with ``flags`` over them; an error names the plug-in if its recipe is unknown."""

@@ -14,7 +14,7 @@ from maple.data.image_set import ImageSet
 from maple.data.sources import open_images
 from maple.decisions.options import DecisionOptions
 from maple.errors import UsageError
-from maple.options import build_options, flag_name
+from maple.options import Values, build_options, flag_name
 from maple.prediction.base import BasePredictor
 from maple.progress import counting, warn
 from maple.types import Skipped
@@ -47,7 +47,7 @@ def is_graph(source: Path) -> bool:
 
 def ready_model(
     model: Path,
-    decision: dict[str, Any] | None = None,
+    decision: Values | None = None,
     *,
     fdr: float | None = None,
     check: Callable[[BasePredictor], None] | None = None,
@@ -81,7 +81,7 @@ def ready_model(
     return predictor
 
 
-def ready_predictor(folder: Path, decision: dict[str, Any] | None = None, *, trust: bool = False) -> Predictor:
+def ready_predictor(folder: Path, decision: Values | None = None, *, trust: bool = False) -> Predictor:
     """As :func:`ready_model`, for commands that need the network itself: run folders only."""
     if is_graph(folder):
         raise UsageError(f"'{folder}' is an exported graph, and this needs the network: give the folder of its run")
@@ -112,10 +112,13 @@ def warn_if_nothing_is_flagged(predictor: BasePredictor) -> None:
     confidence = "" if options.confidence is None else f" with --confidence {options.confidence:g}"
     least = math.ceil(1000 / (n + 1)) / 1000
     other_rate = f", or use --false-alarm {least} or more" if n and options.confidence is None else ""
-    warn(
-        f"no image will be flagged as out-of-distribution: --false-alarm {options.false_alarm:g}{confidence} takes at "
-        f"least {predictor.decision.min_images} calibration images, and the run has {n}; {MORE_CALIBRATION}{other_rate}"
-    )
+    flag = f"--false-alarm {options.false_alarm:g}{confidence}"
+    warn(f"no image will be flagged: {too_few_images(flag, predictor.decision.min_images, n)}{other_rate}")
+
+
+def too_few_images(flag: str, needed: int, n: int, kind: str = "calibration images") -> str:
+    """Why an option has no effect: it takes more calibration images than the run has."""
+    return f"{flag} takes at least {needed} {kind}, and the run has {n}; {MORE_CALIBRATION}"
 
 
 def warn_of_skipped(skipped: Sequence[Skipped], of: str = "", where: str = "") -> None:

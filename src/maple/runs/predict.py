@@ -29,10 +29,10 @@ from maple.data.stream import Decoded, Source, decode_stream
 from maple.decisions.conformal import benjamini_hochberg, can_flag, min_calibration_images
 from maple.decisions.sets import min_labelled_images
 from maple.errors import DataError, UsageError
-from maple.options import as_dict, flag_name
+from maple.options import Values, as_dict, flag_name
 from maple.prediction.base import BasePredictor
 from maple.progress import counting, warn
-from maple.runs.loading import MORE_CALIBRATION, describe_skipped, ready_model
+from maple.runs.loading import MORE_CALIBRATION, describe_skipped, ready_model, too_few_images
 from maple.runs.writer import PARQUET_SUFFIX, SUFFIXES, ResumableFile, Row, Tally, skipped_path, to_csv
 from maple.text import percent
 from maple.types import PREDICTION_COLUMNS, Skipped
@@ -47,7 +47,7 @@ class PredictRequest:
     model: Path  # run folder or exported graph
     sources: list[str]
     out: str  # file to write; "-" prints CSV
-    decision: dict[str, Any] = field(default_factory=dict)  # options that override those of the run
+    decision: Values = field(default_factory=dict)  # options that override those of the run
     fdr: float | None = None  # flag over all images together
     coverage: float | None = None  # of a prediction set in every row
     all_probabilities: bool = False
@@ -78,9 +78,9 @@ def predict_images(request: PredictRequest) -> int:
     work = _Work(request, predictor, source)
     if path is not None:
         _check_place(path, source, request.sources)
-        identity = _identify(work)
-        file = ResumableFile(path, work.columns, predictor.class_names, identity, request.overwrite)
-        tally = _write(work, file)
+        tally = _write(
+            work, ResumableFile(path, work.columns, predictor.class_names, _identify(work), request.overwrite)
+        )
     else:
         tally = _print(work) if request.fdr is None else _print_at_last(work)
     if tally.first_skipped is not None:
@@ -100,11 +100,8 @@ class _Work:
     @property
     def columns(self) -> list[str]:
         sets = ["prediction_set"] if self.request.coverage is not None else []
-        return [
-            *PREDICTION_COLUMNS,
-            *sets,
-            *(f"p_{name}" for name in self.predictor.class_names if self.request.all_probabilities),
-        ]
+        probabilities = [f"p_{name}" for name in self.predictor.class_names if self.request.all_probabilities]
+        return [*PREDICTION_COLUMNS, *sets, *probabilities]
 
     def chunks(self, start: int = 0) -> Generator[tuple[list[Row], Decoded]]:
         """The rows of each chunk of images, from image ``start`` on."""
@@ -186,10 +183,9 @@ def _check_request(predictor: BasePredictor, request: PredictRequest) -> None:
     if taken:
         raise UsageError(f"the class '{taken[0]}' would need the column p_{taken[0]}, which is taken: rename the class")
     if coverage is not None and (n := len(predictor.calibration.set_scores)) < min_labelled_images(coverage):
-        warn(
-            f"every prediction set will hold all classes: --coverage {coverage:g} takes at least "
-            f"{min_labelled_images(coverage)} labelled calibration images, and the run has {n}; {MORE_CALIBRATION}"
-        )
+        flag, needed = f"--coverage {coverage:g}", min_labelled_images(coverage)
+        too_few = too_few_images(flag, needed, n, "labelled calibration images")
+        warn(f"every prediction set will hold all classes: {too_few}")
 
 
 def _check_place(out: Path, source: Source, sources: Sequence[str]) -> None:
@@ -219,10 +215,8 @@ def flag_together(p_values: np.ndarray, fdr: float, n_calibration: int) -> np.nd
     n = len(p_values)
     least = 1 + bisect_left(range(1, n + 1), True, key=lambda k: can_flag(n_calibration, n, fdr, k))
     if least > max(n, 1):
-        warn(
-            f"nothing can be flagged, in batches of any size: --fdr {fdr:g} takes at least "
-            f"{min_calibration_images(fdr)} calibration images, and the run has {n_calibration}; {MORE_CALIBRATION}"
-        )
+        too_few = too_few_images(f"--fdr {fdr:g}", min_calibration_images(fdr), n_calibration)
+        warn(f"nothing can be flagged, in batches of any size: {too_few}")
     elif least > 1 and not flagged.any():
         warn(
             f"with {n_calibration} calibration images and --fdr {fdr:g}, images among {n} are flagged only when at "
@@ -258,23 +252,18 @@ def _digest_model(model: Path) -> str:
     return found.hexdigest()
 
 
-def _describe_file(work: _Work, n_images: int) -> dict[str, Any]:
+def _describe_file(work: _Work, n_images: int) -> dict[str, str]:
     """Metadata of a Parquet file: the model, and the guarantees of decisions and prediction sets."""
-    predictor, sets, fdr, coverage = work.predictor, {}, work.request.fdr, work.request.coverage
-    promise = predictor.decision.sentence()
+    predictor, fdr, coverage = work.predictor, work.request.fdr, work.request.coverage
+    about = {"version": __version__, "network": predictor.network, "score": predictor.score_name}
+    about["decision"] = predictor.decision.sentence()
     if fdr is not None:
-        promise = (
+        about["decision"] = (
             f"of the images flagged, at most {percent(fdr, exact=True)} are in-distribution on average "
             f"(Benjamini-Hochberg over {n_images:,} images)"
         )
     if coverage is not None:
         n_labelled = len(predictor.calibration.set_scores)
         covered = f"holds the true class of at least {percent(coverage, exact=True)} of in-distribution images"
-        sets["prediction_set"] = f"{covered} on average over calibration sets ({n_labelled:,} labelled images)"
-    return {
-        "version": __version__,
-        "network": predictor.network,
-        "score": predictor.score_name,
-        "decision": promise,
-        **sets,
-    }
+        about["prediction_set"] = f"{covered} on average over calibration sets ({n_labelled:,} labelled images)"
+    return about

@@ -25,7 +25,7 @@ from maple.evaluation.results import Results
 from maple.files import RunFile
 from maple.networks import Backbone, create_backbone
 from maple.networks.options import ModelOptions
-from maple.options import as_dict, flag_name
+from maple.options import Values, as_dict, flag_name
 from maple.prediction.fit import fit_predictor
 from maple.prediction.predictor import Predictor
 from maple.prediction.store import load_backbone
@@ -66,7 +66,7 @@ class TrainRequest(RunRequest):
     init: str | None = None  # network to start from
     weights: Path | None = None
     head: str | None = None
-    file: dict[str, Any] = field(default_factory=dict)
+    file: Values = field(default_factory=dict)
     preset: str | None = None
     resume: bool = False
     command: str = "maple train"

@@ -37,6 +37,12 @@ PARQUET_SUFFIX = ".parquet"
 SUFFIXES = (".csv", ".jsonl", ".ndjson", PARQUET_SUFFIX)
 SAVE_SECONDS = 1.0  # between two parts: a kill costs at most this much work
 CLASS_COLUMNS = ("class", "md_class", "softmax_class")
+_COLUMN_TYPES = {  # of columns that are not numbers
+    **{name: pa.string() for name in ("file", *CLASS_COLUMNS)},
+    "is_ood": pa.bool_(),
+    "cluster": pa.int64(),
+    "prediction_set": pa.list_(pa.string()),
+}
 READ_ROWS = 4096  # at a time, from the parts,
 READ_VALUES = 2**18  # and rows times columns, where they become Python objects
 MAX_GROUP_ROWS = 2**16  # of a row group in Parquet,
@@ -47,7 +53,7 @@ _LOCK = ".lock"
 Row = dict[str, Any]
 
 
-# --- formats ---------------------------------------------------------------------------------------------------------
+# --- rows as text -----------------------------------------------------------------------------------------------------
 
 
 def to_csv(rows: Iterable[Row], columns: Sequence[str], header: bool = False) -> str:
@@ -76,44 +82,11 @@ def to_json_lines(rows: Iterable[Row]) -> str:
     >>> to_json_lines([{"file": "a.png", "p_value": float("nan")}])
     '{"file": "a.png", "p_value": null}\\n'
     """
-    return "".join(json.dumps(_without_nan(row), ensure_ascii=False) + "\n" for row in rows)
+    known = ({key: None if value != value else value for key, value in row.items()} for row in rows)
+    return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in known)
 
 
-def _without_nan(row: Row) -> Row:
-    return {key: None if value != value else value for key, value in row.items()}
-
-
-def _column_type(name: str) -> pa.DataType:
-    texts = {name: pa.string() for name in ("file", *CLASS_COLUMNS)}
-    others = {"is_ood": pa.bool_(), "cluster": pa.int64(), "prediction_set": pa.list_(pa.string())}
-    return (texts | others).get(name, pa.float64())
-
-
-def _write_parquet(
-    file: BinaryIO, tables: Iterable[pa.Table], schema: pa.Schema, class_names: Sequence[str], about: Mapping[str, Any]
-) -> None:
-    """Write tables as row groups; class names are encoded as indices into ``class_names``, NaN becomes null."""
-    names = pa.array(class_names, pa.string())
-    encoded = [(each.name, _final_type(each)) for each in schema]
-    final = pa.schema(encoded, metadata={_METADATA_KEY: json.dumps(about)})
-    with pq.ParquetWriter(file, final) as writer:
-        for table in tables:
-            writer.write_table(pa.table([_encode(table[each.name], each.type, names) for each in final], final))
-
-
-def _final_type(column: pa.Field) -> pa.DataType:
-    return pa.dictionary(pa.int32(), pa.string()) if column.name in CLASS_COLUMNS else column.type
-
-
-def _encode(column: pa.ChunkedArray, kind: pa.DataType, names: pa.Array) -> pa.ChunkedArray | pa.Array:
-    if pa.types.is_dictionary(kind):
-        return pa.DictionaryArray.from_arrays(pc.index_in(column, names).combine_chunks(), names)
-    if pa.types.is_floating(kind):
-        return pc.if_else(pc.is_nan(column), pa.scalar(None, kind), column)
-    return column
-
-
-# --- parts -----------------------------------------------------------------------------------------------------------
+# --- parts ------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -127,82 +100,8 @@ class Tally:
 
     def add(self, rows: int, skipped: Sequence[Skipped], images: int = 0) -> Tally:
         """Add rows and skipped images; ``images`` is the number of images read by then."""
-        return Tally(
-            images, self.rows + rows, self.skipped + len(skipped), self.first_skipped or next(iter(skipped), None)
-        )
-
-
-class _Parts:
-    """Parquet files ``000000.part``, ``000001.part``, … in a folder that one process holds.
-
-    Each part carries its :class:`_Footer`. ``n`` counts the complete parts; a part that is not complete has no name.
-    """
-
-    def __init__(self, folder: Path, columns: Sequence[str]) -> None:
-        self.folder = folder
-        self.schema = pa.schema([(name, _column_type(name)) for name in columns])
-        self.whole = folder / "whole"  # a file being written, part or final
-        self.n = 0
-
-    def open(self) -> None:
-        self.folder.mkdir(parents=True, exist_ok=True)
-        self._lock = take_lock(self.folder / _LOCK)
-        if self._lock is None:
-            raise RunError(f"'{self.folder}' is being written by another process: wait for it, or choose another --out")
-
-    def close(self) -> None:
-        self._lock.release()
-
-    def discard(self) -> None:
-        self.close()
-        shutil.rmtree(self.folder, ignore_errors=True)
-
-    def path(self, i: int) -> Path:
-        return self.folder / f"{i:06}.part"
-
-    def paths(self) -> list[Path]:
-        return [self.path(i) for i in range(self.n)]
-
-    def footers(self) -> Iterator[_Footer]:
-        """The footers of all complete parts, in order; a damaged part ends them."""
-        for path in takewhile(Path.exists, map(self.path, count())):
-            try:
-                yield _Footer.read(path)
-            except (ValueError, LookupError, TypeError, OSError):
-                warn(f"'{path}' is damaged: predicting its images and all later ones again")
-                return
-
-    def keep(self, n: int) -> None:
-        """Remove everything but the first ``n`` parts."""
-        self.n = n
-        kept = {*self.paths(), self.folder / _LOCK}
-        for path in self.folder.iterdir():
-            if path not in kept:
-                path.unlink()
-
-    def write(self, tables: Sequence[pa.Table], footer: _Footer) -> None:
-        table = pa.concat_tables([self.schema.empty_table(), *tables])
-        with _replacing(self.path(self.n), self.whole) as file:
-            pq.write_table(table.replace_schema_metadata({_METADATA_KEY: footer.to_json()}), file)
-        self.n += 1
-
-    def read_column(self, name: str) -> np.ndarray:
-        """The values (N,) of a numeric column."""
-        columns = [pq.read_table(path, columns=[name])[name].to_numpy() for path in self.paths()]
-        return np.concatenate(columns, dtype=np.float64)
-
-    def tables(self, size: int) -> Iterator[pa.Table]:
-        """All rows in tables of ``size`` rows, regardless of how they lie in the parts."""
-        waiting = self.schema.empty_table()
-        for path in self.paths():
-            with pq.ParquetFile(path) as part:
-                for batch in part.iter_batches(READ_ROWS):
-                    waiting = pa.concat_tables([waiting, pa.Table.from_batches([batch], self.schema)])
-                    while len(waiting) >= size:
-                        yield waiting.slice(0, size).combine_chunks()
-                        waiting = waiting.slice(size)
-        if len(waiting):
-            yield waiting.combine_chunks()
+        first = self.first_skipped or next(iter(skipped), None)
+        return Tally(images, self.rows + rows, self.skipped + len(skipped), first)
 
 
 @dataclass(frozen=True)
@@ -211,19 +110,18 @@ class _Footer:
 
     request: dict[str, Any]
     images: int
+    rows: int
     skipped: list[Skipped]
-    rows: int = 0
 
     def to_json(self) -> str:
-        skipped = [asdict(item) for item in self.skipped]
-        return json.dumps({"request": self.request, "images": self.images, "skipped": skipped})
+        return json.dumps(asdict(self))
 
     @staticmethod
     def read(path: Path) -> _Footer:
         footer = pq.read_metadata(path)
         found = json.loads(footer.metadata[_METADATA_KEY])
         skipped = [Skipped(**item) for item in found["skipped"]]
-        return _Footer(dict(found["request"]), int(found["images"]), skipped, footer.num_rows)
+        return _Footer(dict(found["request"]), int(found["images"]), footer.num_rows, skipped)
 
 
 @contextmanager
@@ -240,7 +138,7 @@ def _replacing(target: Path, temporary: Path) -> Iterator[BinaryIO]:
         raise
 
 
-# --- the file --------------------------------------------------------------------------------------------------------
+# --- the file ---------------------------------------------------------------------------------------------------------
 
 
 def skipped_path(path: Path) -> Path:
@@ -267,123 +165,63 @@ class ResumableFile:
         self.path, self.columns, self.class_names = path, columns, class_names
         self.overwrite = overwrite
         self.request, self._is_kept = dict(request or {}), request is not None
+        self.folder = path.with_name(f"{path.name}.partial")
         self.tally = self._saved = Tally()
-        self._parts = _Parts(path.with_name(f"{path.name}.partial"), columns)
+        self._schema = pa.schema([(name, _COLUMN_TYPES.get(name, pa.float64())) for name in columns])
+        self._whole = self.folder / "whole"  # a file being written, part or final
+        self._n_parts = 0  # complete ones
         self._waiting: list[pa.Table] = []  # rows of the next part
         self._skipped: list[Skipped] = []  # of the next part
 
+    # --- starting and ending
+
     def __enter__(self) -> Self:
         with self._naming_file():
-            self._parts.open()
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._lock = take_lock(self.folder / _LOCK)
+            if self._lock is None:
+                raise RunError(
+                    f"'{self.folder}' is being written by another process: wait for it, or choose another --out"
+                )
             try:
                 self._resume()
             except BaseException:
-                self._parts.close()
+                self._lock.release()
                 raise
         self._saved_at = time.monotonic()
         return self
 
     def _resume(self) -> None:
-        n_parts, tally = 0, Tally()
-        for footer in () if self.overwrite else self._parts.footers():
-            n_parts, tally = n_parts + 1, tally.add(footer.rows, footer.skipped, footer.images)
-        if n_parts:
-            self._check_request(footer)
-            say(f"resuming after {tally.images:,} images, from '{self._parts.folder}'")
-        self._parts.keep(n_parts)
-        self.tally = self._saved = tally
-
-    def _check_request(self, last: _Footer) -> None:
-        other = [name for name, value in self.request.items() if last.request.get(name) != value]
-        if other:
-            raise UsageError(
-                f"'{self._parts.folder}' holds {last.images:,} images of a request that differs in "
-                f"{shorten_list(other)}: repeat that request to resume it, or add --overwrite to start again"
-            )
-
-    def append(self, rows: list[Row], skipped: Sequence[Skipped], images: int) -> None:
-        """Add rows and skipped images; ``images`` is the number of images read by then."""
-        if rows:
-            self._waiting.append(pa.Table.from_pylist(rows, self._parts.schema))
-        self._skipped += skipped
-        self.tally = self.tally.add(len(rows), skipped, images)
-        n_values = (self.tally.rows - self._saved.rows) * len(self.columns)
-        if time.monotonic() - self._saved_at >= SAVE_SECONDS or n_values >= MAX_GROUP_VALUES:
-            self.save()
-
-    def save(self) -> None:
-        """Write the rows since the last part as the next one."""
-        if self.tally.images > self._saved.images:
-            with self._naming_file():
-                self._parts.write(self._waiting, _Footer(self.request, self.tally.images, self._skipped))
-            self._waiting, self._skipped, self._saved = [], [], self.tally
-        self._saved_at = time.monotonic()
-
-    def read_column(self, name: str) -> np.ndarray:
-        """The values (N,) of a numeric column in all rows so far, in float64."""
-        self.save()
-        return self._parts.read_column(name)
-
-    def finish(self, is_ood: np.ndarray | None = None, about: Mapping[str, Any] | None = None) -> None:
-        """Write the complete file and the list of skipped images, and remove the parts.
-
-        ``is_ood`` (N,) replaces the decisions in the rows; ``about`` becomes metadata of a Parquet file. A process
-        killed in between resumes like any other.
-        """
-        self.save()
-        with self._naming_file():
-            self._write_skipped()
-            with _replacing(self.path, self._parts.whole) as file:
-                self._write_rows(file, is_ood, about or {})
-            self.discard()
-
-    def _write_skipped(self) -> None:
-        target = skipped_path(self.path)
-        if not self.tally.skipped:
-            target.unlink(missing_ok=True)  # left by an earlier file of this name
-            return
-        columns = ["file", "reason"]
-        with _replacing(target, self._parts.whole) as file:
-            file.write(to_csv([], columns, header=True).encode())
-            for footer in self._parts.footers():
-                file.write(to_csv(map(asdict, footer.skipped), columns).encode())
-
-    def _write_rows(self, file: BinaryIO, is_ood: np.ndarray | None, about: Mapping[str, Any]) -> None:
-        if self.path.suffix == PARQUET_SUFFIX:
-            size = max(1, min(MAX_GROUP_ROWS, MAX_GROUP_VALUES // len(self.columns)))
-            _write_parquet(file, self._decided(size, is_ood), self._parts.schema, self.class_names, about)
-            return
-        is_csv = self.path.suffix == ".csv"
-        file.write(to_csv([], self.columns, header=is_csv).encode())
-        size = max(1, min(READ_ROWS, READ_VALUES // len(self.columns)))
-        for table in self._decided(size, is_ood):
-            rows = table.to_pylist()
-            file.write((to_csv(rows, self.columns) if is_csv else to_json_lines(rows)).encode())
-
-    def _decided(self, size: int, is_ood: np.ndarray | None) -> Iterator[pa.Table]:
-        """All rows in tables of ``size`` rows, with the decisions (N,) where they are given."""
-        start = 0
-        for table in self._parts.tables(size):
-            if is_ood is not None:
-                flags = pa.array(is_ood[start : start + len(table)])
-                table = table.set_column(table.schema.get_field_index("is_ood"), "is_ood", flags)
-            yield table
-            start += len(table)
-
-    def discard(self) -> None:
-        """Remove the parts."""
-        self._parts.discard()
-        self._saved = Tally()
+        """Keep the complete parts of an interrupted request, and remove everything else."""
+        for footer in () if self.overwrite else self._footers():
+            self._n_parts += 1
+            self.tally = self.tally.add(footer.rows, footer.skipped, footer.images)
+        if self._n_parts:
+            if other := [name for name, value in self.request.items() if footer.request.get(name) != value]:
+                raise UsageError(
+                    f"'{self.folder}' holds {footer.images:,} images of a request that differs in "
+                    f"{shorten_list(other)}: repeat that request to resume it, or add --overwrite to start again"
+                )
+            say(f"resuming after {self.tally.images:,} images, from '{self.folder}'")
+        self._saved = self.tally
+        for path in {*self.folder.iterdir()} - {*self._parts(), self.folder / _LOCK}:
+            path.unlink()
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is None:
             return
         if self._saved.images and self._is_kept:
-            self._parts.close()
-            done = f"{self._saved.images:,} images are done and kept in '{self._parts.folder}'"
+            self._lock.release()
+            done = f"{self._saved.images:,} images are done and kept in '{self.folder}'"
             say(f"{done}: rerun the same command to resume")
         else:
             self.discard()
+
+    def discard(self) -> None:
+        """Remove the parts."""
+        self._lock.release()
+        shutil.rmtree(self.folder, ignore_errors=True)
+        self._saved = Tally()
 
     @contextmanager
     def _naming_file(self) -> Iterator[None]:
@@ -394,3 +232,123 @@ class ResumableFile:
                 f"cannot write '{self.path}': {error.strerror or error}; free some space and rerun the same command, "
                 "or choose another --out"
             ) from None
+
+    # --- parts
+
+    def _part(self, i: int) -> Path:
+        return self.folder / f"{i:06}.part"
+
+    def _parts(self) -> list[Path]:
+        return [self._part(i) for i in range(self._n_parts)]
+
+    def _footers(self) -> Iterator[_Footer]:
+        """The footers of all complete parts, in order; a damaged part ends them."""
+        for path in takewhile(Path.exists, map(self._part, count())):
+            try:
+                yield _Footer.read(path)
+            except (ValueError, LookupError, TypeError, OSError):
+                warn(f"'{path}' is damaged: predicting its images and all later ones again")
+                return
+
+    def append(self, rows: list[Row], skipped: Sequence[Skipped], images: int) -> None:
+        """Add rows and skipped images; ``images`` is the number of images read by then."""
+        if rows:
+            self._waiting.append(pa.Table.from_pylist(rows, self._schema))
+        self._skipped += skipped
+        self.tally = self.tally.add(len(rows), skipped, images)
+        n_values = (self.tally.rows - self._saved.rows) * len(self.columns)
+        if time.monotonic() - self._saved_at >= SAVE_SECONDS or n_values >= MAX_GROUP_VALUES:
+            self.save()
+
+    def save(self) -> None:
+        """Write the rows since the last part as the next one."""
+        if self.tally.images > self._saved.images:
+            n_rows = self.tally.rows - self._saved.rows
+            footer = _Footer(self.request, self.tally.images, n_rows, self._skipped)
+            table = pa.concat_tables([self._schema.empty_table(), *self._waiting])
+            with self._naming_file(), _replacing(self._part(self._n_parts), self._whole) as file:
+                pq.write_table(table.replace_schema_metadata({_METADATA_KEY: footer.to_json()}), file)
+            self._n_parts += 1
+            self._waiting, self._skipped, self._saved = [], [], self.tally
+        self._saved_at = time.monotonic()
+
+    def read_column(self, name: str) -> np.ndarray:
+        """The values (N,) of a numeric column in all rows so far, in float64."""
+        self.save()
+        columns = [pq.read_table(path, columns=[name])[name].to_numpy() for path in self._parts()]
+        return np.concatenate(columns, dtype=np.float64)
+
+    # --- the complete file
+
+    def finish(self, is_ood: np.ndarray | None = None, about: Mapping[str, Any] | None = None) -> None:
+        """Write the complete file and the list of skipped images, and remove the parts.
+
+        ``is_ood`` (N,) replaces the decisions in the rows; ``about`` becomes metadata of a Parquet file. A process
+        killed in between resumes like any other.
+        """
+        self.save()
+        with self._naming_file():
+            self._write_skipped()
+            with _replacing(self.path, self._whole) as file:
+                if self.path.suffix == PARQUET_SUFFIX:
+                    self._write_parquet(file, is_ood, about or {})
+                else:
+                    self._write_text(file, is_ood)
+            self.discard()
+
+    def _write_skipped(self) -> None:
+        target = skipped_path(self.path)
+        if not self.tally.skipped:
+            target.unlink(missing_ok=True)  # left by an earlier file of this name
+            return
+        columns = ["file", "reason"]
+        with _replacing(target, self._whole) as file:
+            file.write(to_csv([], columns, header=True).encode())
+            for footer in self._footers():
+                file.write(to_csv(map(asdict, footer.skipped), columns).encode())
+
+    def _write_text(self, file: BinaryIO, is_ood: np.ndarray | None) -> None:
+        """Write CSV or JSON Lines."""
+        is_csv = self.path.suffix == ".csv"
+        file.write(to_csv([], self.columns, header=is_csv).encode())
+        for table in self._tables(READ_ROWS, READ_VALUES, is_ood):
+            rows = table.to_pylist()
+            file.write((to_csv(rows, self.columns) if is_csv else to_json_lines(rows)).encode())
+
+    def _write_parquet(self, file: BinaryIO, is_ood: np.ndarray | None, about: Mapping[str, Any]) -> None:
+        """Write row groups; class names are encoded as indices into ``class_names``, NaN becomes null."""
+        names, index = pa.array(self.class_names, pa.string()), pa.dictionary(pa.int32(), pa.string())
+        final = pa.schema(
+            [(each.name, index if each.name in CLASS_COLUMNS else each.type) for each in self._schema],
+            metadata={_METADATA_KEY: json.dumps(about)},
+        )
+
+        def encode(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray | pa.Array:
+            if pa.types.is_dictionary(kind):
+                return pa.DictionaryArray.from_arrays(pc.index_in(column, names).combine_chunks(), names)
+            if pa.types.is_floating(kind):
+                return pc.if_else(pc.is_nan(column), pa.scalar(None, kind), column)
+            return column
+
+        with pq.ParquetWriter(file, final) as writer:
+            for table in self._tables(MAX_GROUP_ROWS, MAX_GROUP_VALUES, is_ood):
+                writer.write_table(pa.table([encode(table[each.name], each.type) for each in final], final))
+
+    def _tables(self, max_rows: int, max_values: int, is_ood: np.ndarray | None) -> Iterator[pa.Table]:
+        """All rows, regardless of how they lie in the parts, with the decisions (N,) if they are given."""
+        size = max(1, min(max_rows, max_values // len(self.columns)))
+        waiting, n_read = self._schema.empty_table(), 0
+        for path in self._parts():
+            with pq.ParquetFile(path) as part:
+                for batch in part.iter_batches(READ_ROWS):
+                    table = pa.Table.from_batches([batch], self._schema)
+                    if is_ood is not None:
+                        flags = pa.array(is_ood[n_read : n_read + len(table)])
+                        table = table.set_column(self.columns.index("is_ood"), "is_ood", flags)
+                    n_read += len(table)
+                    waiting = pa.concat_tables([waiting, table])
+                    while len(waiting) >= size:
+                        yield waiting.slice(0, size).combine_chunks()
+                        waiting = waiting.slice(size)
+        if len(waiting):
+            yield waiting.combine_chunks()

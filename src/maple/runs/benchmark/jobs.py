@@ -12,13 +12,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from pathlib import Path
-from typing import Any
 
 from maple.data.sources import clean_source, find_source, is_built_in, split_files
 from maple.evaluation.paper.profiles import Profile, Protocol
 from maple.evaluation.paper.rows import Training
 from maple.evaluation.paper.suites import Suite
 from maple.files import FORMAT_VERSION, RunFile
+from maple.options import Values
 from maple.runs.setup.config import RunConfig, drop_unused, resolve_config
 from maple.training.resume import FREE_OPTIONS
 
@@ -44,7 +44,7 @@ class Job:
     seed: int
     root: Path
     data_root: Path | None = None
-    changes: dict[str, Any] = field(default_factory=dict)  # flags of the command line, which go before all others
+    changes: Values = field(default_factory=dict)  # flags of the command line, which go before all others
 
     @property
     def protocol(self) -> Protocol:
@@ -55,7 +55,7 @@ class Job:
         return self.protocol.preset if self.profile.as_paper else None
 
     @property
-    def flags(self) -> dict[str, Any]:
+    def flags(self) -> Values:
         """The flags of ``maple train``."""
         asked = {**self.profile.flags, **self.protocol.flags, **dict(self.training.flags), **self.changes}
         return drop_unused(asked, asked.get("recipe", "maple")) | {"seed": self.seed}
@@ -143,7 +143,7 @@ def list_jobs(
     seeds: Sequence[int],
     root: Path,
     data_root: Path | None = None,
-    changes: dict[str, Any] | None = None,
+    changes: Values | None = None,
 ) -> list[Job]:
     """The networks that suites need, each once, in the order in which they are needed; seed by seed."""
     trainings = dict.fromkeys(training for suite in suites for training in suite.trainings(profile))

@@ -86,8 +86,8 @@ def count_images(job: Job) -> int | None:
     if "train" not in sizes:
         known = CATALOGUE[name].splits if name in CATALOGUE else ()
         sizes = {split.name: split.images for split in known}
-    held = [role for role in ("validation", "calibration") if role in sizes]
-    held += ["test"] if "test" in sizes or job.protocol.test else []
+    given = {*sizes, "test"} if job.protocol.test else {*sizes}
+    held = [role for role in ("validation", "calibration", "test") if role in given]
     return round(sizes["train"] * fold_shares(shares, held)[0]) if "train" in sizes else None
 
 

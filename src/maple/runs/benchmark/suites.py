@@ -22,6 +22,7 @@ from maple.evaluation.paper.suites import SUITES, Suite, find_suite
 from maple.evaluation.paper.tables import SuiteResults, TableRow, to_csv, to_dict, to_markdown
 from maple.evaluation.results import Results
 from maple.files import save_json, write_atomic
+from maple.options import Values
 from maple.progress import is_first_process, say, warn
 from maple.reporting.plots import standalone_svg
 from maple.reporting.suite_page import Network, draw_suite, render_suite
@@ -44,7 +45,7 @@ class BenchmarkRequest:
     asked_seeds: tuple[int, ...] | None = None
     out: Path = Path("runs/benchmark")
     data_root: Path | None = None
-    changes: dict[str, Any] = field(default_factory=dict)
+    changes: Values = field(default_factory=dict)
     command: str = "maple benchmark"
 
     @property

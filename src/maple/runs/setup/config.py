@@ -17,7 +17,7 @@ from maple.detectors.options import DetectorOptions
 from maple.detectors.registry import DETECTORS
 from maple.errors import ConfigError, UsageError, suggest
 from maple.networks.options import ModelOptions
-from maple.options import as_dict, build_options, flag_name, list_options, validate_options
+from maple.options import Values, as_dict, build_options, flag_name, list_options, validate_options
 from maple.registry import Method
 from maple.runs.setup.presets import read_preset
 from maple.training.options import TrainOptions
@@ -32,7 +32,6 @@ SECTIONS: dict[str, type] = {
 }
 RECIPE = "recipe"  # owner that stands for the chosen recipe; also MAPLE's section
 OWN_DETECTOR = "maple"  # the detector of every run, whose options are the section [detector]
-Values = dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 from maple.data.sources import SPLIT_NAMES, clean_source, find_source, is_built_in
+from maple.options import Values
 from maple.runs.folder import RunOrigin
 
 LEFT_OUT = "left-out"  # source of unknown images: those of the classes that the run left out
@@ -23,7 +24,7 @@ class RunRequest:
     test: str | None = None
     ood: dict[str, str] = field(default_factory=dict)  # sources of unknown images for the evaluation, by name
     class_names: tuple[str, ...] = ()  # in the order of the head's outputs, if not that of the data
-    flags: dict[str, Any] = field(default_factory=dict)
+    flags: Values = field(default_factory=dict)
     overwrite: bool = False
     report: bool = True  # whether to write the report; maple report does so at any time
     trust: bool = False  # whether to allow a network that runs code

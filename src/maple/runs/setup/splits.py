@@ -8,8 +8,8 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -89,11 +89,11 @@ def _split_unseen(origin: RunOrigin, options: DataOptions, data_root: Path | Non
     the network: they are left out of validation, calibration and test.
     """
     _, validation, calibration, _ = options.splits
-    how: dict[str, Any] = {"fit": options.fit, "data_root": data_root, "progress": progress}
-    train = open_images(origin.source, size=options.size, split="train", **how)
+    open_like = partial(open_images, fit=options.fit, data_root=data_root, progress=progress)
+    train = open_like(origin.source, size=options.size, split="train")
 
     def open_unseen(role: str, source: str, split: str) -> ImageSet:
-        return _leave_out_seen(open_images(source, size=train.size, split=split, **how), train, role)
+        return _leave_out_seen(open_like(source, size=train.size, split=split), train, role)
 
     unseen = open_unseen("calibrate", origin.calibrate or "", "validation")
     if not validation or not calibration:

@@ -18,7 +18,7 @@ from maple.data.splits import Splits, load_splits
 from maple.decisions.conformal import min_calibration_images
 from maple.errors import DataError, UsageError, suggest
 from maple.evaluation.trials import CRITERIA, Choices, Settings, Space, Span
-from maple.options import Range, flag_name, list_options, validate_options
+from maple.options import Range, Values, flag_name, list_options, validate_options
 from maple.progress import counting, warn
 from maple.runs.setup.config import RECIPE, RunConfig, resolve_config, section_of
 from maple.runs.train import check_options
@@ -54,8 +54,8 @@ class TuneRequest:
     validation: str | None = None
     calibration: str | None = None
     test: str | None = None
-    flags: dict[str, Any] = field(default_factory=dict)
-    file: dict[str, Any] = field(default_factory=dict)
+    flags: Values = field(default_factory=dict)
+    file: Values = field(default_factory=dict)
     preset: str | None = None
 
     @property

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from maple.errors import ConfigError, suggest
-from maple.options import read_toml
+from maple.options import Values, read_toml
 
 _FOLDER = Path(__file__).parent
 
@@ -20,7 +19,7 @@ def list_presets() -> list[str]:
     return sorted(path.stem for path in _FOLDER.glob("*.toml"))
 
 
-def read_preset(name: str) -> dict[str, Any]:
+def read_preset(name: str) -> dict[str, Values]:
     """The sections of a preset; those of recipes other than the chosen one have no effect."""
     if name not in list_presets():
         raise ConfigError(f"unknown preset '{name}': {suggest(name, list_presets())}")
