@@ -17,10 +17,11 @@ from PIL import Image
 
 from image_files import encode, endless_jpeg, noise, png_of_size, write_folder, write_parquet
 from maple.data._decoder import IMAGE_SECONDS, Decoding
+from maple.data._pool import Decoded
 from maple.data.decode import decode_image
 from maple.data.sources import open_images, open_source
-from maple.data.sources.folders import _Paths
-from maple.data.stream import Decoded, decode_stream
+from maple.data.sources.folders import Paths
+from maple.data.stream import decode_stream
 from maple.errors import DataError, RunError, UsageError
 from maple.types import Skipped
 
@@ -180,7 +181,7 @@ def test_digests_tell_when_images_changed(folder, rng):
 
 def test_paths_are_packed():
     paths = ["a", "", "dir/ü.png", "caf\udce9"]
-    packed = _Paths(iter(paths))
+    packed = Paths(iter(paths))
     assert [packed[i] for i in range(len(packed))] == paths
 
 

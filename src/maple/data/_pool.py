@@ -23,12 +23,13 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from io import BufferedReader, BufferedWriter
-from typing import cast
+from typing import NamedTuple, cast
 
 import numpy as np
 
 from maple.data._decoder import Batch, Decoding, Failure, Item, receive_batch, send_items
 from maple.errors import RunError
+from maple.types import Skipped
 
 IMAGE_ENDS = ("SIGALRM", "SIGSEGV", "SIGBUS", "SIGABRT", "SIGFPE", "SIGILL")  # signals by which an image ends a process
 _PIPE_BYTES = 2**20
@@ -38,13 +39,36 @@ class DecoderKilled(RunError):
     """A decoding process that was ended from outside, for example because memory ran out; no image is to blame."""
 
 
+class Decoded(NamedTuple):
+    """Consecutive images of a source: those that could be decoded, and the others."""
+
+    first: int  # position of the first of them in the source
+    rows: list[int]  # positions of the n that could be decoded
+    files: list[str]  # n names
+    pixels: np.ndarray  # (n, S, S, 3) uint8
+    keys: list[str]  # n digests, if asked for
+    skipped: list[Skipped]
+
+    @property
+    def stop(self) -> int:
+        """Position behind the last of them."""
+        return self.first + len(self.files) + len(self.skipped)
+
+
 @dataclass(frozen=True, eq=False)
 class Chunk:
     """Images that are decoded together."""
 
     first: int  # position of the first of them in their source
-    files: list[str]  # name of each
-    items: list[Item]
+    files: Sequence[str]  # name of each
+    items: Sequence[Item]
+
+    def decoded(self, batch: Batch) -> Decoded:
+        """The answer of a decoder, with the names of the images."""
+        skipped = {failure.row: Skipped(self.files[failure.row], failure.reason) for failure in batch.failures}
+        kept = [row for row in range(len(self.files)) if row not in skipped]
+        rows, files = [self.first + row for row in kept], [self.files[row] for row in kept]
+        return Decoded(self.first, rows, files, batch.pixels, batch.keys, list(skipped.values()))
 
 
 class DecoderPool:
@@ -91,7 +115,7 @@ class DecoderPool:
                     return slot.decode(items)
             return slot.decode(items)
 
-    def map(self, chunks: Iterable[Chunk]) -> Generator[tuple[Chunk, Batch]]:
+    def map(self, chunks: Iterable[Chunk]) -> Generator[Decoded]:
         """Decode one chunk after the other, ``n`` at a time; answers come in the order of the chunks."""
         ahead: deque[tuple[Chunk, Future[Batch]]] = deque()
         with ThreadPoolExecutor(self.n, "decode") as threads:
@@ -120,14 +144,13 @@ class DecoderPool:
                 self._idle.appendleft(slot)  # running processes are taken first
 
 
-def _wait(chunk: Chunk, answer: Future[Batch]) -> tuple[Chunk, Batch]:
+def _wait(chunk: Chunk, answer: Future[Batch]) -> Decoded:
     try:
-        return chunk, answer.result()
+        return chunk.decoded(answer.result())
     except DecoderKilled as error:
-        raise RunError(
-            f"{error}, at one of '{chunk.files[0]}' to '{chunk.files[-1]}', perhaps since memory ran out: run the same "
-            "command again, with --workers 0 or a smaller --batch-size"
-        ) from None
+        where = f"at one of '{chunk.files[0]}' to '{chunk.files[-1]}'"
+        remedy = "run the same command again, with --workers 0 or a smaller --batch-size"
+        raise RunError(f"{error}, {where}, perhaps because memory ran out: {remedy}") from None
 
 
 def _join(parts: Sequence[Batch]) -> Batch:

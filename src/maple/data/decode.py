@@ -10,6 +10,8 @@ from __future__ import annotations
 import io
 import os
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO, Literal, get_args
 
@@ -45,15 +47,11 @@ def decode_image(source: bytes | str | Path, size: int, fit: Fit = "pad") -> np.
     (8, 8, 3)
     """
     check_size_and_fit(size, fit)
-    if isinstance(source, bytes):
-        try:
-            return decode_bytes(source, size, fit)
-        except DataError as error:
-            raise DataError(f"cannot use the image: {error}") from None
     try:
-        return decode_bytes(read_file(Path(source)), size, fit)
+        return decode_bytes(source if isinstance(source, bytes) else read_file(Path(source)), size, fit)
     except DataError as error:
-        raise DataError(f"cannot use '{source}': {error}") from None
+        name = "the image" if isinstance(source, bytes) else f"'{source}'"
+        raise DataError(f"cannot use {name}: {error}") from None
 
 
 def check_size_and_fit(size: Size, fit: str) -> Size:
@@ -89,27 +87,21 @@ def check_file_size(n_bytes: int) -> None:
         raise DataError(f"larger than {MAX_FILE_BYTES // 2**20} MiB")
 
 
-def open_file(path: Path) -> BinaryIO:
+@contextmanager
+def open_file(path: Path) -> Iterator[BinaryIO]:
     """Open an image file of an accepted length."""
     try:
-        file = path.open("rb")
+        with path.open("rb") as file:
+            check_file_size(os.fstat(file.fileno()).st_size)
+            yield file
     except OSError as error:
-        raise DataError(f"cannot be opened: {error.strerror or error}") from None
-    try:
-        check_file_size(os.fstat(file.fileno()).st_size)
-    except DataError:
-        file.close()
-        raise
-    return file
+        raise DataError(f"cannot be read: {error.strerror or error}") from None
 
 
 def read_file(path: Path) -> bytes:
     """Read the encoded bytes of an image file."""
     with open_file(path) as file:
-        try:
-            return file.read()
-        except OSError as error:
-            raise DataError(f"cannot be read: {error.strerror or error}") from None
+        return file.read()
 
 
 class _OwnLimits:
@@ -147,22 +139,29 @@ def _open_header(file: BinaryIO) -> Image.Image:
         raise DataError("not an image that can be read, or one of 0 pixels") from None
     width, height = image.size
     if min(width, height) < 1 or max(width, height) >= MAX_SIDE or width * height > MAX_PIXELS:
-        raise DataError(
-            f"{width} x {height} pixels: sides must be from 1 to {MAX_SIDE - 1:,} pixels, with at most "
-            f"{MAX_PIXELS // 10**6} megapixels in all"
-        )
+        limits = f"sides of 1 to {MAX_SIDE - 1:,} pixels, and at most {MAX_PIXELS // 10**6} megapixels, can be used"
+        raise DataError(f"{width} x {height} pixels: {limits}")
     return image
+
+
+@contextmanager
+def _refusing() -> Iterator[None]:
+    """Within it our limits hold instead of Pillow's, and any failure of a decoder is a ``DataError``."""
+    try:
+        with _own_limits:
+            yield
+    except DataError:
+        raise
+    except MemoryError:
+        raise DataError("takes more memory to decode than there is: make it smaller") from None
+    except Exception as error:  # decoders raise OSError, SyntaxError, struct.error, ...
+        raise DataError(f"broken or truncated: {error}") from None
 
 
 def read_dimensions(file: BinaryIO) -> tuple[int, int]:
     """Read width and height of an image from its header."""
-    try:
-        with _own_limits:
-            return _open_header(file).size
-    except DataError:
-        raise
-    except Exception as error:
-        raise DataError(f"broken: {error}") from None
+    with _refusing():
+        return _open_header(file).size
 
 
 # --- pixels -----------------------------------------------------------------------------------------------------------
@@ -170,18 +169,11 @@ def read_dimensions(file: BinaryIO) -> tuple[int, int]:
 
 def decode_bytes(data: bytes, size: int, fit: Fit) -> np.ndarray:
     """:func:`decode_image` for bytes and checked arguments; the error is the bare reason."""
-    try:
-        with _own_limits, _open_header(io.BytesIO(data)) as image:
-            image.draft(None, (4 * size, 4 * size))  # lets JPEG decode a much larger image at a fraction of its size
-            image.load()
-            square = fit_square(to_rgb(_upright(image)), size, fit)
-            return np.frombuffer(square.tobytes(), np.uint8).reshape(size, size, 3).copy()
-    except DataError:
-        raise
-    except MemoryError:
-        raise DataError("takes more memory to decode than there is: make it smaller") from None
-    except Exception as error:  # decoders raise OSError, SyntaxError, struct.error, ...
-        raise DataError(f"broken or truncated: {error}") from None
+    with _refusing(), _open_header(io.BytesIO(data)) as image:
+        image.draft(None, (4 * size, 4 * size))  # lets JPEG decode a much larger image at a fraction of its size
+        image.load()
+        square = fit_square(to_rgb(_upright(image)), size, fit)
+        return np.frombuffer(square.tobytes(), np.uint8).reshape(size, size, 3).copy()
 
 
 def _upright(image: Image.Image) -> Image.Image:
@@ -247,11 +239,9 @@ def _pad_square(image: Image.Image) -> Image.Image:
         width, height = (max(1, round(side * scale)) for side in image.size)
         image = image.resize((width, height), Image.Resampling.BILINEAR)
     pixels = np.asarray(image)  # (H, W, 3)
-    height, width = pixels.shape[:2]
     border = np.concatenate([pixels[0], pixels[-1], pixels[:, 0], pixels[:, -1]])
-    side = max(width, height)
-    top, left = (side - height) // 2, (side - width) // 2
-    canvas = np.empty((side, side, 3), dtype=np.uint8)
-    canvas[:] = np.sort(border, axis=0)[len(border) // 2]
-    canvas[top : top + height, left : left + width] = pixels
-    return Image.fromarray(canvas)
+    colour = np.sort(border, axis=0)[len(border) // 2]
+    side = max(image.size)
+    canvas = Image.new("RGB", (side, side), tuple(colour.tolist()))
+    canvas.paste(image, ((side - image.width) // 2, (side - image.height) // 2))
+    return canvas

@@ -188,9 +188,9 @@ def read_pixels(images: ImageSet, plan: Iterable[np.ndarray], workers: int = 0) 
         return
     chunks = (Chunk(0, [images.files[i] for i in rows], [images.item(i) for i in rows]) for rows in plan)
     with closing(decode_chunks(chunks, Decoding(images.size, images.fit), workers)) as decoded:
-        for chunk, batch in decoded:
-            for failure in batch.failures:
-                raise DataError(f"cannot use '{chunk.files[failure.row]}': {failure.reason}")
+        for batch in decoded:
+            for entry in batch.skipped:
+                raise DataError(f"cannot use '{entry.file}': {entry.reason}")
             yield batch.pixels
 
 

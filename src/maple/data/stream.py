@@ -10,32 +10,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Iterable, Iterator
-from contextlib import closing
 from itertools import islice
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
-from maple.data._decoder import Batch, Decoding, Item, decode_items
-from maple.data._pool import Chunk, DecoderPool
+from maple.data._decoder import Decoding, Item, decode_items
+from maple.data._pool import Chunk, Decoded, DecoderPool
 from maple.types import Skipped
-
-
-class Decoded(NamedTuple):
-    """Consecutive images of a source: those that could be decoded, and the others."""
-
-    first: int  # position of the first of them in the source
-    rows: list[int]  # positions of the n that could be decoded
-    files: list[str]  # n names
-    pixels: np.ndarray  # (n, S, S, 3) uint8
-    keys: list[str]  # n digests, if asked for
-    skipped: list[Skipped]
-
-    @property
-    def stop(self) -> int:
-        """Position behind the last of them."""
-        return self.first + len(self.files) + len(self.skipped)
 
 
 class Source(ABC):
@@ -72,9 +54,8 @@ class Source(ABC):
         """Chunks of ``size`` images; the last may have fewer."""
         rows = self.items(start)
         while rows_of_chunk := list(islice(rows, size)):
-            files, items = zip(*rows_of_chunk)
-            yield Chunk(start, list(files), list(items))
-            start += len(files)
+            yield Chunk(start, *zip(*rows_of_chunk))
+            start += len(rows_of_chunk)
 
 
 def decode_stream(
@@ -93,19 +74,14 @@ def decode_stream(
     """
     n_chunks = -(-(len(source) - start) // chunk_size)
     workers = 0 if source.is_decoded else min(workers, -(-n_chunks // 2))
-    with closing(decode_chunks(source.chunks(start, chunk_size), how, workers)) as decoded:
-        for chunk, batch in decoded:
-            skipped = {failure.row: Skipped(chunk.files[failure.row], failure.reason) for failure in batch.failures}
-            kept = [row for row in range(len(chunk.files)) if row not in skipped]
-            rows, files = [chunk.first + row for row in kept], [chunk.files[row] for row in kept]
-            yield Decoded(chunk.first, rows, files, batch.pixels, batch.keys, list(skipped.values()))
+    yield from decode_chunks(source.chunks(start, chunk_size), how, workers)
 
 
-def decode_chunks(chunks: Iterable[Chunk], how: Decoding, workers: int) -> Generator[tuple[Chunk, Batch]]:
+def decode_chunks(chunks: Iterable[Chunk], how: Decoding, workers: int) -> Generator[Decoded]:
     """Decode chunks in order, in ``workers`` processes, or in this one."""
     if workers == 0:
         for chunk in chunks:
-            yield chunk, decode_items(chunk.items, how)
+            yield chunk.decoded(decode_items(chunk.items, how))
         return
     with DecoderPool(how, workers) as pool:
         yield from pool.map(chunks)

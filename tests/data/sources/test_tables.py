@@ -27,6 +27,8 @@ def test_parquet_with_plain_bytes_and_names(tmp_path: Path, rng: np.random.Gener
         np.testing.assert_array_equal(images.read(i), decode_image(content, 8))
     stream = open_images(path, memory_limit=0)
     np.testing.assert_array_equal(stream.subset([3]).read(0), images.read(3))
+    names_first = {"label_name": ["z", "b", "z", "b"], "image": encoded, "label": [7, 2, 7, 2]}
+    assert open_images(write_parquet(tmp_path / "f.parquet", names_first)).labels.tolist() == [1, 0, 1, 0]
     only_names = write_parquet(tmp_path / "n.parquet", {"image": encoded, "label_name": ["z", "b", "z", "b"]})
     assert open_images(only_names).labels.tolist() == [1, 0, 1, 0]
     strings = write_parquet(tmp_path / "s.parquet", {"img": encoded, "labels": ["z", "b", "z", "b"]})

@@ -9,6 +9,8 @@ import hashlib
 import os
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -23,19 +25,15 @@ LOOSE = "not inside a class subfolder"  # why a labelled image is skipped
 _KINDS = "/".join(IMAGE_SUFFIXES[:8])
 
 
+@dataclass(eq=False)
 class Files(Source):
     """Image files, of which only the paths are held."""
 
-    def __init__(
-        self,
-        paths: Iterable[str],
-        name: str,
-        labels: np.ndarray | None = None,
-        class_names: tuple[str, ...] = (),
-        skipped: tuple[Skipped, ...] = (),
-    ) -> None:
-        self.name, self.labels, self.class_names, self.skipped = name, labels, class_names, skipped
-        self.paths = _Paths(paths)
+    paths: Paths
+    name: str
+    labels: np.ndarray | None = None
+    class_names: tuple[str, ...] = ()
+    skipped: tuple[Skipped, ...] = ()
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -56,10 +54,10 @@ class Files(Source):
             yield self.paths.encoded(i).decode("utf-8", "backslashreplace"), self.paths[i]
 
 
-class _Paths:
+class Paths:
     """Paths in one block of bytes: as strings they take twice as much memory, as ``Path`` ten times.
 
-    >>> paths = _Paths(["a/1.png", "b/2.png"])
+    >>> paths = Paths(["a/1.png", "b/2.png"])
     >>> len(paths), paths[1]
     (2, 'b/2.png')
     """
@@ -106,9 +104,9 @@ def list_class_folders(folder: Path, name: str) -> Files:
     for class_name, group in members.items():
         if not group:
             raise DataError(f"class '{class_name}' of '{folder}' has no images: add images or remove the subfolder")
-    files = (file for group in members.values() for file in group)
+    paths = Paths(chain.from_iterable(members.values()))
     labels = np.repeat(np.arange(len(members)), [len(group) for group in members.values()])
-    return Files(files, name, labels, tuple(members), tuple(Skipped(str(path), LOOSE) for path in loose))
+    return Files(paths, name, labels, tuple(members), tuple(Skipped(str(path), LOOSE) for path in loose))
 
 
 def list_visible(folder: Path) -> list[Path]:
@@ -153,7 +151,7 @@ def _walk_images(folder: Path) -> Iterator[str]:
 
 def list_files(sources: Sequence[str | Path], name: str) -> Files:
     """Images of files, folders and globs, without labels."""
-    files = Files((file for source in sources for file in _expand(source)), name)
+    files = Files(Paths(chain.from_iterable(map(_expand, sources))), name)
     if not len(files):
         raise UsageError("no images were given: name at least one file or folder")
     return files
@@ -190,8 +188,7 @@ def _match(pattern: Path) -> Iterator[str]:
         ]
     except ValueError as error:
         raise UsageError(f"'{pattern}' is not a pattern for files: {error}") from None
-    found.sort(key=lambda path: path.replace(os.sep, "\0"))  # folder by folder, as paths are sorted
-    yield from found
+    yield from sorted(found, key=lambda path: path.replace(os.sep, "\0"))  # folder by folder, as paths are sorted
 
 
 def _some(files: Iterator[str], message: str) -> Iterator[str]:

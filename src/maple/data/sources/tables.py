@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import zipfile
@@ -17,8 +16,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from maple.data._decoder import content_key
 from maple.data.decode import Fit, Size, check_file_size
-from maple.data.image_set import ImageSet, Labels, index_labels
+from maple.data.image_set import ImageSet, Labels, index_labels, no_labels
 from maple.data.sources.folders import stamp_file
 from maple.data.stream import Item, Source
 from maple.errors import DataError
@@ -27,6 +27,7 @@ _READ_ROWS = 64  # of a Parquet file at a time
 _READ_BYTES = 2**20  # of its columns at a time: else whole row groups, which may be the whole file
 _IMAGE_COLUMNS = ("image", "img")
 _LABEL_COLUMNS = ("label", "labels", "fine_label")
+_NAME_COLUMN = "label_name"
 
 
 class Table(Source):
@@ -41,7 +42,7 @@ class Table(Source):
         self.name, self.skipped = name, ()
         with self._open() as file:
             schema = file.schema_arrow
-            self._image = _find_image_column(schema, path)
+            self._image = _require(schema.names, _IMAGE_COLUMNS, path, "column")
             self.labels, self.class_names = _read_labels(file, path) if labelled else (None, ())
             read_image_column(schema.empty_table()[self._image], name, path)  # raises where it holds no images
             groups = [file.metadata.row_group(i).num_rows for i in range(file.num_row_groups)]
@@ -54,7 +55,7 @@ class Table(Source):
 
     def digest(self) -> str:
         path = os.fsencode(self.path)
-        return hashlib.blake2b(path + stamp_file(path), digest_size=16).hexdigest()
+        return content_key(path + stamp_file(path))
 
     def item(self, i: int) -> Item:
         return _encoded(self._column, i)
@@ -98,21 +99,13 @@ def _encoded(column: pa.ChunkedArray, i: int) -> Item:
 # --- columns ---------------------------------------------------------------------------------------------------------
 
 
-def _find_image_column(schema: pa.Schema, path: Path) -> str:
-    image = _first_present(schema.names, _IMAGE_COLUMNS)
-    if image is None:
-        raise DataError(
-            f"'{path}' has no image column: expected 'image' or 'img' with encoded bytes, {_found_columns(schema)}"
-        )
-    return image
-
-
-def _found_columns(schema: pa.Schema) -> str:
-    return f"found columns: {', '.join(schema.names) or 'none'}"
-
-
-def _first_present(names: Sequence[str], wanted: Sequence[str]) -> str | None:
-    return next((name for name in wanted if name in names), None)
+def _require(names: Sequence[str], wanted: Sequence[str], path: Path, kind: str) -> str:
+    """The first of the ``wanted`` columns or arrays that a file has."""
+    for name in wanted:
+        if name in names:
+            return name
+    asked = " or ".join(f"'{name}'" for name in wanted)
+    raise DataError(f"'{path}' has no {kind} {asked}: found {', '.join(names) or 'none'}")
 
 
 def read_image_column(
@@ -128,53 +121,34 @@ def read_image_column(
         if "bytes" in fields:
             column = pc.struct_field(column, "bytes")
     if not (pa.types.is_binary(column.type) or pa.types.is_large_binary(column.type)):
-        raise DataError(
-            f"the image column of '{path}' holds {column.type}: expected encoded bytes (JPEG, PNG, ...), or a struct "
-            "with the field 'bytes'"
-        )
+        raise DataError(f"the image column of '{path}' holds {column.type}: save encoded bytes (JPEG, PNG, ...)")
     return column, tuple(files)
 
 
 def _read_labels(file: pq.ParquetFile, path: Path) -> Labels:
     """Labels (N,) and class names, from the columns of numbers, of names, or both."""
     schema = file.schema_arrow
-    label = _first_present(schema.names, _LABEL_COLUMNS)
-    label_name = _first_present(schema.names, ("label_name",))
-    if label is None and label_name is None:
-        raise DataError(
-            f"'{path}' has no label column: expected 'label', 'labels', 'fine_label' or 'label_name', "
-            f"{_found_columns(schema)}"
-        )
-    table = file.read(columns=[column for column in (label, label_name) if column is not None])
-    if len(table) == 0:
-        return np.zeros(0, dtype=np.int64), ()  # refused below, with the number of rows
-    for column in (label, label_name):
-        if column is not None and table[column].null_count:
+    first = _require(schema.names, (*_LABEL_COLUMNS, _NAME_COLUMN), path, "column")
+    table = file.read(columns=[first, *({_NAME_COLUMN} & set(schema.names) - {first})])
+    for column in table.column_names:
+        if table[column].null_count:
             row = table[column].is_null().to_pylist().index(True)
             raise DataError(f"row {row} of '{path}' has no {column}: remove the row or give it one")
-    return _index_columns(table, label, label_name, path)
+        if pa.types.is_nested(table[column].type):
+            found = f"column '{column}' of '{path}' holds {table[column].type}"
+            raise DataError(f"{found}: give one integer or name per image")
+    if len(table) == 0:
+        return no_labels(0)  # refused later, with the number of rows
+    values = np.array(table[first].to_pylist(), dtype=str if first == _NAME_COLUMN else None)
+    if _NAME_COLUMN in table.column_names and values.dtype.kind in "iu":
+        return _index_named_labels(values, np.array(table[_NAME_COLUMN].to_pylist(), dtype=str), path)
+    return index_labels(values, _class_label(schema, first), path)
 
 
-def _index_columns(table: pa.Table, label: str | None, label_name: str | None, path: Path) -> Labels:
-    names = np.array(table[label_name].to_pylist(), dtype=str) if label_name is not None else None
-    if label is None:
-        assert names is not None
-        return index_labels(names, None, path)
-    if pa.types.is_nested(table[label].type):
-        raise DataError(
-            f"column '{label}' of '{path}' holds {table[label].type}: expected one integer or name per image"
-        )
-    values = np.array(table[label].to_pylist())
-    if names is None or values.dtype.kind not in "iu":
-        return index_labels(values, _hugging_face_names(table.schema, label), path)
-    return _index_named_labels(values, names, path)
-
-
-def _hugging_face_names(schema: pa.Schema, label: str) -> list[str] | None:
+def _class_label(schema: pa.Schema, label: str) -> list[str] | None:
     """Names of a ClassLabel, which Hugging Face keeps as JSON in the metadata of the schema."""
     try:
-        features = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"]
-        names = features[label]["names"]
+        names = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"][label]["names"]
     except (KeyError, TypeError, ValueError):
         return None
     return [str(name) for name in names] if isinstance(names, list) else None
@@ -184,16 +158,12 @@ def _index_named_labels(values: np.ndarray, names: np.ndarray, path: Path) -> La
     """Labels (N,) with a name (N,) each: classes in the order of the labels, one name per label and back."""
     distinct, first, labels = np.unique(values, return_index=True, return_inverse=True)
     class_names = names[first]
-    mixed = np.flatnonzero(class_names[labels] != names)
-    if len(mixed):
-        value, row = values[mixed[0]], mixed[0]
-        raise DataError(
-            f"label {value} in '{path}' is named both '{class_names[labels[row]]}' and '{names[row]}': "
-            "give each label one name"
-        )
+    for row in np.flatnonzero(class_names[labels] != names)[:1]:
+        both = f"'{class_names[labels[row]]}' and '{names[row]}'"
+        raise DataError(f"label {values[row]} in '{path}' has the names {both}: give each label one name")
     if len(np.unique(class_names)) < len(distinct):
         twice = next(name for name in class_names if (class_names == name).sum() > 1)
-        raise DataError(f"several labels in '{path}' are named '{twice}': give each label its own name")
+        raise DataError(f"several labels in '{path}' have the name '{twice}': give each label its own name")
     return labels.astype(np.int64), tuple(str(name) for name in class_names)
 
 
@@ -205,34 +175,25 @@ def open_npz(path: Path, name: str, size: Size, fit: Fit, memory_limit: int, lab
     try:
         _check_unpacked(path, memory_limit)
         with np.load(path, allow_pickle=False) as arrays:
-            images = _first_present(arrays.files, ("images", "x"))
-            labels = _first_present(arrays.files, ("labels", "y")) if labelled else None
-            found = f"found: {', '.join(arrays.files) or 'nothing'}"
-            if images is None:
-                raise DataError(f"'{path}' has no array 'images' or 'x': {found}")
-            if labelled and labels is None:
-                raise DataError(f"'{path}' has no array 'labels' or 'y': {found}")
+            images = arrays[_require(arrays.files, ("images", "x"), path, "array")]
+            labels = arrays[_require(arrays.files, ("labels", "y"), path, "array")] if labelled else None
             names = _text(arrays["class_names"], path) if labelled and "class_names" in arrays.files else None
-            values = (arrays[images], arrays[labels] if labels is not None else None)
     except (zipfile.BadZipFile, zlib.error, OSError, EOFError, MemoryError) as error:
         raise DataError(f"cannot read '{path}' as .npz: {error}") from None
     except ValueError as error:
         raise DataError(f"cannot read '{path}': {error}; save plain numbers and strings, not Python objects") from None
-    return ImageSet.from_arrays(*values, names, name=name, size=size, fit=fit, memory_limit=memory_limit)
+    return ImageSet.from_arrays(images, labels, names, name=name, size=size, fit=fit, memory_limit=memory_limit)
 
 
 def _check_unpacked(path: Path, memory_limit: int) -> None:
     with zipfile.ZipFile(path) as archive:
         unpacked = sum(entry.file_size for entry in archive.infolist())
     if unpacked > 8 * memory_limit:  # float64 arrays of uint8 pixels
-        raise DataError(
-            f"'{path}' unpacks to {unpacked / 2**30:.1f} GiB: save sets of that size as Parquet or as a folder"
-        )
+        raise DataError(f"'{path}' unpacks to {unpacked / 2**30:.1f} GiB: save it as Parquet or as a folder of images")
 
 
 def _text(names: np.ndarray, path: Path) -> list[str]:
     if names.ndim != 1 or names.dtype.kind not in "US":
-        raise DataError(
-            f"'class_names' in '{path}' has shape {names.shape} and type {names.dtype}: expected a list of names"
-        )
+        found = f"shape {names.shape} and type {names.dtype}"
+        raise DataError(f"'class_names' in '{path}' has {found}: save a list of names")
     return [str(name) for name in names.astype(str)]
