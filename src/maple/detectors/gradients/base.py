@@ -26,6 +26,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, NoReturn, Self
 
 import numpy as np
@@ -73,7 +74,7 @@ def gradient_sign(outputs: Tensor, images: Tensor, derivative: np.ndarray, retai
     """
     if not outputs.requires_grad:
         raise UsageError(
-            "the outputs of the backbone have no gradient with respect to the images: use torch operations only in its "
+            "the outputs of the backbone have no gradient with respect to the images: use only torch operations in its "
             "forward, without no_grad and detach"
         )
     largest = np.abs(derivative).max(axis=1, keepdims=True)
@@ -101,14 +102,23 @@ def to_numpy(values: Tensor) -> np.ndarray:
     return values.detach().cpu().numpy()
 
 
+@dataclass(eq=False)
 class ImageReader:
-    """Reads images in order, unaugmented, onto the device of the backbone, and reports progress."""
+    """Reads images in order, unaugmented, onto the device of the backbone.
 
-    def __init__(self, backbone: Backbone, batch_size: int, workers: int, progress: Progress | None) -> None:
-        if batch_size < 1:
-            raise UsageError(f"batch_size is {batch_size}: give at least 1")
-        self.backbone, self.batch_size, self.workers, self.progress = backbone, batch_size, workers, progress
-        self.done = self.total = 0
+    ``progress`` is called after each batch with the number of images done and in total.
+    """
+
+    backbone: Backbone
+    batch_size: int = 128
+    workers: int = 0
+    progress: Progress | None = None
+    done: int = field(default=0, init=False)
+    total: int = field(default=0, init=False)
+
+    def __post_init__(self) -> None:
+        if self.batch_size < 1:
+            raise UsageError(f"batch_size is {self.batch_size}: give at least 1")
 
     def plan(self, *sets: Images | None) -> None:
         """Set the total number of images for progress reports."""
@@ -150,41 +160,33 @@ class ImageDetector(ColumnDetector):
         *,
         ood: ImageSet | None = None,
         cluster_to_class: np.ndarray | None = None,
-        batch_size: int = 128,
-        workers: int = 0,
-        progress: Progress | None = None,
+        **reading: Any,
     ) -> Self:
         """Learn from training images and from ``validation`` images, which the network was not trained on.
 
         ``ood`` holds out-of-distribution images, used only by detectors with ``learns_from_ood``. ``cluster_to_class``
-        (M,) is the class of each logit if classes are split. ``progress`` is called after each batch with the number of
-        images done and in total.
+        (M,) is the class of each logit if classes are split. ``reading`` are options of :class:`ImageReader`:
+        ``batch_size``, ``workers`` and ``progress``.
         """
         self._check_options()
         if self.learns_from_ood and ood is None:
             raise UsageError(
-                f"the '{self.name}' detector is tuned on out-of-distribution images: give fit_images(..., ood=images), "
-                "or use 'lee-md', which needs none"
+                f"the '{self.name}' detector needs fit_images(..., ood=images); 'lee-md' needs no OOD images"
             )
-        reader = ImageReader(backbone, batch_size, workers, progress)
+        reader = ImageReader(backbone, **reading)
         self.fitted_ = False
         self.cluster_to_class_ = self._read_classes(reader, train, cluster_to_class)
         self._fit_images(reader, train, validation, ood if self.learns_from_ood else None)
         self.fitted_ = True
         return self
 
-    def score_images(
-        self,
-        backbone: Backbone,
-        images: Images,
-        *,
-        batch_size: int = 128,
-        workers: int = 0,
-        progress: Progress | None = None,
-    ) -> np.ndarray:
-        """One score per image (N,), float64, in order; higher is more out-of-distribution."""
+    def score_images(self, backbone: Backbone, images: Images, **reading: Any) -> np.ndarray:
+        """One score per image (N,), float64, in order; higher is more out-of-distribution.
+
+        ``reading`` as for :meth:`fit_images`.
+        """
         self._check_fitted()
-        reader = ImageReader(backbone, batch_size, workers, progress)
+        reader = ImageReader(backbone, **reading)
         reader.plan(images)
         parts = [np.empty(0)]
         for x, _ in reader.batches(images):
@@ -215,10 +217,8 @@ class ImageDetector(ColumnDetector):
         self._refuse("score_images")
 
     def _refuse(self, instead: str) -> NoReturn:
-        raise UsageError(
-            f"the '{self.name}' detector needs image gradients, not outputs: call {instead} with the backbone and the "
-            "images, or use maple evaluate RUN"
-        )
+        needs = f"the '{self.name}' detector needs image gradients, not outputs"
+        raise UsageError(f"{needs}: call {instead} with the backbone and the images, or use maple evaluate RUN")
 
     def _check_fitted(self) -> None:
         if not self.fitted_:
@@ -232,10 +232,8 @@ class ImageDetector(ColumnDetector):
         if cluster_to_class is None:
             return np.arange(n_logits)
         if len(cluster_to_class) != n_logits:
-            raise UsageError(
-                f"cluster_to_class has {len(cluster_to_class)} entries for {n_logits} logits: use the clusters that "
-                "the backbone was trained with"
-            )
+            sizes = f"cluster_to_class has {len(cluster_to_class)} entries for {n_logits} logits"
+            raise UsageError(f"{sizes}: give the clusters that the backbone was trained with")
         return np.asarray(cluster_to_class, dtype=np.int64)
 
     def _read_logits(self, logits: Tensor) -> np.ndarray:

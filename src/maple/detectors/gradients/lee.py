@@ -11,7 +11,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 import numpy as np
 import torch
@@ -20,7 +20,7 @@ from sklearn.linear_model import LogisticRegression
 from torch import Tensor
 
 from maple.data.image_set import ImageSet
-from maple.detectors.base import State
+from maple.detectors.base import State, pack_records, unpack_records
 from maple.detectors.gradients._layers import average_layers, find_layers
 from maple.detectors.gradients.base import ImageDetector, ImageReader, as_leaf, image_gradients, move_images, to_numpy
 from maple.detectors.gradients.odin import log_odds_gradient
@@ -28,7 +28,6 @@ from maple.detectors.registry import register_detector
 from maple.errors import FitError, UsageError
 from maple.networks import Backbone
 from maple.options import NonNegative, option
-from maple.stats.arrays import add_prefix, with_prefix
 from maple.stats.gaussians import Gaussians, class_logsumexp, fit_gaussians, squared_distances
 from maple.stats.metrics import auroc
 from maple.stats.moments import Moments
@@ -149,23 +148,17 @@ class LayerDistances(LeeOptions, ImageDetector):
         self, reader: ImageReader, train: ImageSet, validation: ImageSet | None, ood: ImageSet | None
     ) -> None:
         if validation is None or len(validation) == 0:
-            raise UsageError(
-                f"the '{self.name}' detector fits weights of layers to validation images: give "
-                "fit_images(backbone, train, validation)"
-            )
+            raise UsageError(f"the '{self.name}' detector needs validation images: give fit_images(..., validation)")
         validation, ood = _sample(validation), None if ood is None else _sample(ood)
         reader.plan(train, validation, ood)
-        self.layers_ = (
-            find_layers(reader.backbone, reader.examples(train)) if self.layers == "auto" else tuple(self.layers)
-        )
+        automatic = self.layers == "auto"
+        self.layers_ = find_layers(reader.backbone, reader.examples(train)) if automatic else tuple(self.layers)
         self.gaussians_ = self._fit_gaussians(reader, train)
         magnitudes = _MAGNITUDES if self.magnitude == "auto" else (float(self.magnitude),)
         ind, other = self._compare(reader, validation, ood, magnitudes)
         if (fewer := min(ind.shape[1], other.shape[1])) < _MIN_EXAMPLES:
-            raise FitError(
-                f"{fewer} images are too few for the weights of layers of the '{self.name}' detector: give at least "
-                f"{_MIN_EXAMPLES} of each kind"
-            )
+            few = f"{fewer} images are too few to weigh the layers of the '{self.name}' detector"
+            raise FitError(f"{few}: give at least {_MIN_EXAMPLES} of each kind")
         best = choose_magnitude(ind, other) if len(magnitudes) > 1 else 0
         self.magnitude_ = magnitudes[best]
         self.weights_, self.intercept_ = weigh_layers(ind[best], other[best])
@@ -209,16 +202,16 @@ class LayerDistances(LeeOptions, ImageDetector):
 
     def get_state(self) -> State:
         arrays, metadata = super().get_state()
-        for i, gaussians in enumerate(metadata.pop("gaussians").values()):
-            arrays |= add_prefix(f"gaussians.{i}.", gaussians.to_arrays())
-        return arrays, metadata
+        by_layer = metadata.pop("gaussians").values()
+        return arrays | pack_records({f"gaussians.{i}": each for i, each in enumerate(by_layer)}), metadata
 
     @classmethod
     def from_state(cls, arrays: dict[str, np.ndarray], metadata: dict[str, Any]) -> Self:
         detector = super().from_state(arrays, metadata)
         detector.layers_ = tuple(metadata["layers"])
-        saved = (with_prefix(arrays, f"gaussians.{i}.") for i in range(len(detector.layers_)))
-        detector.gaussians_ = dict(zip(detector.layers_, map(Gaussians.from_arrays, saved)))
+        names = [f"gaussians.{i}" for i in range(len(detector.layers_))]
+        found = unpack_records(Gaussians.from_arrays, arrays, names)
+        detector.gaussians_ = dict(zip(detector.layers_, found.values()))
         return detector
 
 
@@ -248,9 +241,7 @@ class LeeDetector(LayerDistances):
     (40,)
     """
 
-    about: ClassVar[About] = replace(
-        _ABOUT, title="Mahalanobis distances of several layers, tuned on in-distribution images only"
-    )
+    about = replace(_ABOUT, title="Mahalanobis distances of several layers, tuned on in-distribution images only")
 
     def _compare(
         self, reader: ImageReader, validation: ImageSet, ood: ImageSet | None, magnitudes: Sequence[float]
@@ -262,8 +253,7 @@ class LeeDetector(LayerDistances):
             attacked.append(self.layer_distances(reader.backbone, adversarial, magnitudes))
             useful.append(fooled)
         chosen = np.concatenate(useful)
-        if chosen.sum() < _MIN_EXAMPLES:
-            chosen[:] = True
+        chosen |= chosen.sum() < _MIN_EXAMPLES  # all images if these are too few
         return np.concatenate(clean, axis=1)[:, chosen], np.concatenate(attacked, axis=1)[:, chosen]
 
     def _attack(self, backbone: Backbone, images: Tensor, labels: np.ndarray) -> tuple[Tensor, np.ndarray]:
@@ -294,12 +284,12 @@ class LeeOodDetector(LayerDistances):
     True
     """
 
-    about: ClassVar[About] = replace(
+    about = replace(
         _ABOUT,
         title="Mahalanobis distances of several layers, tuned on out-of-distribution images",
         needs="image gradients, several layers, out-of-distribution images to be tuned on",
     )
-    learns_from_ood: ClassVar[bool] = True
+    learns_from_ood = True
 
     def _compare(
         self, reader: ImageReader, validation: ImageSet, ood: ImageSet | None, magnitudes: Sequence[float]

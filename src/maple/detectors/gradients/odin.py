@@ -1,10 +1,10 @@
-r"""ODIN: softmax at a high temperature, after one step towards the predicted class."""
+"""ODIN: softmax at a high temperature, after one step towards the predicted class."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 import numpy as np
 from scipy.special import softmax
@@ -87,7 +87,7 @@ class OdinDetector(OdinOptions, ImageDetector):
     (4,)
     """
 
-    about: ClassVar[About] = About(
+    about = About(
         "softmax at a high temperature, after a step towards the predicted class",
         "Liang et al. 2018",
         "https://arxiv.org/abs/1706.02690",
@@ -103,10 +103,7 @@ class OdinDetector(OdinOptions, ImageDetector):
             self.epsilon_ = float(self.epsilon)
             return
         if validation is None or len(validation) == 0:
-            raise UsageError(
-                "epsilon 'auto' of the 'odin' detector needs validation images: give fit_images(..., validation), or "
-                "set epsilon to a number"
-            )
+            raise UsageError("epsilon 'auto' needs validation images: give fit_images(..., validation), or a number")
         reader.plan(validation)
         parts = []
         for x, _ in reader.batches(validation):
@@ -126,8 +123,6 @@ class OdinDetector(OdinOptions, ImageDetector):
         scores = []
         for epsilon, moved in zip(epsilons, move_images(images, outputs, derivative, epsilons)):
             logits = self._read_logits(backbone(moved)[1]) if epsilon else unmoved
-            scores.append(self._score_logits(logits))
+            log_class = class_logsumexp(logits, self.cluster_to_class_) / self.temperature
+            scores.append(probability_of_others(log_class))
         return np.stack(scores)
-
-    def _score_logits(self, logits: np.ndarray) -> np.ndarray:
-        return probability_of_others(class_logsumexp(logits, self.cluster_to_class_) / self.temperature)
