@@ -198,11 +198,10 @@ def _check_images(scores: ArrayLike, class_ids: ArrayLike, n_classes: int) -> tu
     """Scores (N,) and predicted classes (N,) as arrays, or an error."""
     scores, class_ids = as_array(scores), as_array(class_ids)
     if scores.shape != class_ids.shape or scores.ndim != 1:
-        raise UsageError(
-            f"scores of shape {scores.shape} and class ids of shape {class_ids.shape}: give one of each per image"
-        )
-    if np.isnan(scores).any():
-        raise DataError(f"{int(np.isnan(scores).sum())} of {len(scores)} scores are NaN: leave those images out")
+        shapes = f"scores have shape {scores.shape}, class ids {class_ids.shape}"
+        raise UsageError(f"{shapes}: give one score and one class id per image")
+    if n_missing := int(np.isnan(scores).sum()):
+        raise DataError(f"{n_missing} of {len(scores)} scores are NaN: leave those images out")
     if len(class_ids) and not (class_ids.min() >= 0 and class_ids.max() < n_classes):
         raise UsageError(f"class ids must lie between 0 and {n_classes - 1}: give the predicted class of each image")
     return scores, class_ids.astype(np.int64)

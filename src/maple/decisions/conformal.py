@@ -149,10 +149,8 @@ def benjamini_hochberg(p_values: ArrayLike, fdr: float) -> np.ndarray:
     """
     p = as_array(p_values).astype(np.float64)
     check_rate(fdr, "false-discovery rate", 0.1)
-    if np.isnan(p).any():
-        raise UsageError(
-            f"{int(np.isnan(p).sum())} of {len(p)} p-values are NaN: calibrate with in-distribution images first"
-        )
+    if n_missing := int(np.isnan(p).sum()):
+        raise UsageError(f"{n_missing} of {len(p)} p-values are NaN: calibrate with in-distribution images first")
     if not ((p >= 0) & (p <= 1)).all():
         raise UsageError("p-values must lie between 0 and 1: give p-values, not scores")
     ordered = np.sort(p)

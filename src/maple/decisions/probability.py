@@ -112,7 +112,7 @@ class Probability:
     def network_probabilities(self, found: Evidence) -> np.ndarray:
         """Class probabilities of the network alone (N, C), by the class rule."""
         if found.logits is None:
-            raise UsageError("the network's own probabilities need logits: embed with a backbone that has a head")
+            raise UsageError("network probabilities need logits: use a backbone with a head")
         return class_probabilities(found.logits, found.cluster_to_class, self.class_rule)
 
     def to_dict(self) -> dict[str, Any]:
@@ -157,9 +157,7 @@ def fit_temperature(
     labels = as_array(labels)
     known = np.isin(labels, cluster_to_class)
     if not known.any():
-        raise DataError(
-            "no validation image has a label among the known classes, and the temperature is fitted to those: add some"
-        )
+        raise DataError("no validation image has a known class, which the temperature needs: add some")
     squared_distances, labels = as_array(squared_distances)[known], labels[known]
     rows = np.arange(len(labels))
 

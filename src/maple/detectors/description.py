@@ -113,7 +113,7 @@ class Description:
         -inf for classes without a column in the head: see :meth:`MapleDetector.extend`.
         """
         if self.logits is None:
-            raise UsageError("network probabilities need logits: embed with a backbone that has a head")
+            raise UsageError("network probabilities need logits: use a backbone with a head")
         logits = as_array(self.logits).astype(np.float64)
         return class_logsumexp(logits - logsumexp(logits, axis=1, keepdims=True), self.cluster_to_class)
 
@@ -184,9 +184,7 @@ class Description:
         close to a class that the head lacks.
         """
         if self.logits is None:
-            raise UsageError(
-                "score 'energy' needs logits: embed with a backbone that has a head, or use score_by 'normalised'"
-            )
+            raise UsageError("score 'energy' needs logits: use a backbone with a head, or score_by 'normalised'")
         energy = energy_score(self.logits)
         if self.learned.appended:
             energy += logsumexp(self.log_posterior()[:, self.learned.head_classes], axis=1)

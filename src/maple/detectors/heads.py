@@ -276,9 +276,7 @@ class VimDetector(VimOptions, _HeadDetector):
         if size == "auto":
             size = wanted if (wanted := principal_space_size(moments.dim)) < rank else rank // 2
         if size >= rank:
-            raise FitError(
-                f"components is {size}, but the training embeddings span {rank} dimensions: lower components"
-            )
+            raise FitError(f"components is {size}, but the embeddings span only {rank} dimensions: lower components")
         return Background(moments.shift, np.ones(moments.dim), axes[:, :size], variances[:size])
 
     def _match(self, batches: Batches) -> float:
@@ -289,9 +287,7 @@ class VimDetector(VimOptions, _HeadDetector):
                 sums += self._logits(block).max(axis=1).sum(), self._lengths_outside(block).sum()
         logits, lengths = batches.sum_over_ranks(sums)
         if logits <= 0:
-            raise FitError(
-                "the mean largest logit is not above 0, as the 'vim' detector requires: use another detector"
-            )
+            raise FitError("the mean largest logit is not above 0, as 'vim' requires: use another detector")
         return float(logits / lengths)
 
     def _lengths_outside(self, embeddings: np.ndarray) -> np.ndarray:

@@ -68,9 +68,7 @@ class ClusterMoments:
     def of(self, exponent: float) -> Moments:
         """The moments of an exponent, or an error."""
         if exponent not in self.by_exponent:
-            raise UsageError(
-                "the fit used normalised embeddings only: fit with score_by 'auto', 'distance' or 'relative'"
-            )
+            raise UsageError("fitted on normalised embeddings only: use score_by 'auto', 'distance' or 'relative'")
         return self.by_exponent[exponent]
 
     def to_arrays(self) -> dict[str, np.ndarray]:
@@ -158,9 +156,7 @@ class Densities:
     def shallow_background(self) -> Background:
         """All images as one Gaussian, of the responses of a shallow layer, in all directions."""
         if self.moments.shallow is None:
-            raise UsageError(
-                "the fit had no shallow layer: name one in wrap_backbone(..., shallow=LAYER) and fit again"
-            )
+            raise UsageError("the fit had no shallow layer: fit with wrap_backbone(..., shallow=LAYER)")
         return fit_background(self.moments.shallow, pca=False)
 
     @property

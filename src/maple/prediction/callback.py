@@ -90,9 +90,7 @@ class MapleHooks:
         self._restored = None
         if stage == "fit":
             if trainer.world_size > 1:
-                raise UsageError(
-                    "MapleCallback works in one process: give the Trainer devices=1, or use train_backbone"
-                )
+                raise UsageError("MapleCallback needs one process: give the Trainer devices=1, or use train_backbone")
             if not trainer.max_epochs or trainer.max_epochs < 1:
                 raise UsageError("MapleCallback needs the length of the training: give the Trainer max_epochs")
         backbone = self._find_backbone(pl_module)
@@ -104,10 +102,8 @@ class MapleHooks:
             if self._session is None:
                 self._session, self._earlier = self._make_session(trainer.max_epochs), 0
             elif not np.array_equal(self._session.class_labels, self.train.labels):
-                raise UsageError(
-                    "the training images of the callback are not those of the earlier training of this network: create "
-                    "a new MapleCallback, and a module with a head for the classes"
-                )
+                remedy = "create a new MapleCallback, and a module with one output per class"
+                raise UsageError(f"this network was trained on other images before: {remedy}")
             else:
                 self._earlier = None
 
@@ -131,9 +127,7 @@ class MapleHooks:
     def _relabel_batch(self, batch: Any) -> Any:
         """A batch with pseudo-labels in place of labels; the tensors of the given batch are not changed."""
         if not isinstance(batch, tuple | list) or len(batch) != 3 or not isinstance(batch[1], torch.Tensor):
-            raise UsageError(
-                "batches must be (x, label, index): wrap the training data, DataLoader(maple.Indexed(...))"
-            )
+            raise UsageError("batches must be (x, label, index): give DataLoader maple.Indexed(images)")
         x, labels, index = batch
         parts = (x, self.session.labels[index.cpu()].to(labels.device), index)
         make: Callable[[Any], Any] = getattr(batch, "_make", type(batch))  # a named tuple, a tuple or a list
@@ -196,8 +190,8 @@ class MapleHooks:
         backbone = getattr(pl_module, self.backbone, None)
         if not isinstance(backbone, Backbone):
             raise UsageError(
-                f"the LightningModule has no backbone in its attribute '{self.backbone}': set it to "
-                "maple.wrap_backbone(model), or name another with MapleCallback(..., backbone=NAME)"
+                f"the LightningModule has no Backbone in its attribute '{self.backbone}': set it to "
+                "maple.wrap_backbone(model), or give MapleCallback backbone=NAME"
             )
         require_head(backbone)
         return backbone
@@ -235,9 +229,7 @@ def _make_callback() -> type:
     """A subclass of Lightning's ``Callback`` with these hooks; of the imported package if two are installed."""
     there = [name for name in PACKAGES if name in sys.modules] or [name for name in PACKAGES if find_spec(name)]
     if not there:
-        raise UsageError(
-            "MapleCallback needs Lightning, which is not installed: pip install 'maple-uncertainty[lightning]'"
-        )
+        raise UsageError("MapleCallback needs Lightning: pip install 'maple-uncertainty[lightning]'")
     if find_spec("torchvision") is not None:
         import_torchvision()  # Lightning's metrics import it
     base = import_module(PACKAGES[there[0]]).Callback

@@ -171,10 +171,8 @@ def read_metadata(text: str, source: str) -> GraphMetadata:
         where = ".".join(map(str, first["loc"])) or "JSON"
         raise RunError(f"the metadata of '{source}' are damaged ({where}: {first['msg'].lower()}): {DAMAGED}") from None
     if metadata.format > FORMAT:
-        raise RunError(
-            f"'{source}' has format {metadata.format}, this maple reads up to {FORMAT}: "
-            "upgrade with pip install --upgrade maple-uncertainty"
-        )
+        newer = f"'{source}' has format {metadata.format}, this maple reads up to {FORMAT}"
+        raise RunError(f"{newer}: upgrade with pip install --upgrade maple-uncertainty")
     return metadata
 
 
@@ -214,10 +212,8 @@ class OnnxPredictor(BasePredictor):
     def __init__(self, session: onnxruntime.InferenceSession, source: str = "the graph") -> None:
         found = session.get_modelmeta().custom_metadata_map
         if METADATA not in found:
-            raise UsageError(
-                f"'{source}' is a network, not an exported predictor: make a run with maple fit '{source}' --data "
-                "IMAGES, or export a run with maple export"
-            )
+            remedy = f"make a run with maple fit '{source}' --data IMAGES, or export a run with maple export"
+            raise UsageError(f"'{source}' is a network, not an exported predictor: {remedy}")
         self.session, self.source = session, source
         self._metadata = said = read_metadata(found[METADATA], source)
         self._check_graph()
@@ -314,9 +310,8 @@ class OnnxPredictor(BasePredictor):
 
     def _check_pixels(self, pixels: np.ndarray) -> None:
         if pixels.dtype != np.uint8 or pixels.ndim != 4 or pixels.shape[1:] != (self.size, self.size, 3):
-            raise UsageError(
-                f"images have shape {pixels.shape} and type {pixels.dtype}: give (N, {self.size}, {self.size}, 3) uint8"
-            )
+            found, size = f"shape {pixels.shape} and type {pixels.dtype}", self.size
+            raise UsageError(f"images have {found}: give (N, {size}, {size}, 3) uint8")
 
     def run(self, pixels: np.ndarray) -> dict[str, np.ndarray]:
         """All outputs of the graph by name, for images (N, S, S, 3) uint8."""

@@ -102,9 +102,7 @@ class Relabeller:
         class_names: Sequence[str] | None = None,
     ) -> None:
         if not isinstance(recipe, MapleRecipe):
-            raise UsageError(
-                f"recipe '{recipe.name}' works only in train_backbone: use that, or MapleRecipe in your own loop"
-            )
+            raise UsageError(f"recipe '{recipe.name}' works only in train_backbone: use that, or MapleRecipe")
         if epochs < 1:
             raise UsageError(f"epochs is {epochs}: give the length of the training, at least 1")
         self.class_labels = _as_labels(labels, n_classes)  # (N,)
@@ -195,10 +193,8 @@ class Relabeller:
         if outputs.labels is None or outputs.logits is None:
             raise UsageError("the validation images have no labels: give an ImageSet, or a Dataset of (x, label)")
         if not np.isin(outputs.labels, self.relabelling.cluster_to_class).all():
-            last = len(self.class_names) - 1
-            raise UsageError(
-                f"labels of validation images are not all in 0 to {last}: leave out images of other classes"
-            )
+            known = f"0 to {len(self.class_names) - 1}"
+            raise UsageError(f"some validation labels are not in {known}: leave out images of other classes")
         if not np.isfinite(outputs.logits).all():
             raise TrainError(f"the logits are no longer finite in epoch {epoch}: lower the learning rate")
         cluster_to_class = self.relabelling.cluster_to_class
@@ -246,9 +242,7 @@ class Relabeller:
         relabelling = Relabelling(**arrays)
         classes = relabelling.cluster_to_class[relabelling.cluster_ids]
         if not np.array_equal(classes, self.class_labels):
-            raise UsageError(
-                "the checkpoint belongs to other training labels: continue with the same images and labels"
-            )
+            raise UsageError("the checkpoint has other training labels: resume with the same images and labels")
         self.clusters.current, self.epoch, self._seen = relabelling, state["epoch"], 0
         resize_head(backbone, relabelling.n_clusters)
 
@@ -263,10 +257,8 @@ def resize_head(backbone: Backbone, n_outputs: int) -> None:
 def require_head(backbone: Any) -> None:
     """Raise ``UsageError`` unless ``backbone`` is a :class:`Backbone` with a head."""
     if not isinstance(backbone, Backbone) or backbone.head is None:
-        raise UsageError(
-            "the loop needs a Backbone with a head: create it with maple.wrap_backbone(model), and give the optimiser "
-            "backbone.parameters()"
-        )
+        remedy = "use maple.wrap_backbone(model), and give its parameters() to the optimiser"
+        raise UsageError(f"the loop must train a Backbone with a head: {remedy}")
 
 
 def check_cluster_head(backbone: Any, n_clusters: int) -> None:

@@ -82,9 +82,8 @@ def save_backbone(path: Path, backbone: Backbone) -> None:
     state = backbone.state_dict()
     if not _can_rebuild(state, metadata):
         raise RunError(
-            f"a run can hold only networks made by create_backbone or open_model, not '{backbone.name}': open your "
-            "module by python:package.module:function, or keep its own weights and call fit_predictor again after "
-            "loading them"
+            f"a run cannot hold network '{backbone.name}', not made by create_backbone or open_model: open it with "
+            "open_model('python:package.module:function'), or save its weights and call fit_predictor again"
         )
     if backbone.origin is not None and backbone.origin.file is not None:
         metadata["origin"]["file"] = _copy_network(Path(backbone.origin.file), path.parent)

@@ -146,12 +146,8 @@ def cut_calibration(images: ImageSet, class_names: Sequence[str], seed: int = 0)
 
 def _check_images(images: ImageSet, predictor: Predictor) -> None:
     if images.size != predictor.size:
-        raise UsageError(
-            f"'{images.name}' is open with {images.size} px, but the run reads images of {predictor.size} px: open its "
-            f"source with size={predictor.size}"
-        )
+        remedy = f"open them with size={predictor.size}, the size of the run"
+        raise UsageError(f"the images of '{images.name}' have {images.size} px: {remedy}")
     if unlabelled := int((images.labels < 0).sum()):
-        raise DataError(
-            f"{unlabelled} of {len(images)} images of '{images.name}' have no label: an update needs the class of "
-            "every image"
-        )
+        count = f"{unlabelled} of {len(images)} images of '{images.name}'"
+        raise DataError(f"{count} have no label: an update needs the class of every image")

@@ -86,9 +86,7 @@ def average_layers(backbone: Backbone, images: Tensor, layers: Sequence[str]) ->
 
     def average(key: tuple[str, int], layer: nn.Module, inputs: Any, output: Any) -> None:
         if not isinstance(output, Tensor) or output.ndim not in (2, 4):
-            raise UsageError(
-                f"the output of layer '{key[0]}' has neither shape (N, F, H, W) nor (N, F): name another layer"
-            )
+            raise UsageError(f"the output of layer '{key[0]}' is not (N, F, H, W) or (N, F): name another layer")
         found[key] = (output.mean(dim=(2, 3)) if output.ndim == 4 else output).float()
 
     watched = {(name, i): body[name] for i, body in enumerate(bodies) for name in layers if name != _EMBEDDING}

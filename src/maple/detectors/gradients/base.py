@@ -73,10 +73,7 @@ def gradient_sign(outputs: Tensor, images: Tensor, derivative: np.ndarray, retai
     tensor([[ 1., -1.]])
     """
     if not outputs.requires_grad:
-        raise UsageError(
-            "the outputs of the backbone have no gradient with respect to the images: use only torch operations in its "
-            "forward, without no_grad and detach"
-        )
+        raise UsageError("outputs have no gradient: use only torch operations in forward, without no_grad and detach")
     largest = np.abs(derivative).max(axis=1, keepdims=True)
     scaled = np.divide(derivative, largest, out=np.zeros_like(derivative), where=largest > 0)
     weights = torch.as_tensor(scaled, dtype=outputs.dtype, device=outputs.device)
@@ -170,9 +167,7 @@ class ImageDetector(ColumnDetector):
         """
         self._check_options()
         if self.learns_from_ood and ood is None:
-            raise UsageError(
-                f"the '{self.name}' detector needs fit_images(..., ood=images); 'lee-md' needs no OOD images"
-            )
+            raise UsageError(f"the '{self.name}' detector needs fit_images(..., ood=images); 'lee-md' needs none")
         reader = ImageReader(backbone, **reading)
         self.fitted_ = False
         self.cluster_to_class_ = self._read_classes(reader, train, cluster_to_class)
