@@ -7,11 +7,13 @@ import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 from maple.errors import UsageError
 from maple.networks import _torchvision as compat
+from maple.networks import open_model
 from maple.networks._torchvision import import_torchvision
 
 FIXED = """
@@ -93,3 +95,20 @@ def test_the_installed_torchvision_imports():
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
     run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment, check=False)
     assert run.stdout.split() == ["3", "4", "4"], run.stderr
+
+
+def test_missing_packages_name_their_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for package, spec, extra in (
+        ("onnxruntime", str(tmp_path / "net.onnx"), "onnxruntime"),
+        ("timm", "timm/resnet18", "timm"),
+    ):
+        (tmp_path / "net.onnx").write_bytes(b"graph")
+        with monkeypatch.context() as patch:
+            patch.setattr("maple.networks._torchvision.import_torchvision", lambda: None)
+            patch.setattr("maple.networks._torchvision.import_module", _absent)
+            with pytest.raises(UsageError, match=rf"{package}.*pip install 'maple-uncertainty\[{extra}\]'"):
+                open_model(spec, n_classes=3)
+
+
+def _absent(name: str) -> ModuleType:
+    raise ModuleNotFoundError(name=name)

@@ -23,7 +23,8 @@ from maple.progress import say
 from maple.training.head import describe_maker
 from maple.training.loop import Run, train_backbone
 from maple.training.options import TrainOptions
-from maple.training.resume import History, history_csv
+from maple.training.recipe import History, Row
+from maple.training.resume import history_csv
 
 
 def train_ensemble(
@@ -90,7 +91,7 @@ def join_runs(runs: list[Run], recipe: EnsembleRecipe, folder: Path | None = Non
     )
 
 
-def _mean_row(rows: History) -> dict[str, Any]:
+def _mean_row(rows: History) -> Row:
     """One row of the history: means over the members, sums of their seconds."""
     row = {
         key: float(np.mean([other[key] for other in rows])) if isinstance(value, float) else value

@@ -1,4 +1,4 @@
-"""Import torchvision, also if its compiled operators do not match the installed torch.
+"""Import torchvision, and packages that import it, also if its compiled operators do not match the installed torch.
 
 A torchvision built for CUDA cannot be imported with a torch built for the CPU: its compiled operators are missing, but
 on import it registers two of them (``nms``, ``qnms``) with torch. pip installs such pairs. Transforms, models and data
@@ -10,10 +10,11 @@ from __future__ import annotations
 import sys
 import warnings
 from importlib import import_module
+from importlib.util import find_spec
 from types import ModuleType
 from typing import Any
 
-from maple.errors import UsageError
+from maple.errors import UsageError, naming_extras
 
 OPERATORS = ("nms", "qnms")
 SCHEMA = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
@@ -44,6 +45,14 @@ def import_torchvision() -> ModuleType:
         stacklevel=2,
     )
     return repaired
+
+
+def import_extra(package: str) -> ModuleType:
+    """Import a package that belongs to an extra; the error names the extra."""
+    if package in ("timm", "transformers") and find_spec("torchvision") is not None:
+        import_torchvision()
+    with naming_extras():
+        return import_module(package)
 
 
 def _define_operators() -> None:

@@ -7,11 +7,13 @@ A ``Backbone`` takes images in [0, 1] and normalises them itself. ``create_backb
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from maple.data.decode import Fit
 from maple.errors import UsageError
 from maple.networks.architectures import create_network, list_networks
 from maple.networks.origin import MadeBy, Origin
@@ -21,13 +23,39 @@ IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
 
 
+class Preprocessing(NamedTuple):
+    """Preprocessing of images, from the configuration of a network or asked for; ``None`` where it is not given."""
+
+    mean: Sequence[float] | None = None
+    std: Sequence[float] | None = None
+    size: int | None = None  # side of the square, in pixels
+    fit: Fit | None = None  # how images are made square
+
+    def over(self, default: Preprocessing) -> Preprocessing:
+        """These settings, and those of ``default`` where none is given.
+
+        >>> Preprocessing(size=32).over(Preprocessing(size=224, fit="crop"))
+        Preprocessing(mean=None, std=None, size=32, fit='crop')
+        """
+        return default._replace(**{name: value for name, value in self._asdict().items() if value is not None})
+
+    def normalise(self, images: Tensor) -> Tensor:
+        """Images (N, 3, H, W) in [0, 1] as the network takes them."""
+        assert self.mean is not None and self.std is not None
+        return normalise_images(images, per_channel(self.mean, "mean"), per_channel(self.std, "std"))
+
+
+UNCHANGED = Preprocessing(mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0))  # images in [0, 1]
+
+
 class Backbone(nn.Module):
     """A network from images in [0, 1] to embeddings, and the head from embeddings to logits.
 
     ``body`` maps normalised images (x - mean) / std to (N, D'), ``embedding_layer`` these to embeddings (N, D) (the
     identity, unless an embedding size was asked for), ``head`` embeddings to logits (N, M). The embedding is exactly
     the input of the head, so the classification loss shapes the space in which distances are measured. With ``branch``
-    the head reads the output of the body instead, and only losses of embeddings shape that space.
+    the head reads the output of the body instead, and only losses of embeddings shape that space. ``mean`` and ``std``
+    default to ImageNet's.
 
     >>> backbone = create_backbone("resnet9", n_classes=10)
     >>> embedding, logits = backbone(torch.rand(4, 3, 32, 32))
@@ -45,8 +73,8 @@ class Backbone(nn.Module):
         *,
         embedding_size: int,
         embedding_layer: nn.Module | None = None,
-        mean: Sequence[float] = IMAGENET_MEAN,
-        std: Sequence[float] = IMAGENET_STD,
+        mean: Sequence[float] | None = None,
+        std: Sequence[float] | None = None,
         name: str = "",
         size: int | None = None,
         memory_format: torch.memory_format = torch.contiguous_format,
@@ -65,6 +93,7 @@ class Backbone(nn.Module):
         self.memory_format = memory_format
         self.made_by: MadeBy | None = None  # set where the head is not linear
         self.origin: Origin | None = None  # set where the layers are not those of create_backbone
+        mean, std = IMAGENET_MEAN if mean is None else mean, IMAGENET_STD if std is None else std
         self.register_buffer("mean", per_channel(mean, "mean"))
         self.register_buffer("std", per_channel(std, "std"))
         if not bool((self.std > 0).all()):
@@ -194,8 +223,8 @@ def create_backbone(
         head,
         embedding_size=embedding_size,
         embedding_layer=embedding_layer,
-        mean=IMAGENET_MEAN if mean is None else mean,
-        std=IMAGENET_STD if std is None else std,
+        mean=mean,
+        std=std,
         name=name,
         shallow=body.shallow,
         branch=branch,

@@ -10,8 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from maple.data.decode import Fit
 from maple.errors import UsageError, suggest
-from maple.networks.backbone import Backbone, normalise_images, per_channel
+from maple.networks.backbone import UNCHANGED, Backbone, Preprocessing
 from maple.networks.embedding import as_image_batch
 from maple.networks.hooks import evaluating, listening
 from maple.networks.origin import Origin
@@ -65,22 +66,29 @@ def wrap_backbone(
     >>> wrap_backbone(classifier).embedding_size
     8
     """
+    size = None if example is None else int(np.shape(example)[-2])  # of (N, 3, H, W) or (N, H, W, 3): a square
+    return wrap_module(module, Preprocessing(mean, std, size), head=head, example=example, shallow=shallow)
+
+
+def wrap_module(
+    module: nn.Module,
+    wanted: Preprocessing,
+    *,
+    head: str | None = None,
+    example: Tensor | np.ndarray | None = None,
+    shallow: str | None = None,
+) -> Backbone:
+    """Like :func:`wrap_backbone`; the preprocessing that is ``wanted`` goes before that of a timm model."""
     if isinstance(module, Backbone):
         return module
     check_dtype(module)
-    settings = _timm_settings(module)
-    mean = settings.get("mean", (0.0, 0.0, 0.0)) if mean is None else mean
-    std = settings.get("std", (1.0, 1.0, 1.0)) if std is None else std
-    size = settings["input_size"][-1] if "input_size" in settings else None
-    if example is not None:
-        size = int(np.shape(example)[-2])  # height in (N, 3, H, W), width in (N, H, W, 3): images are square
-
+    wanted = wanted.over(timm_preprocessing(module)).over(UNCHANGED)
     module = copy.deepcopy(module)
     if shallow is not None and shallow not in dict(module.named_modules()):
         raise UsageError(f"the module has no layer '{shallow}': {suggest(shallow, dict(module.named_modules()))}")
     layers = _possible_heads(module, head)
     with evaluating(module):
-        x, calls, output = run_example(module, layers, example, size, mean, std)
+        x, calls, output = run_example(module, wanted, layers, example)
         name, path = _find_head(calls, dict(leaves(output)), head)
         body, found = split_head(module, name, path)
         embedding = _check_split(name, calls[name], body, found, x)
@@ -88,10 +96,10 @@ def wrap_backbone(
         body,
         found,
         embedding_size=embedding.shape[1],
-        mean=mean,
-        std=std,
+        mean=wanted.mean,
+        std=wanted.std,
         name=type(module).__name__,
-        size=size,
+        size=wanted.size,
         shallow=f"module.{shallow}" if shallow and path else shallow,
     )
     backbone.origin = Origin(head=name, path=path)
@@ -132,10 +140,13 @@ def split_head(module: nn.Module, head: str, path: Sequence[Any] = ()) -> tuple[
     return (Pick(module, tuple(path)) if path else module), layer
 
 
-def _timm_settings(module: nn.Module) -> dict[str, Any]:
-    """Configuration of a timm model: mean, std, input_size and others; empty for other modules."""
-    settings = getattr(module, "pretrained_cfg", None)
-    return dict(settings) if isinstance(settings, Mapping) else {}
+def timm_preprocessing(module: nn.Module) -> Preprocessing:
+    """From the configuration of a timm model; empty for other modules."""
+    found = getattr(module, "pretrained_cfg", None)
+    settings = found if isinstance(found, Mapping) else {}
+    size = settings["input_size"][-1] if "input_size" in settings else None
+    fits: dict[str, Fit] = {"center": "crop", "squash": "stretch", "border": "pad"}
+    return Preprocessing(settings.get("mean"), settings.get("std"), size, fits.get(settings.get("crop_mode", "")))
 
 
 def _possible_heads(module: nn.Module, head: str | None) -> dict[str, nn.Module]:
@@ -151,11 +162,9 @@ def _possible_heads(module: nn.Module, head: str | None) -> dict[str, nn.Module]
 
 def run_example(
     module: nn.Module,
-    layers: dict[str, nn.Module],
-    example: Tensor | np.ndarray | None,
-    size: int | None,
-    mean: Sequence[float],
-    std: Sequence[float],
+    wanted: Preprocessing,
+    layers: Mapping[str, nn.Module] | None = None,
+    example: Tensor | np.ndarray | None = None,
 ) -> tuple[Tensor, dict[str, _Call], Any]:
     """Run the module once; returns normalised input, last call of each layer (in order of calls), and output."""
     tensors = [*module.parameters(), *module.buffers()]
@@ -164,13 +173,13 @@ def run_example(
         examples = [as_image_batch(example)]
     else:
         generator = torch.Generator().manual_seed(0)
-        sizes = EXAMPLE_SIZES if size is None else (size,)
+        sizes = EXAMPLE_SIZES if wanted.size is None else (wanted.size,)
         examples = [torch.rand(2, 3, s, s, generator=generator) for s in sizes]
     failure: Exception | None = None
     for images in examples:
-        x = normalise_images(images, per_channel(mean, "mean"), per_channel(std, "std")).contiguous().to(device)
+        x = wanted.normalise(images).contiguous().to(device)
         try:
-            calls, output = _trace(module, layers, x)
+            calls, output = _trace(module, layers or {}, x)
         except Exception as error:  # the forward of any module may raise anything
             failure = error
             continue
@@ -183,7 +192,7 @@ def run_example(
     ) from failure
 
 
-def _trace(module: nn.Module, layers: dict[str, nn.Module], x: Tensor) -> tuple[dict[str, _Call], Any]:
+def _trace(module: nn.Module, layers: Mapping[str, nn.Module], x: Tensor) -> tuple[dict[str, _Call], Any]:
     """The last call of each layer while ``module`` runs on ``x``, and the output of the module."""
     calls: dict[str, _Call] = {}
 

@@ -29,9 +29,9 @@ from maple.training.head import NamedState, head_for, named_state, prepare_backb
 from maple.training.loss import relative_spread
 from maple.training.optimizers import check_schedule
 from maple.training.options import TrainOptions
-from maple.training.recipe import Recipe
+from maple.training.recipe import History, Recipe, Row
 from maple.training.relabel import PseudoLabels
-from maple.training.resume import Checkpoint, History, Record, data_digest, history_csv
+from maple.training.resume import Checkpoint, Record, data_digest, history_csv
 from maple.training.step import TrainingStep
 from maple.types import Outputs, Relabelling
 
@@ -273,7 +273,7 @@ class _Loop:
                 self.record.snapshots[name] = validation.embeddings[snapshot_rows(len(validation))]
                 self.record.snapshot_epochs[name] = epoch
 
-    def _relabel(self, epoch: int, validation: Outputs, probabilities: np.ndarray) -> dict[str, Any]:
+    def _relabel(self, epoch: int, validation: Outputs, probabilities: np.ndarray) -> Row:
         """Let the recipe split hard classes, except after the last epoch; returns the columns of the history."""
         if epoch == self.options.epochs:
             return {"relabelled": ""}

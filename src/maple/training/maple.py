@@ -35,7 +35,7 @@ from maple.training.loss import (
     uniform_cross_entropy,
 )
 from maple.training.options import MapleOptions
-from maple.training.recipe import RECIPES, EmbedRows, Recipe, Step, register_recipe
+from maple.training.recipe import RECIPES, EmbedRows, History, Recipe, Row, Step, register_recipe
 from maple.types import About, Relabelling
 
 GUESSING = 1.5  # times the accuracy of guessing: below this the network has not learned
@@ -142,7 +142,7 @@ class MapleRecipe(MapleOptions, Recipe):
             return logits / boundary_distances(logits, head.weight)[:, None].clamp_min(1e-7)
         return logits
 
-    def find_collapse(self, history: list[dict[str, Any]], epochs: int) -> str | None:
+    def find_collapse(self, history: History, epochs: int) -> str | None:
         found = super().find_collapse(history, epochs)
         if not self.triplet:
             return found
@@ -153,13 +153,13 @@ class MapleRecipe(MapleOptions, Recipe):
             found = f"{found}, use --triplet-mining all"
         return found and f"{found}, raise --triplet-warmup, or use --triplet-space normalised"
 
-    def _sits_at_margin(self, history: list[dict[str, Any]], epochs: int) -> bool:
+    def _sits_at_margin(self, history: History, epochs: int) -> bool:
         """Whether the last two epochs, at full weight, had a triplet loss equal to the margin."""
         return len(history) > 1 and all(
             self._warmed_up((row["epoch"] - 1) / epochs) == 1 and self._is_at_margin(row) for row in history[-2:]
         )
 
-    def _starts_at_margin(self, history: list[dict[str, Any]]) -> bool:
+    def _starts_at_margin(self, history: History) -> bool:
         """Whether the first epoch, at full weight, ended at the margin and no better than guessing."""
         first = history[0]
         return (
@@ -170,7 +170,7 @@ class MapleRecipe(MapleOptions, Recipe):
             and first.get("validation_accuracy", 1.0) < GUESSING / first["clusters"]
         )
 
-    def _is_at_margin(self, row: dict[str, Any]) -> bool:
+    def _is_at_margin(self, row: Row) -> bool:
         return abs(row["triplet"] - self.margin) < AT_MARGIN * self.margin
 
     def options(self) -> dict[str, Any]:

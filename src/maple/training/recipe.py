@@ -32,6 +32,8 @@ from maple.training.loss import LossTerm
 from maple.types import About, Outputs, Relabelling
 
 COLLAPSED_SPREAD = 0.02  # relative spread of the embeddings below which they are almost one point
+Row = dict[str, Any]  # of the history: an epoch, by the columns of history.csv and the loss terms of the recipe
+History = list[Row]
 EmbedRows = Callable[[np.ndarray], np.ndarray]  # indices of training images (n,) to their embeddings (n, D)
 
 
@@ -134,7 +136,7 @@ class Recipe(ABC):
         """The head for the new clusters, and whether its rows are their parents' (so that momentum is carried over)."""
         raise NotImplementedError(f"{type(self).__name__} relabels, but does not say how its head grows")
 
-    def find_collapse(self, history: list[dict[str, Any]], epochs: int) -> str | None:
+    def find_collapse(self, history: History, epochs: int) -> str | None:
         """A warning if the embeddings no longer separate the classes, else ``None``.
 
         ``history`` has one row per finished epoch of ``epochs``: among others ``epoch``, the mean of each loss term and

@@ -20,6 +20,7 @@ from maple.errors import RunError, UsageError
 from maple.files import load_arrays, save_arrays
 from maple.options import flag_name
 from maple.training.head import NamedState
+from maple.training.recipe import History
 from maple.types import Relabelling
 
 COLUMNS = (
@@ -40,7 +41,6 @@ COLUMNS = (
     "cpu_seconds",
     "seconds",
 )
-History = list[dict[str, Any]]  # one row per epoch; keys are COLUMNS and the loss terms of the recipe
 # Options that change no result
 FREE_OPTIONS = {"workers", "checkpoint_every", "devices", "nodes", "accelerator", "allocator", "on_collapse"}
 

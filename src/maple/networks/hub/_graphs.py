@@ -11,10 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from maple.errors import UsageError
-from maple.networks.backbone import Backbone
+from maple.networks.backbone import UNCHANGED, Backbone, Preprocessing
 from maple.networks.head_finder import Pick, check_dtype, leaves, run_example, same_values
 from maple.networks.hooks import evaluating
-from maple.networks.hub.base import Preprocessing
 from maple.networks.origin import Origin
 
 
@@ -58,14 +57,14 @@ def open_graph(origin: Origin, head: str | None, wanted: Preprocessing) -> Backb
     """
     graph = load_graph(origin)
     check_dtype(graph)
-    mean, std = wanted.mean or (0.0,) * 3, wanted.std or (1.0,) * 3
-    size = wanted.size or _static_size(graph, origin.spec)
+    wanted = wanted.over(Preprocessing(size=_static_size(graph, origin.spec))).over(UNCHANGED)
     with evaluating(graph):
-        x, _, output = run_example(graph, {}, None, size, mean, std)
+        x, _, output = run_example(graph, wanted)
     name, path = _find_graph_head(graph, origin.spec, head, x, dict(leaves(output)))
     body, layer = split_graph(graph, name, path)
-    backbone = Backbone(body, layer, embedding_size=layer.in_features, mean=mean, std=std, size=size)
-    backbone.origin = replace(origin, head=name, path=path, embedding_size=layer.in_features, size=size)
+    n_in, (mean, std, size, _) = layer.in_features, wanted
+    backbone = Backbone(body, layer, embedding_size=n_in, mean=mean, std=std, size=size)
+    backbone.origin = replace(origin, head=name, path=path, embedding_size=n_in, size=size)
     return backbone
 
 

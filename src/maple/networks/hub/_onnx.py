@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from maple.errors import UsageError
-from maple.networks.backbone import Backbone, normalise_images
+from maple.networks._torchvision import import_extra
+from maple.networks.backbone import UNCHANGED, Backbone, Preprocessing, normalise_images
 from maple.networks.head_finder import run_example, same_values
-from maple.networks.hub.base import Preprocessing, import_extra
 from maple.networks.origin import Origin
 
 EMBEDDING_OUTPUTS = ("embedding", "embeddings")  # possible names of the output with the embedding
@@ -75,20 +75,19 @@ def open_onnx(origin: Origin, embedding: str | None, wanted: Preprocessing, drop
     model = _read_onnx(path, spec)
     names = _find_outputs(model.graph, embedding, drop_head, spec)
     session = _start_session(runtime, model, path, names, spec)
-    height = _image_height(session, spec)
+    wanted = wanted.over(Preprocessing(size=_image_height(session, spec))).over(UNCHANGED)
     graph = OnnxGraph(session, names)
-    size = wanted.size or (height if isinstance(height, int) else None)
-    mean, std = wanted.mean or (0.0,) * 3, wanted.std or (1.0,) * 3
-    _, _, found = run_example(graph, {}, None, size, mean, std)
+    _, _, found = run_example(graph, wanted)
     _check_outputs(names, found, spec)
+    mean, std, size, _ = wanted
     head = OnnxHead(found[1].shape[1]) if len(names) == 2 else None
     backbone = OnnxBackbone(graph, head, embedding_size=found[0].shape[1], mean=mean, std=std, name=spec, size=size)
     backbone.origin = replace(origin, embedding=names[0], logits=names[1] if len(names) == 2 else None, size=size)
     return backbone
 
 
-def _image_height(session: Any, spec: str) -> Any:
-    """Height of the images that a session takes: a number, or a name where any will do; refuses other inputs."""
+def _image_height(session: Any, spec: str) -> int | None:
+    """Height of the images that a session takes, ``None`` if it is not fixed; refuses other inputs."""
     inputs = session.get_inputs()
     shape = inputs[0].shape if len(inputs) == 1 else []
     any_number_or_one = len(shape) == 4 and (not isinstance(shape[0], int) or shape[0] == 1)
@@ -97,7 +96,7 @@ def _image_height(session: Any, spec: str) -> Any:
         raise UsageError(
             f"'{spec}' takes {taken}: export it for images (N, 3, H, W) in float32, with N any number or 1"
         )
-    return shape[2]
+    return shape[2] if isinstance(shape[2], int) else None
 
 
 def _check_outputs(names: Sequence[str], found: Sequence[Tensor], spec: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -13,12 +14,11 @@ from torch import Tensor, nn
 
 from maple.errors import UsageError, suggest
 from maple.networks.architectures import NETWORKS, is_network
-from maple.networks.backbone import Backbone, create_backbone, use_channels_last
-from maple.networks.head_finder import split_head, wrap_backbone
-from maple.networks.hub import _python, _timm, _torchvision_models, _transformers
+from maple.networks.backbone import Backbone, Preprocessing, create_backbone, use_channels_last
+from maple.networks.head_finder import split_head, timm_preprocessing, wrap_module
+from maple.networks.hub import _modules, _transformers
 from maple.networks.hub._graphs import Graph, load_graph, open_graph, split_graph
 from maple.networks.hub._onnx import open_onnx
-from maple.networks.hub.base import Preprocessing
 from maple.networks.origin import Kind, Origin
 from maple.networks.weights import load_state, load_weights, read_state, rename_state
 
@@ -31,15 +31,10 @@ GRAPHS = ("torchscript", "export")
 _ARCHITECTURES = ("own", "timm", "torchvision")  # layers without weights
 _CHANNELS_LAST = ("timm", "torchvision")  # their networks are known to compute in that memory format
 _MAKERS: dict[Kind | None, Callable[[Origin], nn.Module]] = {
-    "timm": _timm.make,
-    "torchvision": _torchvision_models.make,
-    "python": _python.make,
+    "timm": _modules.make_timm,
+    "torchvision": _modules.make_torchvision,
+    "python": _modules.make_python,
     "huggingface": _transformers.make,
-}
-_READERS: dict[Kind | None, Callable[[Origin, nn.Module], Preprocessing]] = {
-    "timm": _timm.read_preprocessing,
-    "torchvision": _torchvision_models.read_preprocessing,
-    "python": _timm.read_preprocessing,  # the function may return a timm model
 }
 
 
@@ -231,20 +226,14 @@ def _check_request(request: _Request, kind: str) -> None:
 
 def _open_own(request: _Request) -> Backbone:
     """A network of ``create_backbone``; it needs no origin to be built again."""
-    spec, weights, n_classes, wanted = request.spec, request.weights, request.n_classes, request.wanted
-
-    def create(n: int) -> Backbone:
-        return create_backbone(spec, n, mean=wanted.mean, std=wanted.std)
-
-    if weights is None:
-        backbone = create(_require_classes(n_classes, spec))
-    else:
-        if n_classes is None:
-            named = rename_state(read_state(weights), create(1), weights)
-            n_classes = len(named["head.weight"]) if "head.weight" in named else 1  # loading reports what is missing
-        backbone = load_weights(create(n_classes), weights)
+    weights, n_classes, wanted = request.weights, request.n_classes, request.wanted
+    create = partial(create_backbone, request.spec, mean=wanted.mean, std=wanted.std)
+    if weights is not None and n_classes is None:
+        named = rename_state(read_state(weights), create(1), weights)
+        n_classes = len(named["head.weight"]) if "head.weight" in named else 1  # loading reports what is missing
+    backbone = create(_require_classes(n_classes, request.spec))
     backbone.size = wanted.size
-    return backbone
+    return backbone if weights is None else load_weights(backbone, weights)
 
 
 def _require_classes(n_classes: int | None, spec: str) -> int:
@@ -277,32 +266,22 @@ def _load_layers(request: _Request, origin: Origin) -> tuple[nn.Module, Preproce
     module = _MAKERS[origin.kind](origin)
     if state is not None:
         load_state(module, state, Path(str(request.weights)), request.spec)
-    return module, _READERS[origin.kind](origin, module), origin
+    if origin.kind == "torchvision":
+        return module, _modules.torchvision_preprocessing(origin), origin
+    return module, timm_preprocessing(module), origin  # the function may return a timm model
 
 
 def _wrap(request: _Request, module: nn.Module, own: Preprocessing, origin: Origin) -> Backbone:
     """The backbone around a module; the preprocessing asked for goes before the network's ``own``."""
-    wanted = request.wanted
-    size = wanted.size or own.size
-    backbone = wrap_backbone(
-        module,
-        head=request.head,
-        mean=own.mean if wanted.mean is None else wanted.mean,
-        std=own.std if wanted.std is None else wanted.std,
-        example=None if size is None else _example(size),
-        shallow=request.shallow,
-    )
-    backbone.size = size or backbone.size
+    wanted = request.wanted.over(own)
+    backbone = wrap_module(module, wanted, head=request.head, shallow=request.shallow)
+    backbone.size = wanted.size or backbone.size
     if (found := backbone.origin) is not None:  # a Backbone from a function may have been opened itself
         origin = found if found.kind is not None else replace(origin, head=found.head, path=found.path)
     backbone.origin = replace(
         origin, embedding_size=backbone.embedding_size, size=backbone.size, shallow=backbone.shallow, fit=own.fit
     )
     return use_channels_last(backbone) if origin.kind in _CHANNELS_LAST else backbone
-
-
-def _example(size: int) -> Tensor:
-    return torch.rand(2, 3, size, size, generator=torch.Generator().manual_seed(0))
 
 
 def _infer_classes(origin: Origin, state: Mapping[str, Tensor]) -> int:

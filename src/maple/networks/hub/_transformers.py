@@ -13,7 +13,8 @@ from typing import Any
 from torch import nn
 
 from maple.errors import UsageError
-from maple.networks.hub.base import Preprocessing, import_extra
+from maple.networks._torchvision import import_extra
+from maple.networks.backbone import Preprocessing
 from maple.networks.origin import Origin
 
 MAX_CONFIG_BYTES = 10**6

@@ -24,7 +24,7 @@ from maple.runs.tune.plan import TuneRequest, make_plan, open_splits, with_setti
 from maple.runs.tune.tuning import Tuning
 from maple.text import compact, number
 from maple.training.loop import train_backbone
-from maple.training.resume import History
+from maple.training.recipe import History
 
 if TYPE_CHECKING:
     import optuna

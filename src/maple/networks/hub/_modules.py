@@ -1,0 +1,92 @@
+"""Modules made by timm, by torchvision, or by a function of the user."""
+
+from __future__ import annotations
+
+import difflib
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from maple.errors import UsageError
+from maple.networks._torchvision import import_extra, import_torchvision
+from maple.networks.backbone import Preprocessing
+from maple.networks.origin import Origin
+
+
+def make_timm(origin: Origin) -> nn.Module:
+    """The architecture ``timm/NAME`` with random weights."""
+    timm = import_extra("timm")
+    name = origin.spec.removeprefix("timm/")
+    if not timm.is_model(name):
+        _check_name(name, timm.list_models(), "timm")
+    fixed = getattr(timm.get_pretrained_cfg(name), "fixed_input_size", False)
+    options = {"img_size": origin.image_size} if fixed and origin.image_size else {}
+    return timm.create_model(name, pretrained=False, num_classes=origin.n_classes, **options)
+
+
+def make_torchvision(origin: Origin) -> nn.Module:
+    """The architecture ``torchvision/NAME`` with random weights."""
+    models = import_torchvision().models
+    name = origin.spec.removeprefix("torchvision/")
+    _check_name(name, models.list_models(module=models), "torchvision")
+    options: dict[str, Any] = {}
+    if name.startswith("vit_") and origin.image_size:
+        options["image_size"] = origin.image_size
+    if name in ("googlenet", "inception_v3"):
+        options["init_weights"] = False  # theirs takes minutes, and the weights are loaded anyway
+    return models.get_model(name, weights=None, num_classes=origin.n_classes, **options)
+
+
+def torchvision_preprocessing(origin: Origin) -> Preprocessing:
+    """From the transforms that belong to torchvision's default weights."""
+    models = import_torchvision().models
+    settings = models.get_model_weights(origin.spec.removeprefix("torchvision/")).DEFAULT.transforms()
+    return Preprocessing(settings.mean, settings.std, settings.crop_size[0], "crop")
+
+
+def _check_name(name: str, known: Sequence[str], package: str) -> None:
+    """Raise ``UsageError`` with the nearest name if ``package`` has no network ``name``."""
+    if name not in known:
+        nearest = difflib.get_close_matches(name, known, n=1)
+        hint = f"did you mean '{package}/{nearest[0]}'?" if nearest else f"{package} lists its own by list_models()"
+        raise UsageError(f"unknown network '{package}/{name}': {hint}")
+
+
+def make_python(origin: Origin) -> nn.Module:
+    """Import the module of ``python:package.module:function`` and call its function."""
+    spec = origin.spec
+    name, _, function = spec.removeprefix("python:").partition(":")
+    if not name or not function:
+        raise UsageError(f"'{spec}' has no function: write python:package.module:function")
+    with _current_folder_importable():
+        try:
+            make = getattr(import_module(name), function)
+        except ImportError as error:
+            raise UsageError(
+                f"'{spec}' cannot be imported ({error}): run the command in the folder of the module, or install it"
+            ) from None
+        except AttributeError:
+            raise UsageError(f"the module '{name}' has no function '{function}': check '{spec}'") from None
+        try:
+            module = make()
+        except Exception as error:  # the function may raise anything
+            raise UsageError(f"'{spec}' failed ({type(error).__name__}: {error}): call it in Python first") from error
+    if not isinstance(module, nn.Module):
+        raise UsageError(f"'{spec}' returned {type(module).__name__}: let it return a torch.nn.Module")
+    return module
+
+
+@contextmanager
+def _current_folder_importable() -> Iterator[None]:
+    """Inside the block, modules in the current folder can be imported; installed ones take precedence."""
+    folder = str(Path.cwd())
+    sys.path.append(folder)
+    try:
+        yield
+    finally:
+        sys.path.remove(folder)
