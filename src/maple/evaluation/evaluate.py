@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import platform
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -51,6 +51,19 @@ class Scored(NamedTuple):
     ood: dict[str, np.ndarray]
 
 
+@dataclass(frozen=True, kw_only=True)
+class Context:
+    """What goes into the results besides the figures of the predictor itself."""
+
+    detectors: Sequence[str | Detector] | None = None  # names, or fitted instances
+    own: Own | None = None
+    scored: Sequence[Scored] = ()
+    ood_classes: Mapping[str, Sequence[str]] = field(default_factory=dict)  # class names by OOD set
+    latency_ms: float = math.nan  # per image
+    seed: int | None = None
+    provenance: Mapping[str, Any] = field(default_factory=dict)
+
+
 def evaluate(
     predictor: Predictor,
     ind: Outputs,
@@ -72,56 +85,45 @@ def evaluate(
     read images, not outputs. ``ood_classes`` names the classes behind the labels of an OOD set. ``seed`` and
     ``provenance`` (configuration, command) are kept next to the package versions.
     """
-    return evaluate_case(
-        Case.check(predictor, ind, ood or {}),
+    context = Context(
         detectors=detectors,
         own=own,
         scored=scored,
-        ood_classes=ood_classes,
-        latency_ms=latency_ms,
+        ood_classes=ood_classes or {},
+        latency_ms=math.nan if latency_ms is None else latency_ms,
         seed=seed,
-        provenance=provenance,
+        provenance=provenance or {},
     )
+    return evaluate_case(Case.check(predictor, ind, ood or {}), context)
 
 
-def evaluate_case(
-    case: Case,
-    *,
-    detectors: Sequence[str | Detector] | None = None,
-    own: Own | None = None,
-    scored: Sequence[Scored] = (),
-    ood_classes: Mapping[str, Sequence[str]] | None = None,
-    latency_ms: float | None = None,
-    seed: int | None = None,
-    provenance: Mapping[str, Any] | None = None,
-) -> Results:
+def evaluate_case(case: Case, context: Context) -> Results:
     """As :func:`evaluate`, for outputs that are described already; the case keeps its predictions."""
-    predictor = case.predictor
-    degrees = case.known.degrees_of_freedom
-    theoretical, observed = qq_points(case.said.squared_distance, degrees, MAX_CURVE_POINTS)
-    confusion = metrics.confusion_matrix(case.labels, case.said.class_id, case.n_classes)
+    predictor, said, degrees = case.predictor, case.said, case.known.degrees_of_freedom
+    theoretical, observed = qq_points(said.squared_distance, degrees, MAX_CURVE_POINTS)
+    confusion = metrics.confusion_matrix(case.labels, said.class_id, case.n_classes)
     return Results(
         class_names=list(predictor.class_names),
-        methods=_compare(case, detectors, own, scored),
+        methods=_compare(case, context),
         n_ind=len(case.ind),
         n_ood={name: len(outputs) for name, outputs in case.ood.items()},
         n_components=int(degrees),
         n_clusters=len(case.known.cluster_to_class),
-        false_alarm=_share_flagged(case.said),
-        gaussian_error=gaussian_test(case.said.squared_distance, degrees),
+        false_alarm=_share_flagged(said),
+        gaussian_error=gaussian_test(said.squared_distance, degrees),
         qq_theoretical=theoretical.tolist(),
         qq_observed=observed.tolist(),
         confusion=confusion.tolist(),
         per_class_accuracy=metrics.per_class_accuracy(confusion).tolist(),
         scores=_score_table(case),
-        threshold=predictor.threshold if case.said.is_calibrated else math.nan,
-        latency_ms=math.nan if latency_ms is None else float(latency_ms),
+        threshold=predictor.threshold if said.is_calibrated else math.nan,
+        latency_ms=float(context.latency_ms),
         unknown_classes={
             name: _count_flagged(case.said_ood[name], case.ood[name].labels, names)
-            for name, names in (ood_classes or {}).items()
-            if case.said.is_calibrated
+            for name, names in context.ood_classes.items()
+            if said.is_calibrated
         },
-        provenance=to_plain({**(provenance or {}), "seed": seed, "versions": _versions()}),
+        provenance=to_plain({**context.provenance, "seed": context.seed, "versions": _versions()}),
     )
 
 
@@ -181,46 +183,43 @@ def _check_labels(ind: Outputs, n_classes: int) -> np.ndarray:
 # --- methods ---------------------------------------------------------------------------------------------------------
 
 
-def _compare(
-    case: Case, detectors: Sequence[str | Detector] | None, own: Own | None, scored: Sequence[Scored]
-) -> dict[str, Method]:
+def _compare(case: Case, context: Context) -> dict[str, Method]:
     """All methods by name: the recipe's own, the detectors, then the readings of MAPLE."""
+    own, detectors = context.own, context.detectors
     if detectors is None:
         with_logits = case.ind.logits is not None
         detectors = [name for name in BASELINES if with_logits and (own is None or name != own.detector)]
-    methods = {} if own is None else {own.recipe: _own_method(own, case)}
-    methods |= _baselines(detectors, case)
-    methods |= {row.name: make_method(None, row.ind, row.ood) for row in scored}
+    methods = {}
+    if own is not None:  # the network's probabilities, and the score that the authors of the recipe propose
+        methods[own.recipe] = _detect(case, _fit_to_logits(own.detector, case), _judge_softmax(case))
+    methods |= {found.name: _baseline(case, found) for found in (_fit_to_logits(each, case) for each in detectors)}
+    methods |= {row.name: make_method(None, row.ind, row.ood) for row in context.scored}
     if "softmax" in methods or own is not None:
         methods["softmax-scaled"] = _scaled_softmax(case)
     return methods | {"maple": _maple(case), "maple-paper": _maple_as_paper(case)}
 
 
-def _own_method(own: Own, case: Case) -> Method:
-    """The method of the recipe: the network's probabilities, and the score that its authors propose."""
-    detector = create_detector(own.detector)
-    assert isinstance(detector, LogitDetector)  # fit learns only which columns belong to which class
-    detector.fit(case.ind)
+def _fit_to_logits(given: str | Detector, case: Case) -> Detector:
+    """A detector; one of logits that is given by name learns which columns belong to which class, and nothing else."""
+    detector = create_detector(given)
+    if isinstance(given, str) and isinstance(detector, LogitDetector):
+        detector.fit(case.ind)
+    return detector
+
+
+def _detect(
+    case: Case, detector: Detector, judged: Classification | None, gaussians: Description | None = None
+) -> Method:
     scores = {name: detector.score(outputs) for name, outputs in case.ood.items()}
-    return make_method(_judge_softmax(case), detector.score(case.ind), scores)
+    return make_method(judged, detector.score(case.ind), scores, found=gaussians)
 
 
-def _baselines(detectors: Sequence[str | Detector], case: Case) -> dict[str, Method]:
-    """One method per detector; ``softmax`` has class probabilities, and so have Gaussians, as the paper reads them."""
-    methods = {}
-    for given in detectors:
-        detector = create_detector(given)
-        if isinstance(given, str) and isinstance(detector, LogitDetector):
-            detector.fit(case.ind)  # learns only which columns belong to which class
-        found, classification = detector.describe(case.ind), None
-        if found is not None and found.score_is_distance:
-            classification = judge_as_paper(found, case.labels)
-        elif detector.name == "softmax":
-            classification = _judge_softmax(case)
-        ood_scores = {name: detector.score(outputs) for name, outputs in case.ood.items()}
-        gaussians = found if classification is not None else None
-        methods[detector.name] = make_method(classification, detector.score(case.ind), ood_scores, found=gaussians)
-    return methods
+def _baseline(case: Case, detector: Detector) -> Method:
+    """``softmax`` has class probabilities, and so have Gaussians, as the paper reads them; others only detect."""
+    found = detector.describe(case.ind)
+    if found is not None and found.score_is_distance:
+        return _detect(case, detector, judge_as_paper(found, case.labels), found)
+    return _detect(case, detector, _judge_softmax(case) if detector.name == "softmax" else None)
 
 
 def _judge_softmax(case: Case) -> Classification:

@@ -24,7 +24,7 @@ from maple.detectors.gradients.base import ImageDetector
 from maple.detectors.learned import nearest_of_class
 from maple.detectors.registry import DETECTORS, create_detector
 from maple.errors import MapleError, UsageError, suggest
-from maple.evaluation.evaluate import Case, Own, Scored, evaluate_case
+from maple.evaluation.evaluate import Case, Context, Own, Scored, evaluate_case
 from maple.evaluation.latency import measure_latency
 from maple.evaluation.results import Results
 from maple.files import RunFile, write_atomic
@@ -239,8 +239,7 @@ def measure_run(
     ]
     latency = measure_latency(predictor, to_input(torch.from_numpy(sets.test.read(0)[None])), repeats=20)
     case = Case.check(predictor, test, dict(zip(sets.ood, others)))
-    results = evaluate_case(
-        case,
+    context = Context(
         detectors=detectors and [each for each in detectors if not isinstance(each, ImageDetector)],
         own=_own_method(backbone),
         scored=[_score_images(each, backbone, sets, workers) for each in _reading_images(detectors or ())],
@@ -249,6 +248,7 @@ def measure_run(
         seed=seed,
         provenance=describe_origin(config, run.read_config().sections, predictor, command),
     )
+    results = evaluate_case(case, context)
     write_atomic(run / RunFile.RESULTS, results.to_json())
     write_evaluation_gallery(
         run / RunFile.GALLERY,

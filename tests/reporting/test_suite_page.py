@@ -1,0 +1,89 @@
+"""The page of a suite: its table, the drawing it stands for, and our figures next to the paper's."""
+
+from __future__ import annotations
+
+import xml.etree.ElementTree as ElementTree
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from drawings import check_plot, words
+from maple.evaluation.paper.profiles import PROFILES
+from maple.evaluation.paper.rows import Line
+from maple.evaluation.paper.suites import find_suite
+from maple.evaluation.paper.tables import SuiteResults, TableRow
+from maple.evaluation.results import Results
+from maple.files import RunFile
+from maple.reporting.suite_page import Network, draw_suite, render_suite
+
+PROFILE = PROFILES["tiny"]
+
+
+def fill(name: str, command: str = "maple benchmark") -> SuiteResults:
+    suite = find_suite(name)
+    rows = [
+        TableRow(row.title, {column: [0.5 + i / 100] for column in suite.columns}, suite.paper.get(row.paper, {}))
+        for i, row in enumerate(suite.rows(PROFILE))
+    ]
+    made = {"command": command, "commit": "abc1234", "maple": "0", "python": "3", "hardware": "two cores"}
+    return SuiteResults(suite, PROFILE, (0,), rows, {**made, "trainings": {"1f": "maple on cifar10"}})
+
+
+@pytest.fixture(scope="module")
+def network(run: Path) -> Network:
+    results = Results.from_json((run / RunFile.RESULTS).read_bytes())
+    ours = results.methods["maple"]
+    return Network(run, replace(results, methods=dict.fromkeys(("pca-md", "maple-paper", *results.methods), ours)))
+
+
+def draw(found: SuiteResults, network: Network) -> list[str]:
+    networks = dict.fromkeys(found.suite.trainings(PROFILE), network)
+    for _, plot in (drawn := draw_suite(found, networks)):
+        check_plot(plot)
+    return [caption for caption, _ in drawn]
+
+
+def test_a_table_has_a_plot_of_its_rows(network: Network) -> None:
+    found = fill("clustering")
+    ((_, plot),) = draw_suite(found, dict.fromkeys(found.suite.trainings(PROFILE), network))
+    shown = words(check_plot(plot))
+    assert {"K-Means", "T-Means", "accuracy", "AUROC svhn", "ours", "the paper"} <= set(shown)
+    assert "clusters" not in shown  # neither way is better
+
+
+def test_figures_are_drawn_from_the_run_folder(network: Network) -> None:
+    assert draw(fill("clusters"), network) == [
+        "MAPLE, X-Means: Before the first relabelling: 899 images on the two main axes of the latent space, by class",
+        "MAPLE, X-Means: After training: 899 images on the two main axes of the latent space, by class",
+    ]
+
+
+@pytest.mark.parametrize(("name", "n"), [("calibration", 2), ("qq", 1), ("", 0)])
+def test_figures_are_drawn_from_results_and_equal_ones_once(name: str, n: int, network: Network) -> None:
+    lines = (Line("one", method="maple"), Line("two", method="softmax"))
+    suite = replace(find_suite("latent"), figure=name, lines=lines)
+    assert len(draw(SuiteResults(suite, PROFILE, (0,), [], {}), network)) == n
+
+
+def test_page_marks_the_best_figures_and_says_how_it_was_made(network: Network) -> None:
+    found = fill("clustering", command="maple benchmark <b>")
+    page = ElementTree.fromstring(render_suite(found, []).split("\n", 1)[1])
+    text = " ".join("".join(page.itertext()).split())
+    assert "Table 11 of the paper" in text and "maple benchmark <b>" in text and "abc1234" in text
+    best = [cell.text for cell in page.iter("td") if "best" in cell.attrib["class"].split()]
+    assert best == [
+        "0.500",
+        "0.5300",
+        "0.530",
+        "0.530",
+        "0.530",
+    ]  # first the lowest ECE
+    headings = [cell.attrib.get("class") for cell in page.iter("th") if cell.text == "paper"]
+    assert headings == ["paper"] * 5
+    assert not list(page.iter("figure"))
+
+
+def test_a_figure_without_columns_has_no_table() -> None:
+    page = render_suite(fill("latent"), [])
+    assert "<table" not in page and "Figure 1 of the paper" in page
