@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from maple.data.catalogue.table import is_built_in
 from maple.data.corrupt import (
     CORRUPTIONS,
     corrupt_images,
@@ -17,7 +18,7 @@ from maple.data.corrupt import (
     draw_corruptions,
 )
 from maple.data.image_set import ImageSet
-from maple.data.sources import is_built_in, open_images
+from maple.data.sources import open_images
 from maple.data.splits import load_splits
 from maple.errors import DataError, UsageError
 

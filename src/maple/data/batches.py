@@ -175,13 +175,10 @@ def plan_epoch(targets: np.ndarray, epoch: Epoch) -> list[np.ndarray]:
     per_rank = epoch.batch_size // epoch.world_size
     n_batches = count_batches(len(targets), epoch.batch_size, epoch.world_size)
     if per_rank < 1:
-        raise UsageError(
-            f"a batch of {epoch.batch_size} cannot be shared by {epoch.world_size} processes: raise the batch size"
-        )
+        raise UsageError(f"batch size {epoch.batch_size} is too small for {epoch.world_size} processes: raise it")
     if n_batches == 0:
-        raise DataError(
-            f"{len(targets)} training images cannot fill a batch for {plural(epoch.world_size, 'process')}: add images"
-        )
+        images, processes = plural(len(targets), "training image"), plural(epoch.world_size, "process")
+        raise DataError(f"{images} cannot fill a batch for {processes}: add images")
     rng = np.random.default_rng(_seed(epoch.seed, epoch.number, _ORDER))
     sampler = epoch.sampler
     if sampler == "auto":

@@ -147,10 +147,8 @@ def check_severity(severity: int) -> int:
 def _check_images(images: Array) -> Array:
     images = np.asarray(images)
     if images.ndim != 4 or images.shape[3] != 3 or images.dtype != np.uint8 or min(images.shape[1:3]) < SMALLEST:
-        raise UsageError(
-            f"images of shape {images.shape} and type {images.dtype} cannot be corrupted: give uint8 of shape "
-            f"(N, height, width, 3) with sides of at least {SMALLEST} pixels"
-        )
+        remedy = f"give uint8 of shape (N, height, width, 3) with sides of at least {SMALLEST} pixels"
+        raise UsageError(f"images of shape {images.shape} and type {images.dtype} cannot be corrupted: {remedy}")
     return images
 
 
@@ -158,10 +156,7 @@ def _pixels(images: ImageSet, memory_limit: int) -> Array:
     """Pixels of a set, (N, S, S, 3), decoded where they are not in memory."""
     if images.pixels is not None:
         return images.pixels
-    needed = len(images) * images.size**2 * 3
-    if needed > memory_limit:
-        raise DataError(
-            f"'{images.name}' takes {needed / 2**30:.1f} GiB at {images.size} px, too much to be corrupted in memory: "
-            "open it with a smaller size, or corrupt a part of it"
-        )
+    if (needed := len(images) * images.size**2 * 3) > memory_limit:
+        found = f"corrupting '{images.name}' needs {needed / 2**30:.1f} GiB of memory at {images.size} px"
+        raise DataError(f"{found}: open it with a smaller size, or corrupt a part of it")
     return next(read_pixels(images, [np.arange(len(images))]))

@@ -107,12 +107,10 @@ class ImageSet(Source):
     def with_class_names(self, names: Sequence[str]) -> ImageSet:
         """Relabel the images to index ``names``; classes are matched by name, never by position."""
         position = {name: i for i, name in enumerate(names)}
-        for c in np.unique(self.labels[self.labels >= 0]):
-            if self.class_names[c] not in position:
-                raise DataError(
-                    f"class '{self.class_names[c]}' of '{self.name}' is not among the {len(names)} known classes: "
-                    f"{suggest(self.class_names[c], names)}"
-                )
+        for name in (self.class_names[c] for c in np.unique(self.labels[self.labels >= 0])):
+            if name not in position:
+                unknown = f"class '{name}' of '{self.name}' is not among the {len(names)} known classes"
+                raise DataError(f"{unknown}: {suggest(name, names)}")
         to_new = np.array([position.get(name, -1) for name in self.class_names] + [-1], dtype=np.int64)
         return replace(self, labels=to_new[self.labels], class_names=tuple(names))  # label -1 finds the last entry, -1
 
@@ -139,10 +137,8 @@ class ImageSet(Source):
             raise DataError(f"'{name}' has {n} images but {len(label_ids)} labels: each image needs one label")
         side = auto_size(np.array([[width, height]])) if size == "auto" else size
         if (needed := n * side * side * 3) > memory_limit:
-            raise DataError(
-                f"'{name}' needs {needed / 2**30:.1f} GiB of memory at {side} px: choose a smaller size, or save it as "
-                "Parquet or as a folder of images"
-            )
+            found = f"'{name}' needs {needed / 2**30:.1f} GiB of memory at {side} px"
+            raise DataError(f"{found}: choose a smaller size, or save it as Parquet or as a folder of images")
         return ImageSet(
             labels=label_ids,
             class_names=names,
@@ -226,10 +222,8 @@ def _as_image_array(images: Any, name: str) -> np.ndarray:
     if images.ndim == 3:
         images = images[..., None]
     if images.ndim != 4 or images.dtype.kind not in "buif":
-        raise DataError(
-            f"the images of '{name}' have shape {shape} and type {images.dtype}: give numbers of shape (N, height, "
-            "width) or (N, height, width, 3)"
-        )
+        found = f"the images of '{name}' have shape {shape} and type {images.dtype}"
+        raise DataError(f"{found}: give numbers of shape (N, height, width) or (N, height, width, 3)")
     if images.shape[-1] not in (1, 3, 4):
         hint = "put the channels last" if images.shape[1] in (1, 3, 4) else "give 1, 3 or 4 channels"
         raise DataError(f"the images of '{name}' have shape {shape}: {hint}, (N, height, width, channels)")

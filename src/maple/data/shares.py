@@ -45,11 +45,7 @@ def share_out(n: int, shares: Sequence[float]) -> np.ndarray:
 
 
 def split_indices(
-    labels: np.ndarray,
-    keys: np.ndarray,
-    shares: Sequence[float],
-    seed: int,
-    class_names: Sequence[str] | None = None,
+    labels: np.ndarray, keys: np.ndarray, shares: Sequence[float], seed: int, class_names: Sequence[str] | None = None
 ) -> list[np.ndarray]:
     """Row numbers of each split, by ``shares`` of the distinct images of each class.
 
@@ -77,10 +73,8 @@ def split_indices(
     for rows, share in zip(parts, shares):
         missing = np.setdiff1d(labels, labels[rows])
         if share > 0 and len(missing):
-            raise DataError(
-                f"{_class_name(missing[0], class_names)} consists of copies of images of other classes, so that it is "
-                "missing from a split: give each image one class"
-            )
+            name = _class_name(missing[0], class_names)
+            raise DataError(f"{name} has too few images that no other class has: give each image one class")
     return parts
 
 
@@ -88,10 +82,8 @@ def check_enough(n: int, label: int, shares: Sequence[float], class_names: Seque
     """Check that a class has a distinct image for every split."""
     needed = sum(share > 0 for share in shares)
     if n < needed:
-        raise DataError(
-            f"{_class_name(label, class_names)} has {plural(n, 'distinct image')}, too few for {needed} "
-            f"splits: add images, or leave out such classes with --min-images {needed}"
-        )
+        found = f"{_class_name(label, class_names)} has {plural(n, 'distinct image')}, too few for {needed} splits"
+        raise DataError(f"{found}: add images, or leave out such classes with --min-images {needed}")
 
 
 def _class_name(label: int, class_names: Sequence[str] | None) -> str:

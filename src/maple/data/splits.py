@@ -10,16 +10,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
+from maple.data.catalogue.table import is_built_in
 from maple.data.image_set import MEMORY_LIMIT, ImageSet, Progress
 from maple.data.options import DataOptions
 from maple.data.shares import ROLES, check_enough, fold_shares, split_indices
-from maple.data.sources import find_source, find_split, is_built_in, open_images, split_files
+from maple.data.sources import open_images
+from maple.data.sources.names import find_source, find_split, split_files
 from maple.errors import DataError, UsageError, suggest
 from maple.types import Skipped
+
+Images = str | Path | ImageSet  # a source, or images that are open
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,12 +43,12 @@ class Splits:
 
 
 def load_splits(
-    source: str | Path | ImageSet,
+    source: Images,
     options: DataOptions | None = None,
     data_root: str | Path | None = None,
-    test: str | Path | ImageSet | None = None,
-    validation: str | Path | ImageSet | None = None,
-    calibration: str | Path | ImageSet | None = None,
+    test: Images | None = None,
+    validation: Images | None = None,
+    calibration: Images | None = None,
     *,
     memory_limit: int = MEMORY_LIMIT,
     progress: Progress | None = None,
@@ -83,7 +86,9 @@ def _cut(whole: ImageSet, held: dict[str, ImageSet], options: DataOptions) -> Sp
     whole, left_out = _leave_out(whole, options)
     unknown = _only(widest, left_out) if left_out else None
     if len(whole.class_names) < 2:
-        raise DataError(_too_few_classes(whole, left_out))
+        remedy = "lower --min-images, or leave out fewer classes" if left_out else "give each class its own subfolder"
+        kept = ", ".join(map(repr, whole.class_names)) or "no class"
+        raise DataError(f"training on '{whole.name}' needs at least two classes, and has {kept}: {remedy}")
     held = {role: _align(images, whole.class_names, left_out, role) for role, images in held.items()}
     whole, held, repeated = _drop_repeated(whole, held)
     for role, images in held.items():
@@ -95,19 +100,14 @@ def _cut(whole: ImageSet, held: dict[str, ImageSet], options: DataOptions) -> Sp
     return Splits(**(cut | held), left_out=left_out, left_out_images=unknown, skipped=(*skipped, *repeated))
 
 
-def _split_sources(
-    source: str | Path | ImageSet, data_root: str | Path | None
-) -> tuple[str | Path | ImageSet, dict[str, Any]]:
+def _split_sources(source: Images, data_root: str | Path | None) -> tuple[Images, dict[str, Images]]:
     """The source to train on, and the splits that a data set has files for."""
     if isinstance(source, ImageSet) or is_built_in(source):
         return source, {}
     folder = find_source(source, data_root)
     splits = split_files(folder) if folder.is_dir() else {}
-    train = find_split(splits, "train")
-    if train is None:
-        return source, {}
-    found = {role: find_split(splits, role) for role in ("validation", "calibration", "test")}
-    return train, {role: path for role, path in found.items() if path is not None}
+    found: dict[str, Images] = {role: path for role in ROLES if (path := find_split(splits, role)) is not None}
+    return (found.pop("train"), found) if "train" in found else (source, {})
 
 
 def _leave_out(images: ImageSet, options: DataOptions) -> tuple[ImageSet, tuple[str, ...]]:
@@ -130,17 +130,6 @@ def _only(images: ImageSet, names: Sequence[str]) -> ImageSet:
     return images.subset(inside[images.labels]).with_class_names(names)
 
 
-def _too_few_classes(images: ImageSet, left_out: Sequence[str]) -> str:
-    if left_out:
-        remedy = "lower --min-images, or leave out fewer classes"
-        return f"only {len(images.class_names)} class of '{images.name}' is left or has enough images: {remedy}"
-    name = f" ('{images.class_names[0]}')" if images.class_names else ""
-    return (
-        f"'{images.name}' has {len(images.class_names)} class{name}: at least two are needed, each in its own "
-        "subfolder or with its own label"
-    )
-
-
 def _align(images: ImageSet, class_names: Sequence[str], left_out: Sequence[str], role: str) -> ImageSet:
     """Match the classes of a given split to those of the training images."""
     dropped = np.array([name in left_out for name in images.class_names] + [False])
@@ -158,9 +147,8 @@ def _drop_repeated(whole: ImageSet, held: dict[str, ImageSet]) -> tuple[ImageSet
     kept, repeated = {}, []
     for role, images in [*held.items(), ("train", whole)]:
         again = np.isin(images.keys, seen)
-        repeated += [
-            Skipped(images.files[i], f"left out of {role}: also in a later split") for i in np.flatnonzero(again)
-        ]
+        reason = f"left out of {role}: also in a later split"
+        repeated += [Skipped(images.files[i], reason) for i in np.flatnonzero(again)]
         seen = np.concatenate([seen, images.keys])
         kept[role] = images.subset(~again) if again.any() else images
         if len(images) and not len(kept[role]):
@@ -169,10 +157,8 @@ def _drop_repeated(whole: ImageSet, held: dict[str, ImageSet]) -> tuple[ImageSet
 
 
 def _check_complete(images: ImageSet, class_names: Sequence[str], role: str) -> None:
-    missing = np.flatnonzero(np.bincount(images.labels[images.labels >= 0], minlength=len(class_names)) == 0)
+    missing = np.setdiff1d(np.arange(len(class_names)), images.labels)
     if len(missing):
         more = f" and {len(missing) - 1} other classes are" if len(missing) > 1 else " is"
-        raise DataError(
-            f"class '{class_names[missing[0]]}'{more} missing from the {role} images '{images.name}': add images of it "
-            "there, or leave the class out of training"
-        )
+        remedy = "add images of it there, or leave the class out of training"
+        raise DataError(f"class '{class_names[missing[0]]}'{more} not in the {role} images '{images.name}': {remedy}")

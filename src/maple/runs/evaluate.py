@@ -17,7 +17,7 @@ import torch
 
 from maple.data.batches import to_input
 from maple.data.image_set import ImageSet
-from maple.data.sources import LOOSE
+from maple.data.sources.folders import LOOSE
 from maple.data.splits import Splits
 from maple.detectors.base import Detector
 from maple.detectors.gradients.base import ImageDetector

@@ -9,8 +9,9 @@ from typing import Any, get_type_hints
 import numpy as np
 
 from maple.data.catalogue.get import describe_data_set, locate
-from maple.data.catalogue.table import CATALOGUE, find_data_set
-from maple.data.sources import is_built_in, list_data_sets, open_images, split_files
+from maple.data.catalogue.table import CATALOGUE, find_data_set, is_built_in
+from maple.data.sources import open_images
+from maple.data.sources.names import list_data_sets, split_files
 from maple.detectors.registry import DETECTORS
 from maple.errors import UsageError, suggest
 from maple.progress import counting

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from image_files import write_folder
-from maple.data.sources import list_data_sets, open_images
+from maple.data.sources import open_images
+from maple.data.sources.names import list_data_sets
 from maple.data.splits import load_splits
 from maple.errors import UsageError
 

@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from functools import cache, cached_property
 from pathlib import Path
 
-from maple.data.sources import clean_source, find_source, is_built_in, split_files
+from maple.data.catalogue.table import is_built_in
+from maple.data.sources.names import clean_source, find_source, split_files
 from maple.evaluation.paper.profiles import Profile, Protocol
 from maple.evaluation.paper.rows import Training
 from maple.evaluation.paper.suites import Suite

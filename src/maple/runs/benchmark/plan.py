@@ -14,9 +14,9 @@ import numpy as np
 import pyarrow.parquet as pq
 import torch
 
-from maple.data.catalogue.table import CATALOGUE
+from maple.data.catalogue.table import CATALOGUE, is_built_in
 from maple.data.shares import fold_shares
-from maple.data.sources import find_source, is_built_in, split_files
+from maple.data.sources.names import find_source, split_files
 from maple.errors import UsageError
 from maple.runs.benchmark.jobs import Job
 from maple.runs.setup.config import RunConfig

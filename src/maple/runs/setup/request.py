@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
-from maple.data.sources import SPLIT_NAMES, clean_source, find_source, is_built_in
+from maple.data.catalogue.table import is_built_in
+from maple.data.sources.names import SPLIT_NAMES, clean_source, find_source
 from maple.options import Values
 from maple.runs.folder import RunOrigin
 

@@ -16,7 +16,8 @@ import numpy as np
 from maple.data.image_set import ImageSet, Progress
 from maple.data.options import DataOptions
 from maple.data.shares import split_indices
-from maple.data.sources import SPLIT_NAMES, open_images
+from maple.data.sources import open_images
+from maple.data.sources.names import SPLIT_NAMES
 from maple.data.splits import Splits, load_splits
 from maple.errors import DataError, RunError, UsageError
 from maple.files import RunFile
