@@ -68,7 +68,9 @@ class Detector(ABC):
         """
         self._check_options()
         if self.needs_head:
-            self.head_ = self._check_head(head)
+            if head is None:
+                raise UsageError(f"the '{self.name}' detector needs the head: fit it with head=linear_head(backbone)")
+            self.head_ = head
         self.fitted_ = False
         self._fit(Batches(outputs, sum_over_ranks, self.name), validation)
         self.fitted_ = True
@@ -99,11 +101,6 @@ class Detector(ABC):
 
     def _option_values(self) -> dict[str, Any]:
         return as_dict(self) if is_dataclass(self) else {}
-
-    def _check_head(self, head: LinearHead | None) -> LinearHead:
-        if head is None:
-            raise UsageError(f"the '{self.name}' detector needs the head: fit it with head=linear_head(backbone)")
-        return head
 
     def _check_options(self) -> None:
         """Validate the options; the constructor only stores them."""
@@ -166,12 +163,12 @@ class Batches:
     """
 
     def __init__(self, source: Source, sum_over_ranks: SumOverRanks | None = None, name: str = "") -> None:
-        self._source = source
+        self._source = [source] if isinstance(source, Outputs) else source
         self._name = name  # of the detector
         self.sum_over_ranks = sum_over_ranks or (lambda array: array)
-        if not isinstance(source, Outputs | Iterable) and not callable(source):
+        if not isinstance(self._source, Iterable) and not callable(source):
             raise UsageError(f"a detector is fitted on Outputs or batches of them, not on {type(source).__name__}")
-        self.repeatable = isinstance(source, Outputs) or callable(source) or iter(source) is not source
+        self.repeatable = callable(self._source) or iter(self._source) is not self._source
 
     def start(self) -> Iterator[Outputs]:
         """The batches from the beginning, at least one."""
@@ -183,8 +180,6 @@ class Batches:
 
     def start_if_any(self) -> Iterator[Outputs]:
         """The batches from the beginning, possibly none."""
-        if isinstance(self._source, Outputs):
-            return iter([self._source])
         return iter(self._source() if callable(self._source) else self._source)
 
     def held(self) -> Batches:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
 import numpy as np
 
@@ -45,7 +45,7 @@ class MapleDetector(DetectorOptions, Detector):
     True
     """
 
-    about: ClassVar[About] = About(
+    about = About(
         "Gaussians over the embeddings, fused with logits and a shallow layer",
         "Venkataramanan et al. 2023",
         needs="embeddings; validation images, and logits, for its best score",
@@ -61,10 +61,8 @@ class MapleDetector(DetectorOptions, Detector):
 
     def _fit(self, batches: Batches, validation: Outputs | None) -> None:
         if self._is_full and not batches.repeatable:
-            raise FitError(
-                "covariance='full' goes through the images twice, but a generator ends after one pass: "
-                "give Outputs, a list, or a function that starts the generator"
-            )
+            remedy = "give Outputs, a list, or a function that starts a generator"
+            raise FitError(f"covariance='full' reads the images twice, but a generator ends after one pass: {remedy}")
         self._learned = None
         moments = None
         for outputs in batches.start():
@@ -111,7 +109,7 @@ class MapleDetector(DetectorOptions, Detector):
         for batch in Batches(outputs).start_if_any():
             if len(batch):
                 self._learned = self.learned_.extend(batch)
-        _ = self.learned_.densities.gaussians  # so that what cannot be fitted fails now
+        _ = self.gaussians_  # images that cannot be fitted raise an error now
         return self
 
     def learn_score(self, validation: Outputs) -> Self:
@@ -147,7 +145,7 @@ class MapleDetector(DetectorOptions, Detector):
     def _learn_densities(self, moments: ClusterMoments, validation: Outputs | None) -> Densities:
         exponent = self._choose_exponent(moments, validation)
         densities = Densities(self._options(), moments.only({0.0, exponent}), exponent)
-        _ = densities.gaussians  # so that what cannot be fitted fails now
+        _ = densities.gaussians  # images that cannot be fitted raise an error now
         return densities
 
     @property
@@ -172,7 +170,7 @@ class MapleDetector(DetectorOptions, Detector):
                 return _DEFAULT_EXPONENT
             nearest = distances.min(axis=1)
             separation[exponent] = auroc(nearest[~wrong], nearest[wrong])
-        return max(separation, key=lambda exponent: separation[exponent])
+        return max(separation, key=separation.__getitem__)
 
     def _learn_score(self, learned: Learned, validation: Outputs | None) -> Learned:
         """With the score to rank by, and the surprises that ``fused`` adds up."""
@@ -180,10 +178,8 @@ class MapleDetector(DetectorOptions, Detector):
         if validation is not None and len(validation) >= (_MIN_VALIDATION if self.score_by == "auto" else 1):
             surprises = _fit_surprises(Description.of(learned, validation))
         if self.score_by == "fused" and not surprises:
-            raise UsageError(
-                "score_by 'fused' needs validation images, and logits, several clusters or a shallow layer: give "
-                "fit(outputs, validation) both, or use score_by 'normalised'"
-            )
+            needs = "validation images, and logits, several clusters or a shallow layer"
+            raise UsageError(f"score_by 'fused' needs {needs}: give fit(outputs, validation), or use 'normalised'")
         automatic: Score = "fused" if surprises else "normalised"
         return replace(learned, score=automatic if self.score_by == "auto" else self.score_by, surprises=surprises)
 
@@ -191,12 +187,9 @@ class MapleDetector(DetectorOptions, Detector):
         if self._learned is None:
             return {}
         densities, classes = self._learned.densities, self._learned.cluster_to_class
-        facts: dict[str, Any] = {
-            "images": int(self._learned.cluster_sizes.sum()),
-            "classes": len(np.unique(classes)),
-            "clusters": len(classes),
-            "embedding size": densities.moments.of(densities.exponent).dim,
-        }
+        n_images, dim = int(self._learned.cluster_sizes.sum()), densities.moments.of(densities.exponent).dim
+        facts: dict[str, Any] = {"images": n_images, "classes": len(np.unique(classes)), "clusters": len(classes)}
+        facts["embedding size"] = dim
         if densities.is_derived:  # not yet after partial_fit
             facts |= {"components": densities.gaussians.n_components, "exponent of the norm": densities.exponent}
         return facts | {"score": self._learned.score}

@@ -12,36 +12,31 @@ from torch import nn
 from maple.decisions.calibration import Calibration
 from maple.decisions.options import DecisionOptions
 from maple.decisions.probability import Probability
+from maple.detectors.base import pack_records
 from maple.detectors.maple import MapleDetector
 from maple.errors import RunError, UsageError
 from maple.files import RunFile, load_arrays, save_arrays, write_atomic
 from maple.networks import Backbone, MadeBy, Origin, create_backbone, rebuild_model
 from maple.options import as_dict, build_options
 from maple.prediction.predictor import Predictor
-from maple.stats.arrays import add_prefix, with_prefix
+from maple.stats.arrays import with_prefix
 from maple.training.recipe import find_recipe
-
-_CALIBRATION = "calibration."  # prefix of the names of its arrays
 
 
 def save_predictor(folder: Path, predictor: Predictor) -> None:
     """Write weights and detector into a run folder."""
     save_backbone(folder / RunFile.WEIGHTS, predictor.backbone)
-    arrays, metadata = predictor.detector.get_state()
-    calibration = add_prefix(_CALIBRATION, predictor.calibration.to_arrays())
-    save_arrays(
-        folder / RunFile.DETECTOR,
-        {**arrays, **calibration},
-        {
-            "detector": metadata,
-            "class_names": list(predictor.class_names),
-            "size": predictor.size,
-            "fit": predictor.fit,
-            **predictor.probability.to_dict(),
-            "options": as_dict(predictor.options),
-            "decision": predictor.decision.describe(),
-        },
-    )
+    arrays, state = predictor.detector.get_state()
+    metadata = {
+        "detector": state,
+        "class_names": list(predictor.class_names),
+        "size": predictor.size,
+        "fit": predictor.fit,
+        **predictor.probability.to_dict(),
+        "options": as_dict(predictor.options),
+        "decision": predictor.decision.describe(),
+    }
+    save_arrays(folder / RunFile.DETECTOR, arrays | pack_records({"calibration": predictor.calibration}), metadata)
 
 
 def load_predictor(folder: str | Path, *, trust: bool = False) -> Predictor:
@@ -51,7 +46,7 @@ def load_predictor(folder: str | Path, *, trust: bool = False) -> Predictor:
     """
     folder = Path(folder)
     if folder.is_file():
-        raise RunError(f"'{folder}' is a file, and not a run: give the folder of a run, or a graph exported as .onnx")
+        raise RunError(f"'{folder}' is a file, not a run: give the folder of a run, or an exported .onnx file")
     if not folder.is_dir():
         raise RunError(f"'{folder}' is not a run folder: train one with maple train DATA --out '{folder}'")
     arrays, metadata = load_arrays(folder / RunFile.DETECTOR)
@@ -62,13 +57,13 @@ def load_predictor(folder: str | Path, *, trust: bool = False) -> Predictor:
         size=metadata["size"],
         fit=metadata["fit"],
         probability=Probability.from_dict(metadata),
-        calibration=Calibration.from_arrays(with_prefix(arrays, _CALIBRATION)),
+        calibration=Calibration.from_arrays(with_prefix(arrays, "calibration.")),
         options=build_options(DecisionOptions, metadata["options"], f"'{folder / RunFile.DETECTOR}'"),
     )
 
 
 def save_backbone(path: Path, backbone: Backbone) -> None:
-    """Write weights and the description to rebuild the network from; a network that is a file is copied beside them."""
+    """Write the weights and a description that rebuilds the network; a network that is a file is copied beside them."""
     asked = None if isinstance(backbone.embedding_layer, nn.Identity) else backbone.embedding_size
     n_outputs = backbone.head.out_features if isinstance(backbone.head, nn.Linear) else 0
     metadata: dict[str, Any] = {
@@ -101,31 +96,27 @@ def _copy_network(file: Path, folder: Path) -> str:
 
 def _can_rebuild(state: dict[str, torch.Tensor], metadata: dict[str, Any]) -> bool:
     """Whether a network made anew from ``metadata`` has the same tensors."""
-    shapes = {name: tuple(tensor.shape) for name, tensor in state.items()}
+    shapes = {name: tensor.shape for name, tensor in state.items()}
     try:
         with torch.random.fork_rng(devices=[]):
-            again = _new_backbone(metadata, shapes, trust=True).state_dict()  # it was opened here already
+            again = _new_backbone(metadata, shapes, trust=True).state_dict()  # this process has opened it before
     except UsageError:
         return False
-    return shapes == {name: tuple(tensor.shape) for name, tensor in again.items()}
+    return shapes == {name: tensor.shape for name, tensor in again.items()}
 
 
 def _new_backbone(metadata: dict[str, Any], shapes: Mapping[str, Sequence[int]], trust: bool) -> Backbone:
     """A network of the same layers, with random weights; ``shapes`` are those of its tensors."""
     maker = MadeBy.from_dict(metadata["made_by"]) if metadata.get("made_by") else None
-    n_outputs, embedding_size = metadata["n_outputs"], metadata["embedding_size"]
+    n_outputs, size, branch = metadata["n_outputs"], metadata["embedding_size"], metadata.get("branch", False)
     if maker is not None:
-        n_outputs, embedding_size = maker.n_outputs, maker.embedding_size or embedding_size
+        n_outputs, size = maker.n_outputs, maker.embedding_size or size
     if metadata.get("origin"):
         backbone = rebuild_model(Origin.from_dict(metadata["origin"]), shapes, trust=trust)
     else:
         has_head = any(name.startswith("head.") for name in shapes)
-        backbone = create_backbone(
-            metadata["backbone"],
-            n_outputs if has_head else 1,
-            embedding_size=embedding_size,
-            branch=metadata.get("branch", False),
-        )
+        name, n_first = metadata["backbone"], n_outputs if has_head else 1
+        backbone = create_backbone(name, n_first, embedding_size=size, branch=branch)
         backbone.head = backbone.head if has_head else None
     if maker is None:
         return backbone

@@ -57,19 +57,16 @@ def update_predictor(
         if given is not None:
             _check_images(given, predictor)
     names = predictor.class_names if images is None else join_class_names(predictor.class_names, images)
-    read = partial(embed, predictor.backbone, workers=workers)
     batches = None
     if images is not None and len(images):
-        batches = embed_batches(
-            predictor.backbone, images.with_class_names(names), workers=workers, logits=False, progress=progress
-        )
-    return update_from_outputs(
-        predictor,
-        batches,
-        names,
-        calibration=None if calibration is None else read(calibration.with_class_names(names)),
-        validation=None if validation is None else read(validation.with_class_names(names)),
-    )
+        start = partial(embed_batches, predictor.backbone, workers=workers, logits=False, progress=progress)
+        batches = start(images.with_class_names(names))
+    held = {
+        role: embed(predictor.backbone, given.with_class_names(names), workers=workers)
+        for role, given in (("calibration", calibration), ("validation", validation))
+        if given is not None
+    }
+    return update_from_outputs(predictor, batches, names, **held)
 
 
 def update_from_outputs(
@@ -135,10 +132,8 @@ def cut_calibration(images: ImageSet, class_names: Sequence[str], seed: int = 0)
     n_distinct = [len(np.unique(images.keys[images.labels == label])) for label in range(len(class_names))]
     if few := [name for name, n in zip(class_names, n_distinct) if n < 2]:
         more = f" and {plural(len(few) - 1, 'other class')} have" if len(few) > 1 else " has"
-        raise DataError(
-            f"class '{few[0]}'{more} fewer than two different images in '{images.name}': calibrate with images of all "
-            f"{len(class_names)} classes of the run"
-        )
+        remedy = f"calibrate with images of all {len(class_names)} classes of the run"
+        raise DataError(f"class '{few[0]}'{more} fewer than two different images in '{images.name}': {remedy}")
     shares = (TEACHING_SHARE, 1 - TEACHING_SHARE)
     validation, calibration = split_indices(images.labels, images.keys, shares, seed, class_names)
     return images.subset(validation), images.subset(calibration)
