@@ -124,11 +124,11 @@ def test_an_unknown_space_is_refused():
 @pytest.mark.parametrize("method", ["xmeans", "gmeans", "tmeans", "kmeans"])
 def test_cluster_points(method, three):
     points, origins = three
-    labels = cluster_points(points.astype(np.float32), method, max_clusters=3, min_cluster_size=20, seed=0)
+    labels = cluster_points(points.astype(np.float32), Clustering(method, max_clusters=3, min_cluster_size=20))
     assert labels.dtype == np.int64
     assert set(labels) == {0, 1, 2}
     assert adjusted_rand_score(origins, labels) == 1
-    assert_array_equal(labels, cluster_points(points, method, max_clusters=3, min_cluster_size=20, seed=0))
+    assert_array_equal(labels, cluster_points(points, Clustering(method, max_clusters=3, min_cluster_size=20)))
 
 
 @pytest.mark.parametrize("method", ["xmeans", "gmeans", "tmeans", "kmeans"])
@@ -137,22 +137,24 @@ def test_cluster_points_does_nothing_where_nothing_may_be_split(method, rng, mon
         monkeypatch.setattr(f"maple.stats.{module}.run_k_means", None)
     points = rng.standard_normal((30, 3))
     for max_clusters, min_cluster_size in ((1, 1), (5, 16), (5, 31)):
-        labels = cluster_points(points, method, max_clusters=max_clusters, min_cluster_size=min_cluster_size, seed=0)
+        labels = cluster_points(
+            points, Clustering(method, max_clusters=max_clusters, min_cluster_size=min_cluster_size)
+        )
         assert_array_equal(labels, np.zeros(30))
-    assert len(cluster_points(points[:0], method, max_clusters=5, min_cluster_size=1, seed=0)) == 0
+    assert len(cluster_points(points[:0], Clustering(method))) == 0
 
 
 @pytest.mark.parametrize("method", ["xmeans", "gmeans", "tmeans", "kmeans"])
 def test_cluster_points_of_repeated_points(method):
-    labels = cluster_points(np.ones((40, 3), np.float32), method, max_clusters=5, min_cluster_size=2, seed=0)
+    labels = cluster_points(np.ones((40, 3), np.float32), Clustering(method, max_clusters=5, min_cluster_size=2))
     assert_array_equal(labels, np.zeros(40))
 
 
 def test_k_means_merges_clusters_that_are_too_small(rng):
     points, origins = spherical_blobs(np.array([[0.0, 0.0], [60.0, 0.0], [75.0, 0.0]]), [100, 100, 5], rng)
-    labels = cluster_points(points, "kmeans", max_clusters=3, min_cluster_size=10, seed=0)
+    labels = cluster_points(points, Clustering("kmeans", max_clusters=3, min_cluster_size=10))
     assert adjusted_rand_score(np.minimum(origins, 1), labels) == 1
-    assert len(set(cluster_points(points, "kmeans", max_clusters=3, min_cluster_size=1, seed=0))) == 3
+    assert len(set(cluster_points(points, Clustering("kmeans", max_clusters=3, min_cluster_size=1)))) == 3
 
 
 def test_merging_takes_the_nearest_big_cluster_not_a_nearer_small_one():
@@ -165,10 +167,10 @@ def test_merging_takes_the_nearest_big_cluster_not_a_nearer_small_one():
 def test_cluster_points_refuses_what_it_cannot_use():
     points = np.eye(4)
     with pytest.raises(UsageError, match="'xmean'"):
-        cluster_points(points, "xmean", max_clusters=2, min_cluster_size=1, seed=0)
+        cluster_points(points, Clustering("xmean", max_clusters=2, min_cluster_size=1))
     points[2, 1] = np.nan
     with pytest.raises(DataError, match="NaN"):
-        cluster_points(points, "xmeans", max_clusters=2, min_cluster_size=1, seed=0)
+        cluster_points(points, Clustering("xmeans", max_clusters=2, min_cluster_size=1))
 
 
 def test_torch_tensors_are_points_too(three):
@@ -176,7 +178,7 @@ def test_torch_tensors_are_points_too(three):
     points = three[0].astype(np.float32)
     tensor = torch.from_numpy(points)
     assert_array_equal(XMeans(random_state=0).fit(tensor).labels_, XMeans(random_state=0).fit(points).labels_)
-    assert set(cluster_points(tensor, max_clusters=3, min_cluster_size=2, seed=0)) == {0, 1, 2}
+    assert set(cluster_points(tensor, Clustering(max_clusters=3, min_cluster_size=2))) == {0, 1, 2}
 
 
 # ---------------------------------------------------------------------------------------------------------- splits

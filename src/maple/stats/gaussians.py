@@ -190,13 +190,11 @@ def fit_gaussians(
     )
 
 
-def principal_components(
-    moments: Moments, explained_variance: float, standardise: bool = True
-) -> tuple[np.ndarray, np.ndarray]:
+def principal_components(moments: Moments, explained: float, standardise: bool = True) -> tuple[np.ndarray, np.ndarray]:
     """Variances (K,) of the principal components of scaled embeddings, and the map (D, K) onto them."""
     scale = feature_scale(moments, standardise)  # (D,)
     correlation = moments.total_covariance * np.outer(scale, scale)  # (D, D)
-    variances, axes = principal_axes(correlation, explained_variance)
+    variances, axes = principal_axes(correlation, explained)
     return variances, scale[:, None] * axes
 
 
@@ -208,12 +206,9 @@ def _within_components(eigenvalues: np.ndarray, centroids: np.ndarray, moments: 
     weighted = centroids * np.sqrt(moments.counts / moments.n_images)[:, None]
     within = np.diag(eigenvalues) - weighted.T @ weighted
     if np.trace(within) <= RELATIVE_FLOOR * eigenvalues[0] * len(within):
-        raise FitError(
-            "the embeddings of each cluster are all equal, so the covariance within clusters is zero: "
-            "add different images, or use covariance='global'"
-        )
-    n_free = moments.n_images - moments.n_clusters
-    return shrink_if_few(within, n_free)
+        remedy = "add different images, or use covariance='global'"
+        raise FitError(f"the covariance within clusters is zero, since the embeddings of each are equal: {remedy}")
+    return shrink_if_few(within, moments.n_images - moments.n_clusters)
 
 
 def check_enough(moments: Moments, needs_within: bool) -> None:
@@ -221,25 +216,19 @@ def check_enough(moments: Moments, needs_within: bool) -> None:
         raise FitError("there are no images to fit: add images")
     if (empty := np.flatnonzero(moments.counts == 0)).size:
         which = ", ".join(map(str, empty[:5])) + (", ..." if len(empty) > 5 else "")
-        raise FitError(
-            f"{len(empty)} of {moments.n_clusters} clusters have no images (cluster {which}): "
-            "add images or leave the cluster out"
-        )
+        found = f"{len(empty)} of {moments.n_clusters} clusters have no images (cluster {which})"
+        raise FitError(f"{found}: add images or leave the cluster out")
     if needs_within and moments.n_images <= moments.n_clusters:
-        raise FitError(
-            f"{moments.n_images} images in {moments.n_clusters} clusters are too few to estimate a covariance: "
-            "add images, or use covariance='global'"
-        )
+        found = f"{moments.n_images} images in {moments.n_clusters} clusters are too few to estimate a covariance"
+        raise FitError(f"{found}: add images, or use covariance='global'")
 
 
 def feature_scale(moments: Moments, standardise: bool = True) -> np.ndarray:
     """Factor of each feature (D,): 1 / standard deviation, or 1 without ``standardise``; 0 drops constant ones."""
     deviation = moments.deviation
     if not deviation.any():
-        raise FitError(
-            f"all {moments.n_images} embeddings are equal, the network has collapsed: train again with a lower "
-            "learning_rate or triplet_weight, or add different images"
-        )
+        remedy = "train again with a lower learning_rate or triplet_weight, or add different images"
+        raise FitError(f"all {moments.n_images} embeddings are equal, the network has collapsed: {remedy}")
     return np.divide(1.0, deviation if standardise else 1.0, out=np.zeros_like(deviation), where=deviation > 0)
 
 
@@ -261,27 +250,18 @@ def with_full_covariances(gaussians: Gaussians, covariances: np.ndarray, counts:
     """
     for cluster, (covariance, count) in enumerate(zip(covariances, counts)):
         if count < _MIN_IMAGES_FULL or np.trace(covariance) <= RELATIVE_FLOOR * len(covariance):
-            raise FitError(
-                f"cluster {cluster} has {count} images, too few or too alike for its own covariance: "
-                "add images or use covariance='tied'"
-            )
-    shrunk = [oas_covariance(covariance, count) for covariance, count in zip(covariances, counts)]
-    pairs = [whitening(covariance, RELATIVE_FLOOR * np.trace(covariance)) for covariance in shrunk]
-    return replace(
-        gaussians,
-        whitenings=np.stack([matrix for matrix, _ in pairs]),
-        log_determinants=np.array([log_determinant for _, log_determinant in pairs]),
-    )
+            found = f"cluster {cluster} has {count} images, too few or too alike for its own covariance"
+            raise FitError(f"{found}: add images or use covariance='tied'")
+    shrunk = map(oas_covariance, covariances, counts)
+    whitenings, logs = zip(*(whitening(covariance, RELATIVE_FLOOR * np.trace(covariance)) for covariance in shrunk))
+    return replace(gaussians, whitenings=np.stack(whitenings), log_determinants=np.array(logs))
 
 
-def add_scatter(
-    scatter: np.ndarray, projection: np.ndarray, cluster_ids: np.ndarray, centroids: np.ndarray
-) -> np.ndarray:
-    """Add sum (z - centroid)(z - centroid)' of each cluster to ``scatter`` (M, K, K), in place; also returned."""
+def add_scatter(scatter: np.ndarray, projection: np.ndarray, cluster_ids: np.ndarray, centroids: np.ndarray) -> None:
+    """Add sum (z - centroid)(z - centroid)' of each cluster to ``scatter`` (M, K, K), in place."""
     for cluster in np.unique(cluster_ids):
         centred = projection[cluster_ids == cluster] - centroids[cluster]
         scatter[cluster] += centred.T @ centred
-    return scatter
 
 
 # ------------------------------------------------------------------------------------------ distances and posterior

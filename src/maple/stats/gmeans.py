@@ -68,15 +68,8 @@ class GMeans(GrowingMeans):
 
     Clusters may have any covariance, but only deviations along the bisection are detected.
 
-    Args:
-        max_clusters: largest number of clusters.
-        min_cluster_size: smallest number of points per cluster.
-        significance: largest probability of splitting a Gaussian cluster; up to 0.1.
-        n_init: initialisations of each bisection.
-        max_iter: largest number of iterations of each K-Means run.
-        random_state: seed.
-
-    Attributes: those of :class:`XMeans` but for ``bic_``.
+    Args: those of :class:`XMeans`, and ``significance``, the largest probability of splitting a Gaussian cluster, up to
+    0.1. Attributes: those of :class:`XMeans` but for ``bic_``.
 
     >>> rng = np.random.default_rng(0)
     >>> one_long_cluster = rng.standard_normal((200, 2)) * [10.0, 1.0]

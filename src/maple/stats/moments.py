@@ -9,7 +9,6 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike
 from scipy.sparse import csr_array
 
 from maple.errors import FitError
@@ -38,9 +37,7 @@ class Moments:
            [0., 0.]])
     """
 
-    def __init__(
-        self, n_clusters: int, dim: int, *, shift: ArrayLike | None = None, norm_exponent: float = 0.0
-    ) -> None:
+    def __init__(self, n_clusters: int, dim: int, *, shift: Any = None, norm_exponent: float = 0.0) -> None:
         self.counts = np.zeros(n_clusters, dtype=np.int64)  # (M,)
         self.sums = np.zeros((n_clusters, dim))  # (M, D) sum of x - shift
         self.second = np.zeros((dim, dim))  # (D, D) sum of (x - shift)(x - shift)'
@@ -93,10 +90,8 @@ class Moments:
             raise FitError(f"cluster_ids has type {cluster_ids.dtype}: give integers")
         if len(cluster_ids) and (cluster_ids.min() < 0 or cluster_ids.max() >= self.n_clusters):
             n_wrong = int(((cluster_ids < 0) | (cluster_ids >= self.n_clusters)).sum())
-            raise FitError(
-                f"{n_wrong} of {len(cluster_ids)} images have no label among the {self.n_clusters} known: "
-                "leave them out of the fit"
-            )
+            found = f"{n_wrong} of {len(cluster_ids)} images have no label among the {self.n_clusters} known"
+            raise FitError(f"{found}: leave them out of the fit")
         _check_finite(embeddings)
 
     # -- combining
@@ -134,7 +129,9 @@ class Moments:
         if self.dim != other.dim:
             raise FitError(f"cannot add moments of {self.dim} and {other.dim} dimensions: use one backbone")
         if self.norm_exponent != other.norm_exponent:
-            raise FitError(f"cannot add moments of norm_exponent {self.norm_exponent} and {other.norm_exponent}")
+            raise FitError(
+                f"cannot add moments of norm_exponent {self.norm_exponent} and {other.norm_exponent}: use one"
+            )
         n_clusters = max(self.n_clusters, other.n_clusters)
         total = self.copy().grow(n_clusters)
         if other.shift is None:
@@ -244,9 +241,7 @@ def _check_finite(embeddings: np.ndarray) -> None:
             wide = block.astype(np.float64)
             fine = np.isfinite(np.vdot(wide, wide))
         if n_broken := count_broken(embeddings):
-            raise FitError(
-                f"{n_broken} of {len(embeddings)} embeddings hold NaN or infinity: "
-                "training diverged, or the images are corrupt; train again or leave them out"
-            )
+            remedy = "training diverged, or the images are corrupt; train again or leave them out"
+            raise FitError(f"{n_broken} of {len(embeddings)} embeddings hold NaN or infinity: {remedy}")
         if not fine:
             raise FitError("squared embeddings overflow: scale the embeddings down")

@@ -5,7 +5,7 @@ The clusters of a class depend on the metric: :func:`map_class` offers four spac
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -41,11 +41,7 @@ class Clustering:
 
 
 def split_clusters(
-    embeddings: np.ndarray,
-    rows: np.ndarray,
-    current: Relabelling,
-    hard: np.ndarray,
-    how: Clustering = Clustering(),
+    embeddings: np.ndarray, rows: np.ndarray, current: Relabelling, hard: np.ndarray, how: Clustering = Clustering()
 ) -> Relabelling:
     """Split the ``hard`` classes; ``embeddings`` belong to ``rows``, all training images of these classes.
 
@@ -78,9 +74,7 @@ def _split_class(points: np.ndarray, cluster_ids: np.ndarray, how: Clustering) -
     room = how.max_clusters - len(clusters)
     for cluster in clusters[np.argsort(-sizes, kind="stable")]:
         inside = cluster_ids == cluster
-        parts[inside] = cluster_points(
-            points[inside], how.method, max_clusters=room + 1, min_cluster_size=how.min_cluster_size, seed=how.seed
-        )
+        parts[inside] = cluster_points(points[inside], replace(how, max_clusters=room + 1))
         room -= int(parts[inside].max())
     return parts
 
@@ -94,9 +88,8 @@ def _merged(current: Relabelling) -> Relabelling:
 def _renumbered(start: Relabelling, children: np.ndarray) -> Relabelling:
     """Number (cluster, child) pairs consecutively; the clusters of a class stay adjacent."""
     width = int(children.max(initial=0)) + 1
-    pairs, cluster_ids, counts = np.unique(
-        start.cluster_ids * width + children, return_inverse=True, return_counts=True
-    )
+    numbers = start.cluster_ids * width + children
+    pairs, cluster_ids, counts = np.unique(numbers, return_inverse=True, return_counts=True)
     parents = pairs // width  # (M,)
     sizes = np.bincount(start.cluster_ids, minlength=start.n_clusters)
     return Relabelling(cluster_ids.astype(np.int64), start.cluster_to_class[parents], parents, counts / sizes[parents])
@@ -157,32 +150,30 @@ def _component_map(moments: Moments, space: ClusterSpace, n_components: int) -> 
     return axes / np.sqrt(np.diag(shrink_if_few(np.diag(variances), moments.n_images)))
 
 
-def cluster_points(
-    points: np.ndarray, method: ClusterMethod = "xmeans", *, max_clusters: int, min_cluster_size: int, seed: int
-) -> np.ndarray:
-    """Cluster the points (n, D) of one class: labels (n,) int64 in 0..k-1, k at most ``max_clusters``.
+def cluster_points(points: np.ndarray, how: Clustering) -> np.ndarray:
+    """Cluster the points (n, D) of one class: labels (n,) int64 in 0..k-1, k at most ``how.max_clusters``.
 
-    Each cluster has at least ``min_cluster_size`` points, unless it is the only one. ``"kmeans"`` makes as many
+    Each cluster has at least ``how.min_cluster_size`` points, unless it is the only one. ``"kmeans"`` makes as many
     clusters as allowed and merges small ones into the nearest large one.
 
     >>> points = np.array([[0.0], [0.1], [0.2], [7.0], [7.1], [7.2]])
-    >>> cluster_points(points, max_clusters=2, min_cluster_size=3, seed=0)
+    >>> cluster_points(points, Clustering(max_clusters=2, min_cluster_size=3))
     array([0, 0, 0, 1, 1, 1])
-    >>> cluster_points(points, max_clusters=2, min_cluster_size=4, seed=0)
+    >>> cluster_points(points, Clustering(max_clusters=2, min_cluster_size=4))
     array([0, 0, 0, 0, 0, 0])
     """
-    if method not in get_args(ClusterMethod):
-        raise UsageError(f"unknown clustering method '{method}': {suggest(method, get_args(ClusterMethod))}")
+    if how.method not in get_args(ClusterMethod):
+        raise UsageError(f"unknown clustering method '{how.method}': {suggest(how.method, get_args(ClusterMethod))}")
     points = np.asarray(points)
     if not np.isfinite(points).all():
         raise DataError("the embeddings to cluster hold NaN or infinity: lower learning_rate and train again")
-    if max_clusters < 2 or len(points) < 2 * min_cluster_size:
+    if how.max_clusters < 2 or len(points) < 2 * how.min_cluster_size:
         return np.zeros(len(points), np.int64)
     points = check_array(points, dtype=[np.float64, np.float32], order="C")
-    if method == "kmeans":
-        return _k_means_labels(points, max_clusters, min_cluster_size, seed)
-    estimator = {"xmeans": XMeans, "gmeans": GMeans, "tmeans": TMeans}[method]
-    return estimator(max_clusters, min_cluster_size, random_state=seed).fit(points).labels_
+    if how.method == "kmeans":
+        return _k_means_labels(points, how)
+    estimator = {"xmeans": XMeans, "gmeans": GMeans, "tmeans": TMeans}[how.method]
+    return estimator(how.max_clusters, how.min_cluster_size, random_state=how.seed).fit(points).labels_
 
 
 def merge_small_clusters(points: np.ndarray, labels: np.ndarray, min_cluster_size: int) -> np.ndarray:
@@ -208,8 +199,8 @@ def merge_small_clusters(points: np.ndarray, labels: np.ndarray, min_cluster_siz
         labels = np.where(labels == smallest, distances.argmin(), labels)
 
 
-def _k_means_labels(points: np.ndarray, max_clusters: int, min_cluster_size: int, seed: int) -> np.ndarray:
-    n_clusters = min(max_clusters, len(points) // min_cluster_size)
+def _k_means_labels(points: np.ndarray, how: Clustering) -> np.ndarray:
+    n_clusters = min(how.max_clusters, len(points) // how.min_cluster_size)
     with serial_if_small(points):
-        labels = run_k_means(points, n_clusters, n_init=4, random_state=seed).labels_
-    return merge_small_clusters(points, labels, min_cluster_size)
+        labels = run_k_means(points, n_clusters, n_init=4, random_state=how.seed).labels_
+    return merge_small_clusters(points, labels, how.min_cluster_size)

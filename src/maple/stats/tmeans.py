@@ -79,14 +79,7 @@ class TMeans(GrowingMeans):
     Clusters may have any covariance, but only bisections proposed by 2-Means are tested: clusters separated along a
     direction of small variance are not found.
 
-    Args:
-        max_clusters: largest number of clusters.
-        min_cluster_size: smallest number of points per cluster.
-        n_init: initialisations of each bisection.
-        max_iter: largest number of iterations of each K-Means run.
-        random_state: seed.
-
-    Attributes: those of :class:`XMeans` but for ``bic_``.
+    Args and attributes: those of :class:`XMeans` but for ``bic_``.
 
     >>> rng = np.random.default_rng(0)
     >>> one_long_cluster = rng.standard_normal((200, 2)) * [10.0, 1.0]
