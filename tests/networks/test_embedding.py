@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from maple.data.image_set import ImageSet
 from maple.data.sources import open_images
 from maple.errors import UsageError
 from maple.networks import (
@@ -20,7 +21,10 @@ from maple.networks import (
     create_backbone,
     embed,
     embed_batches,
+    fit_whitening,
+    normalise_images,
 )
+from maple.networks.architectures.airbench import whitening_filters
 from maple.types import Outputs
 
 
@@ -212,3 +216,23 @@ def test_as_image_batch_keeps_the_colours_apart() -> None:
     red[..., 0] = 255
     x = as_image_batch(red)
     assert x.shape == (1, 3, 8, 10) and x[:, 0].min() == 1 and x[:, 1:].max() == 0
+
+
+def test_whitening_filters_come_from_evenly_spaced_normalised_images(monkeypatch) -> None:
+    """Any source of images gives the same filters; a second call, and networks without whitening, change nothing."""
+    pixels = np.random.default_rng(0).integers(0, 256, (20, 16, 16, 3), np.uint8)
+    images = ImageSet.from_arrays(pixels, np.zeros(20, np.int64), size=16)
+    monkeypatch.setattr("maple.networks.embedding.WHITENING_IMAGES", 10)
+    first, second = (create_backbone("airbench-8", 2, mean=(0.1, 0.2, 0.3)) for _ in range(2))
+    fit_whitening(first, images)
+    fit_whitening(second, torch.from_numpy(pixels).permute(0, 3, 1, 2))
+    rows = np.linspace(0, 19, 10).astype(int)
+    expected, _ = whitening_filters(normalise_images(as_image_batch(pixels[rows]), first.mean, first.std))
+    for backbone in (first, second):
+        torch.testing.assert_close(backbone.body.whiten.weight, expected)
+    fit_whitening(first, 255 - pixels)
+    torch.testing.assert_close(first.body.whiten.weight, expected)
+    other = create_backbone("resnet9", 2)
+    before = other.body.blocks[0][0].weight.clone()
+    fit_whitening(other, images)
+    assert torch.equal(other.body.blocks[0][0].weight, before)

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
+import torch
+from torch import nn
 
-from maple.training.relabel import changed_classes
-from maple.types import Relabelling
+from maple.networks import Backbone
+from maple.training.maple import MapleRecipe
+from maple.training.relabel import PseudoLabels, changed_classes
+from maple.types import Outputs, Relabelling
 
 
 def regrouped(cluster_ids, cluster_to_class):
@@ -27,3 +33,21 @@ def regrouped(cluster_ids, cluster_to_class):
 def test_changed_classes_compare_members(after, changed):
     before = regrouped([0, 0, 1, 1, 2, 2], [0, 0, 1])
     assert changed_classes(before, after).tolist() == changed
+
+
+@pytest.mark.parametrize("branch", [False, True])
+def test_adopted_clusters_grow_the_head_and_the_state_of_the_optimiser(branch):
+    """The shift is measured only where the head reads the embedding."""
+    torch.manual_seed(0)
+    recipe, embedding = MapleRecipe(), nn.Linear(4, 4)
+    backbone = Backbone(nn.Flatten(), nn.Linear(4, 2), embedding_size=4, embedding_layer=embedding, branch=branch)
+    points = torch.randn(5, 4)
+    seen = Outputs(points.numpy(), backbone.head(points).detach().numpy(), cluster_to_class=np.array([0, 1]))
+    clusters = PseudoLabels(recipe, Relabelling.initial(np.array([0, 0, 1]), 2), seed=0)
+    after = Relabelling(np.array([0, 1, 2]), np.array([0, 0, 1]), np.array([0, 0, 1]), np.array([0.5, 0.5, 1]))
+    momentum = {"head.bias": {"momentum_buffer": torch.tensor([1.0, 2.0])}}
+    adopted = clusters.adopt(after, backbone, momentum, seen, recipe.class_probabilities(seen))
+    assert clusters.current is after and adopted.classes == (0,)
+    assert backbone.head.out_features == 3
+    assert adopted.state["head.bias"]["momentum_buffer"].tolist() == [1, 1, 2]
+    assert math.isnan(adopted.shift) if branch else adopted.shift < 1e-6

@@ -12,8 +12,8 @@ Kernels and variational inference are those of GPyTorch. Defaults are those of t
 ``train_due.py`` in https://github.com/y0ast/DUE: layers bounded by 3, an RBF kernel, ten samples per image in training.
 Differences:
 
-- There, as many inducing points as classes; here, at least 20, which costs little with few classes.
-- There, dropout of 0.3 in every block of the network in training; here, none.
+- At least 20 inducing points, which costs little with few classes; the authors take one per class.
+- No dropout; the authors drop a share of 0.3 in every block of the network in training.
 - The mean of q(u) is stored in units of 10, so it learns a hundred times as fast (see :class:`Scaled`); inducing
   points and length scales are stored in units of the mean distance between two embeddings.
 - In evaluation the samples are the same for all images, so equal images get equal results.
@@ -87,10 +87,10 @@ class Prior(nn.Module):
 class Scaled(nn.Module):
     r"""Parametrisation of a tensor as a multiple of the learned one.
 
-    It scales the speed at which gradients move the tensor by the square of ``factor``, and changes nothing else. The
-    mean of q(u) is in standard deviations of the prior and must grow to about ten of them to separate the classes, but
-    at the learning rate of a network it moves by hundredths. The authors train for 200 epochs; with few epochs, this
-    decides whether the network learns at all.
+    Gradients move the tensor faster by the square of ``factor``; nothing else changes. The mean of q(u) is in standard
+    deviations of the prior and must grow to about ten of them to separate the classes, but at the learning rate of a
+    network it moves by hundredths. The authors train for 200 epochs; in few epochs the network learns only with this
+    scaling.
 
     >>> Scaled(10.0)(torch.tensor([0.5]))
     tensor([5.])

@@ -112,7 +112,7 @@ def gradient_penalty(log_kernels: Tensor, images: Tensor, std: Tensor) -> Tensor
     r"""Mean over the batch of :math:`(\lVert \nabla_x \sum_c K_c \rVert - 1)^2`, itself with gradients.
 
     Here x is the *normalised* image, as in the published experiments: a backbone normalises its images (N, 3, H, W)
-    itself, and dividing by ``std`` (3,) there means multiplying the gradient by it here. Without that the same weight
+    itself, so the gradient is multiplied by the ``std`` (3,) that it divides by. Without that factor the same weight
     would make the kernels four to five times flatter. The paper prints the square of the norm inside the parentheses;
     its published code, for which the weights were found, has the norm. The square grows with the fourth power of the
     gradients and makes a network diverge in its first steps.
@@ -134,11 +134,11 @@ class DuqRecipe(Recipe):
 
     The defaults are those of the published CIFAR-10 experiment, ``train_duq_cifar.py`` in
     https://github.com/y0ast/deterministic-uncertainty-quantification, with centroids of 128 instead of 512 numbers,
-    which suits embeddings of 128. Like there, the cross-entropy is a mean over the classes, against which the weight of
-    the penalty is set. Unlike there, the centroids are moved by the embeddings of the step itself, made in training
-    mode by the network from before it; the authors' code recomputes them after the step, by a second pass over the
-    batch in evaluation mode (batch normalisation by running statistics), which this code avoids. The penalty needs
-    second derivatives; with weight 0 they are not computed.
+    which suits embeddings of 128. The cross-entropy is a mean over the classes, as in that experiment: the weight of
+    the penalty is relative to it. The centroids are moved by the embeddings of the step itself, computed in training
+    mode before the update; the authors' code recomputes them after the update, by a second pass over the batch in
+    evaluation mode (batch normalisation by running statistics). The penalty needs second derivatives; with weight 0
+    they are not computed.
 
     >>> recipe = DuqRecipe(length_scale=0.3)
     >>> recipe.build_head(embedding_size=64, n_outputs=10).centroids.shape

@@ -6,17 +6,17 @@ Recht 2007):
 
 .. math:: \phi(x) = a \sqrt{2 / R}\, \cos(W x + b), \qquad f_c(x) = \beta_c^\top \phi(x),
 
-with W from a normal distribution of deviation :math:`1 / \ell` and b uniform over a turn, both drawn once. The weights
-:math:`\beta` are learned by gradients like those of any head. The uncertainty is the Laplace approximation of their
-posterior: over the images of one epoch,
+where the entries of W are normal with standard deviation :math:`1 / \ell` and those of b uniform in
+:math:`[0, 2 \pi)`; both are drawn once. The weights :math:`\beta` are learned by gradients like those of any head. The
+uncertainty comes from the Laplace approximation of their posterior, over the images of one epoch:
 
 .. math:: \Sigma^{-1} = s I + \sum_n w_n\, \phi_n \phi_n^\top, \qquad v(x) = \phi(x)^\top \Sigma\, \phi(x),
 
-where s is the prior precision. The paper weighs an image by :math:`w_n = p_n (1 - p_n)` with the probability
-:math:`p_n` of its most probable class, the curvature of the cross-entropy (likelihood 'multinomial'); the authors'
-published code by 1, as in a regression (likelihood 'gaussian', the default here too). With the first, confidently
-classified images contribute nothing, and variances stay large near the training images. The variance v grows away from
-them, up to :math:`a^2 / s`, and scales the logits down (mean-field approximation):
+where s is the prior precision. In the paper the weight of an image is :math:`w_n = p_n (1 - p_n)`, with the probability
+:math:`p_n` of its most probable class: the curvature of the cross-entropy (likelihood 'multinomial'). In the authors'
+code it is 1, as in a regression (likelihood 'gaussian', the default here too). With the former, confidently classified
+images contribute nothing, and variances stay large near the training images. The variance v grows with the distance
+from them, up to :math:`a^2 / s`, and scales the logits down (mean-field approximation):
 
 .. math:: \bar f_c(x) = f_c(x) / \sqrt{1 + \lambda\, v(x)}.
 
@@ -24,15 +24,16 @@ Defaults are those of the authors' CIFAR-10 experiment, ``baselines/cifar/sngp.p
 https://github.com/google/uncertainty-baselines: 1024 features, likelihood 'gaussian', an exact sum that starts anew
 with each epoch, s = 1, :math:`\lambda = 25`, normalised embeddings, no bias, and layers bounded by 6. Differences:
 
-- There, a tenth of the filters is dropped in every block in training (filter-wise dropout); here, none.
-- There, a fixed random projection maps embeddings to 128 numbers, their normalisation has a learned scale and offset,
-  and the rows of W are orthogonal in blocks. Here the embeddings themselves are normalised, without parameters, and
-  the entries of W are independent.
-- On the unit sphere their kernel has the length scale 1.77 (W has deviation 0.05 before inputs of length
-  :math:`\sqrt{128}`) and the amplitude :math:`\sqrt{R / 2}` = 22.6; here they are 1 and 20.
-- There, weight decay does not apply to :math:`\beta`; here it applies to the whole network.
-- As there, batch normalisation is not bounded. It can stretch distances, so the bound holds for single layers, not for
-  the network.
+- No dropout; the authors drop a tenth of the filters in every block in training (filter-wise dropout).
+- The embeddings themselves are normalised, without parameters, and the entries of W are independent. The authors first
+  project embeddings to 128 numbers at random, normalise these with a learned scale and offset, and make the rows of W
+  orthogonal in blocks.
+- On the unit sphere the kernel has length scale 1 and amplitude 20; theirs has 1.77 (W has standard deviation 0.05
+  before inputs of length :math:`\sqrt{128}`) and :math:`\sqrt{R / 2}` = 22.6.
+- Weight decay applies to the whole network; theirs does not apply to :math:`\beta`.
+
+Like theirs, this code does not bound batch normalisation. That can stretch distances, so the bound holds for single
+layers, not for the network.
 """
 
 from __future__ import annotations
@@ -100,9 +101,9 @@ class RandomFeatureHead(nn.Module):
     'multinomial' that square times p (1 - p).
 
     ``space`` 'normalised' brings each embedding to mean 0 and length 1 (layer normalisation without parameters) before
-    the kernel. The scale of embeddings changes by orders of magnitude while a network learns, so with a fixed length
-    scale all images would soon look equal, or none alike; on the unit sphere, where distances are at most 2, a length
-    scale of about 1 suits any network. In return the kernel ignores the lengths of embeddings.
+    the kernel. The scale of embeddings changes by orders of magnitude while a network learns, so for a fixed length
+    scale all distances would soon be tiny or huge. On the unit sphere, where distances are at most 2, a length scale of
+    about 1 suits any network; the kernel then ignores the lengths of embeddings.
 
     >>> head = RandomFeatureHead(embedding_size=8, n_outputs=3, options=SngpOptions(features=64))
     >>> embeddings = torch.randn(5, 8)

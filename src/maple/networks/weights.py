@@ -34,11 +34,11 @@ def load_state(module: nn.Module, state: Mapping[str, Tensor], path: Path, name:
     """Load tensors read from ``path`` into a network called ``name``, only if all of them fit."""
     own = module.state_dict()
     if further := [key for key in state if key not in own]:
-        raise UsageError(f"'{path}' also contains {shorten_list(further)}: it is of another network than '{name}'")
+        raise UsageError(f"'{path}' also contains {shorten_list(further)}: it belongs to another network than '{name}'")
     missing = [key for key in own if key not in state and not key.endswith("num_batches_tracked")]
     missing = [key for key in missing if key not in ("mean", "std")]
     if missing:
-        raise UsageError(f"'{path}' lacks {shorten_list(missing)}: it is of another network than '{name}'")
+        raise UsageError(f"'{path}' lacks {shorten_list(missing)}: it belongs to another network than '{name}'")
     for key, value in state.items():
         a_number = own[key].ndim == 0 and value.numel() == 1  # some files store it as a vector (1,)
         if value.shape != own[key].shape and not a_number:
@@ -91,6 +91,6 @@ def rename_state(state: dict[str, Tensor], backbone: Backbone, path: Path) -> di
         renamed |= {f"head.{key.rpartition('.')[2]}": value for key, value in left.items()}
     if len(layers) > 1 or any(key not in own for key in renamed):
         raise UsageError(
-            f"'{path}' also contains {shorten_list(list(left))}: it is of another network than '{backbone.name}'"
+            f"'{path}' also contains {shorten_list(list(left))}: it belongs to another network than '{backbone.name}'"
         )
     return renamed

@@ -143,7 +143,7 @@ class _Loop:
         self.step = TrainingStep(self.fabric, self.recipe, self.backbone, self.options, state)
 
     def start(self) -> None:
-        """Let the network and the recipe see the images before the first step."""
+        """Initialise network and recipe from the training images, before the first step."""
         with together(self.fabric):
             fit_whitening(self.backbone, self.train, workers=self.options.workers)
         self.recipe.start(self.backbone, self._embed_training_rows, self.train.labels, self.options.seed)

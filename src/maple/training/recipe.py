@@ -134,7 +134,7 @@ class Recipe(ABC):
 
     def grow_head(self, head: nn.Module, relabelling: Relabelling) -> tuple[nn.Module, bool]:
         """The head for the new clusters, and whether its rows are their parents' (so that momentum is carried over)."""
-        raise NotImplementedError(f"{type(self).__name__} relabels, but does not say how its head grows")
+        raise NotImplementedError(f"{type(self).__name__} relabels without a way to grow its head: define grow_head")
 
     def find_collapse(self, history: History, epochs: int) -> str | None:
         """A warning if the embeddings no longer separate the classes, else ``None``.

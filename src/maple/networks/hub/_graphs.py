@@ -39,7 +39,7 @@ def load_graph(origin: Origin) -> Graph:
     """Open the file; this runs code."""
     path = Path(str(origin.file))
     if not path.is_file():
-        raise UsageError(f"the network file '{path}' does not exist: put it back")
+        raise UsageError(f"the network file '{path}' does not exist: restore it")
     try:
         if origin.kind == "export":
             return Graph(torch.export.load(path).module())

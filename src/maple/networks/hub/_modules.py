@@ -53,7 +53,7 @@ def _check_name(name: str, known: Sequence[str], package: str) -> None:
     """Raise ``UsageError`` with the nearest name if ``package`` has no network ``name``."""
     if name not in known:
         nearest = difflib.get_close_matches(name, known, n=1)
-        hint = f"did you mean '{package}/{nearest[0]}'?" if nearest else f"{package} lists its own by list_models()"
+        hint = f"did you mean '{package}/{nearest[0]}'?" if nearest else f"{package}'s list_models() lists the names"
         raise UsageError(f"unknown network '{package}/{name}': {hint}")
 
 
@@ -75,7 +75,7 @@ def make_python(origin: Origin) -> nn.Module:
         try:
             module = make()
         except Exception as error:  # the function may raise anything
-            raise UsageError(f"'{spec}' failed ({type(error).__name__}: {error}): call it in Python first") from error
+            raise UsageError(f"'{spec}' failed ({type(error).__name__}: {error}): fix the function") from error
     if not isinstance(module, nn.Module):
         raise UsageError(f"'{spec}' returned {type(module).__name__}: let it return a torch.nn.Module")
     return module

@@ -296,6 +296,6 @@ def _infer_classes(origin: Origin, state: Mapping[str, Tensor]) -> int:
             if before != after and name in state and state[name].ndim == tensor.ndim:
                 return state[name].shape[axis]
     raise UsageError(
-        f"the number of classes of '{origin.spec}' cannot be read from the weights: they are of another network, or "
-        "need --classes"
+        f"the number of classes of '{origin.spec}' cannot be read from the weights, which may belong to another "
+        "network: check the file, or give --classes"
     )
