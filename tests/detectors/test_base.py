@@ -8,8 +8,9 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
-from maple.detectors.base import Batches, Detector, finite_embeddings
+from maple.detectors.base import Batches, Detector, finite_embeddings, pack_records, unpack_records
 from maple.errors import DataError, FitError, NotFittedError, UsageError
+from maple.stats.moments import Moments
 from maple.types import Outputs
 
 
@@ -90,3 +91,13 @@ def test_batches_come_in_three_forms():
 def test_broken_embeddings_are_counted():
     with pytest.raises(DataError, match="1 of 2"):
         finite_embeddings(Outputs(np.array([[1.0, np.inf], [0.0, 0.0]])))
+
+
+def test_records_are_packed_by_name_and_absent_ones_left_out():
+    moments = Moments(2, 3).update(np.arange(12.0).reshape(4, 3), [0, 1, 1, 0])
+    arrays = pack_records({"near": moments, "far": None})
+    assert arrays and all(name.startswith("near.") for name in arrays)
+    found = unpack_records(Moments.from_arrays, {**arrays, "other": np.zeros(1)}, ("near", "far"))
+    assert list(found) == ["near"]
+    np.testing.assert_array_equal(found["near"].second, moments.second)
+    np.testing.assert_array_equal(found["near"].counts, [2, 2])
