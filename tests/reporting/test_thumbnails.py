@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from maple.reporting.gallery import ClusterExemplars, Examples
+from maple.reporting.gallery.store import ClusterExemplars, Examples
 from maple.reporting.thumbnails import MAX_THUMBNAILS, cluster_section, example_sections
 
 

@@ -12,7 +12,8 @@ import numpy as np
 from maple.files import RunFile
 from maple.prediction.components import Components
 from maple.prediction.explanation import PART_MEANINGS, Explanation, Match
-from maple.reporting.gallery import ComponentEnd, ComponentExemplars, read_gallery, thumbnail
+from maple.reporting.gallery._sheet import thumbnail
+from maple.reporting.gallery.store import ClusterExemplars, ComponentEnd, ComponentExemplars, read_gallery
 from maple.reporting.page import data_uri, is_crisp, render_page
 from maple.reporting.plots import Plot, plot_contributions
 from maple.text import join_names, number, percent, plural
@@ -41,7 +42,7 @@ def render_explanations(images: Sequence[ExplainedImage], folder: Path) -> str:
         "sections": [_section(each, pictures) for each in images],
         "pictures": pictures.uris,
         "crisp": pictures.is_crisp,
-        "has_ends": pictures.has_ends,
+        "has_ends": bool(pictures.components),
         "has_parts": any(each.explanation.parts for each in images),
         "part_meanings": PART_MEANINGS,
         "n_components": len(components.axes),
@@ -80,47 +81,27 @@ class _Pictures:
     def __init__(self, folder: Path, components: Components) -> None:
         gallery = read_gallery(folder / RunFile.GALLERY)
         self.uris: dict[str, int] = {}
-        self._clusters = {each.cluster: each for each in gallery.clusters}
-        self._components = gallery.components if _are_same(gallery.components, components) else ()
-        self.of_cluster = cache(self._of_cluster)
-        self.of_component = cache(self._of_component)
-
-    @property
-    def has_ends(self) -> bool:
-        return bool(self._components)
+        self.clusters = {each.cluster: each for each in gallery.clusters}
+        self.components = gallery.components if _are_same(gallery.components, components) else ()
+        self.show = cache(self._show)
 
     @property
     def is_crisp(self) -> bool:
-        return any(len(each.thumbnails) and is_crisp(each.thumbnails[0]) for each in self._clusters.values())
+        return any(len(each.thumbnails) and is_crisp(each.thumbnails[0]) for each in self.clusters.values())
 
-    def _add(self, image: np.ndarray, alt: str) -> Picture:
-        return Picture(self.uris.setdefault(data_uri(image), len(self.uris)), alt)
+    def _show(self, found: ClusterExemplars | ComponentEnd) -> list[Picture]:
+        """The images of a cluster or of one end of a component, in order."""
+        n = min(len(found.files), SHOWN_EXEMPLARS)
+        names = found.class_names if isinstance(found, ComponentEnd) else [found.class_name] * n
+        uris = [data_uri(image) for image in found.thumbnails[:n]]
+        numbers = [self.uris.setdefault(uri, len(self.uris)) for uri in uris]
+        return [Picture(number, f"{name}: {file}") for number, name, file in zip(numbers, names, found.files)]
 
-    def _of_cluster(self, cluster: int) -> list[Picture]:
-        """The exemplars of a cluster."""
-        found = self._clusters.get(cluster)
-        if found is None:
+    def ends(self, component: int) -> list[ComponentEnd]:
+        """Both ends of a component, low and high; empty if the run holds no images of them."""
+        if not self.components:
             return []
-        pairs = zip(found.thumbnails[:SHOWN_EXEMPLARS], found.files)
-        return [self._add(image, f"{found.class_name}: {file}") for image, file in pairs]
-
-    def _of_component(self, component: int) -> tuple[list[Picture], list[Picture]]:
-        """The images at both ends of a component, outermost at the margins."""
-        if not self._components:
-            return [], []
-        found = self._components[component]
-        return self._of_end(found.low), self._of_end(found.high)[::-1]
-
-    def _of_end(self, end: ComponentEnd) -> list[Picture]:
-        triples = zip(end.thumbnails, end.class_names, end.files)
-        return [self._add(image, f"{name}: {file}") for image, name, file in triples]
-
-    def coordinates(self, component: int) -> list[float]:
-        """The coordinates of the images at both ends of a component."""
-        if not self._components:
-            return []
-        found = self._components[component]
-        return [*found.low.coordinates, *found.high.coordinates]
+        return [self.components[component].low, self.components[component].high]
 
 
 def _are_same(stored: Sequence[ComponentExemplars], components: Components) -> bool:
@@ -174,11 +155,15 @@ def _section(image: ExplainedImage, pictures: _Pictures) -> Section:
     matches = [match for match in (found.nearest, found.runner_up) if match is not None]
     titles = (f"Nearest: {matches[0].name}", f"Runner-up: {matches[-1].name}")
     plot, plot_note = _plot_contributions(found, matches)
+    clusters = [pictures.clusters.get(match.cluster) for match in matches]
     return Section(
         file=image.file,
         thumbnail=thumbnail(image.image, THUMBNAIL),
         explanation=found,
-        strips=[Strip(title, _note(each), pictures.of_cluster(each.cluster)) for title, each in zip(titles, matches)],
+        strips=[
+            Strip(title, _note(match), pictures.show(cluster) if cluster else [])
+            for title, match, cluster in zip(titles, matches, clusters)
+        ],
         plot=plot,
         plot_note=plot_note,
         rows=[_component_row(found, matches, component, pictures) for component in _main_components(found)],
@@ -215,16 +200,17 @@ def _plot_contributions(found: Explanation, matches: Sequence[Match]) -> tuple[P
 def _component_row(found: Explanation, matches: Sequence[Match], component: int, pictures: _Pictures) -> ComponentRow:
     centroids = found.components.centroids[:, component]
     image = float(found.coordinates[component])
-    reached = [image, *centroids, *pictures.coordinates(component)]
+    ends = pictures.ends(component)
+    reached = [image, *centroids, *(coordinate for end in ends for coordinate in end.coordinates)]
     low, high = min(reached), max(reached)
     places = [100 * (x - low) / (high - low or 1) for x in (image, *(centroids[match.cluster] for match in matches))]
-    low_pictures, high_pictures = pictures.of_component(component)
+    shown = [pictures.show(end) for end in ends]
     share = percent(float(found.nearest.contributions[component] / max(found.nearest.squared_distance, 1e-300)))
     return ComponentRow(
         number=component + 1,
         note=f"{found.say_deviation(component)}, {share} of the squared distance",
         places=places,
-        low=low_pictures,
-        high=high_pictures,
+        low=shown[0] if shown else [],
+        high=shown[1][::-1] if shown else [],  # outermost at the margin
         end_names=found.end_names(component) or ("", ""),
     )

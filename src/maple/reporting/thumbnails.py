@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from maple.reporting.gallery import ClusterExemplars, Example, Examples
+from maple.reporting.gallery.store import ClusterExemplars, Example, Examples
 from maple.reporting.page import CRISP
 
 MAX_THUMBNAILS = 1_500  # of clusters, in all

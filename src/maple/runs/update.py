@@ -25,14 +25,13 @@ from maple.prediction.store import load_predictor
 from maple.prediction.update import cut_calibration, join_class_names, update_predictor
 from maple.progress import counting, say, warn
 from maple.reporting.gallery import (
-    CLUSTER_THUMBNAIL,
-    EXEMPLARS_PER_CLUSTER,
     ClusterExemplars,
+    count_images,
+    find_exemplars,
     read_gallery,
     remove_components,
     remove_examples,
     save_clusters,
-    thumbnail,
 )
 from maple.runs.fit import GALLERY_SAMPLE, sample_rows
 from maple.runs.folder import RunFolder, RunSettings
@@ -258,12 +257,8 @@ def _update_gallery(folder: Path, predictor: Predictor, images: ImageSet | None)
     clusters = read_gallery(folder).clusters
     if not clusters:
         return
-    sizes = predictor.detector.learned_.cluster_sizes  # (M,)
-    class_sizes = np.bincount(predictor.cluster_to_class, sizes)[predictor.cluster_to_class]  # (M,)
-    shares = sizes / np.maximum(class_sizes, 1)
     shown = [*clusters, *_find_exemplars(predictor, images, len(clusters))]
-    counted = [replace(each, count=int(sizes[each.cluster]), share=float(shares[each.cluster])) for each in shown]
-    save_clusters(folder, counted)
+    save_clusters(folder, count_images(shown, predictor.detector.learned_.cluster_sizes))
 
 
 def _find_exemplars(predictor: Predictor, images: ImageSet, n_clusters: int) -> list[ClusterExemplars]:
@@ -275,8 +270,5 @@ def _find_exemplars(predictor: Predictor, images: ImageSet, n_clusters: int) -> 
         members = np.flatnonzero(named.labels == class_id)
         rows = members[sample_rows(np.zeros(len(members), dtype=np.int64), GALLERY_SAMPLE)]
         distances = predictor.detector.squared_distances(embed(predictor.backbone, named, indices=rows))
-        nearest = rows[np.argsort(distances[:, cluster], kind="stable")[:EXEMPLARS_PER_CLUSTER]]
-        pictures = np.stack([thumbnail(named.read(int(i)), CLUSTER_THUMBNAIL) for i in nearest])
-        files = tuple(named.files[i] for i in nearest)
-        found.append(ClusterExemplars(cluster, named.class_names[class_id], len(members), 1.0, files, pictures))
+        found.append(find_exemplars(named, rows, distances[:, cluster], cluster, named.class_names[class_id]))
     return found

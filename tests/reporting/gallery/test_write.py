@@ -12,6 +12,8 @@ from sklearn.decomposition import PCA
 from maple.errors import DataError, UsageError
 from maple.reporting.gallery.store import MAX_EXEMPLARS, read_gallery
 from maple.reporting.gallery.write import (
+    count_images,
+    find_exemplars,
     main_axes,
     write_cluster_gallery,
     write_component_gallery,
@@ -104,6 +106,15 @@ def test_a_sample_of_each_cluster_is_enough(tmp_path: Path, clustered) -> None:
     clusters = read_gallery(tmp_path).clusters
     assert [c.count for c in clusters] == [600, 20, 300]
     assert [c.share for c in clusters] == pytest.approx([2 / 3, 1, 1 / 3])
+
+
+def test_exemplars_are_the_nearest_rows_and_shares_follow_from_the_sizes_of_all_clusters() -> None:
+    images = Pictures(np.zeros(9, np.int64))
+    first = find_exemplars(images, np.array([2, 5, 8]), np.array([3.0, 1.0, 2.0]), 0, "a", limit=2)
+    assert first.files == ("5.png", "8.png") and first.thumbnails[:, 0, 0, 0].tolist() == [5, 8]
+    second = find_exemplars(images, np.array([1]), np.zeros(1), 1, "a")
+    counted = count_images([first, second], np.array([30, 10]))
+    assert [(each.count, each.share) for each in counted] == [(30, 0.75), (10, 0.25)]
 
 
 def test_clusters_are_classes_where_nothing_was_split(tmp_path: Path, clustered) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from drawings import check_plot, words
-from maple.reporting.gallery import Projection
+from maple.reporting.gallery.store import Projection
 from maple.reporting.plots import CLASS_COLOURS, Plot, plot_contributions, plot_projection
 
 

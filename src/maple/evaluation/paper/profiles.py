@@ -7,7 +7,6 @@ in all of them.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -85,9 +84,17 @@ class Profile:
     flags: dict[str, Any]
     protocols: dict[str, Protocol]
     as_paper: bool = False  # trained by the presets of the protocols, not by our defaults
-    relabel_every: Callable[[int], int] = lambda epochs: epochs  # what the paper's p becomes in shorter trainings
+    relabel_share: float = 1.0  # of the paper's epochs between relabellings, in shorter trainings
     members: int = 10  # of an ensemble
     clusters: dict[str, Any] = field(default_factory=dict)  # flags that cluster as the paper does
+
+    def relabel_every(self, epochs: int) -> int:
+        """What the paper's p becomes.
+
+        >>> [PROFILES["cpu"].relabel_every(p) for p in (5, 10, 15, 20)]
+        [2, 4, 6, 8]
+        """
+        return max(1, round(self.relabel_share * epochs))
 
 
 # The paper clusters each hard class anew, on raw embeddings, and starts a new head; 'keep' needs parents to keep.
@@ -108,7 +115,7 @@ PROFILES = {
         (0,),
         {"backbone": "resnet9", "epochs": 16},
         PROTOCOLS,
-        relabel_every=lambda epochs: max(1, round(0.4 * epochs)),
+        relabel_share=0.4,
         members=5,
         clusters=PAPER_CLUSTERS,
     ),
@@ -118,7 +125,7 @@ PROFILES = {
         (0,),
         {"backbone": "resnet9", "epochs": 2, "batch_size": 32, "learning_rate": 0.02, "min_cluster_size": 5},
         TINY_PROTOCOLS,
-        relabel_every=lambda epochs: 1 if epochs < 15 else 2,
+        relabel_share=0.1,
         members=2,
         clusters=PAPER_CLUSTERS,
     ),

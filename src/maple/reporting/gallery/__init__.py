@@ -4,43 +4,31 @@ Training and evaluation write it while they hold images and outputs (`write_trai
 `write_evaluation_gallery`); the report, the explanations and the server read it (`read_gallery`).
 """
 
-from maple.reporting.gallery._sheet import thumbnail
 from maple.reporting.gallery.store import (
     ClusterExemplars,
-    ComponentEnd,
-    ComponentExemplars,
-    Example,
-    Examples,
     Gallery,
-    Projection,
     read_gallery,
     remove_components,
     remove_examples,
     save_clusters,
 )
 from maple.reporting.gallery.write import (
-    CLUSTER_THUMBNAIL,
-    EXEMPLARS_PER_CLUSTER,
+    count_images,
+    find_exemplars,
     write_cluster_gallery,
     write_evaluation_gallery,
     write_training_gallery,
 )
 
 __all__ = [
-    "CLUSTER_THUMBNAIL",
-    "EXEMPLARS_PER_CLUSTER",
     "ClusterExemplars",
-    "ComponentEnd",
-    "ComponentExemplars",
-    "Example",
-    "Examples",
     "Gallery",
-    "Projection",
+    "count_images",
+    "find_exemplars",
     "read_gallery",
     "remove_components",
     "remove_examples",
     "save_clusters",
-    "thumbnail",
     "write_cluster_gallery",
     "write_evaluation_gallery",
     "write_training_gallery",

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -84,23 +86,47 @@ def write_cluster_gallery(
     _check_rows(images, len(outputs), "outputs")
     cluster_ids, cluster_to_class = _list_clusters(outputs, len(images.class_names))
     n_clusters = len(cluster_to_class)
-    if cluster_sizes is None:
-        cluster_sizes = np.bincount(cluster_ids, minlength=n_clusters)  # (M,)
-    class_sizes = np.bincount(cluster_to_class, cluster_sizes, minlength=len(images.class_names))  # (C,)
-    shown = max(1, min(per_cluster, store.MAX_EXEMPLARS // n_clusters))
+    limit = max(1, min(per_cluster, store.MAX_EXEMPLARS // n_clusters))
     order = np.argsort(cluster_ids, kind="stable")
     clusters = []
     for cluster, members in enumerate(np.split(order, np.searchsorted(cluster_ids[order], np.arange(1, n_clusters)))):
-        class_id, count = int(cluster_to_class[cluster]), int(cluster_sizes[cluster])
         if squared_distance is None:
             distance = _distance_to_mean(outputs.embeddings[members])
         else:
             distance = squared_distance[members]
-        nearest = members[np.argsort(distance, kind="stable")[:shown]]
-        files = tuple(images.files[i] for i in nearest)
-        name, share = images.class_names[class_id], float(count / max(1, class_sizes[class_id]))
-        clusters.append(store.ClusterExemplars(cluster, name, count, share, files, _thumbnails(images, nearest)))
-    store.save_clusters(folder, clusters)
+        name = images.class_names[cluster_to_class[cluster]]
+        clusters.append(find_exemplars(images, members, distance, cluster, name, limit))
+    sizes = np.bincount(cluster_ids, minlength=n_clusters) if cluster_sizes is None else cluster_sizes  # (M,)
+    store.save_clusters(folder, count_images(clusters, sizes))
+
+
+def find_exemplars(
+    images: ImageSet,
+    rows: np.ndarray,  # (n,)
+    distance: np.ndarray,  # (n,)
+    cluster: int,
+    class_name: str,
+    limit: int = EXEMPLARS_PER_CLUSTER,
+) -> store.ClusterExemplars:
+    """Thumbnails of the images of one cluster that lie nearest to its mean, among ``rows``."""
+    nearest = rows[np.argsort(distance, kind="stable")[:limit]]
+    files = tuple(images.files[i] for i in nearest)
+    return store.ClusterExemplars(cluster, class_name, len(rows), 1.0, files, _thumbnails(images, nearest))
+
+
+def count_images(clusters: Sequence[store.ClusterExemplars], sizes: np.ndarray) -> list[store.ClusterExemplars]:
+    """The clusters with their training images counted; ``sizes`` (M,) are those of all clusters."""
+    totals: Counter[str] = Counter()
+    for each in clusters:
+        totals[each.class_name] += int(sizes[each.cluster])
+    return [
+        replace(
+            each,
+            count=int(sizes[each.cluster]),
+            share=int(sizes[each.cluster]) / max(1, totals[each.class_name]),
+        )
+        for each in clusters
+    ]
 
 
 def write_component_gallery(

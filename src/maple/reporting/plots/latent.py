@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import PathPatch
 from matplotlib.path import Path as Outline
 
-from maple.reporting.gallery import Projection
+from maple.reporting.gallery.store import Projection
 from maple.reporting.plots._figure import as_plot, make_axes
 from maple.reporting.plots._style import BLUE, CARD, INK, ORANGE, REST
 from maple.text import percent, shorten
