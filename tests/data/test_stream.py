@@ -17,11 +17,10 @@ from PIL import Image
 
 from image_files import encode, endless_jpeg, noise, png_of_size, write_folder, write_parquet
 from maple.data._decoder import IMAGE_SECONDS, Decoding
-from maple.data._pool import Decoded
 from maple.data.decode import decode_image
 from maple.data.sources import open_images, open_source
 from maple.data.sources.folders import Paths
-from maple.data.stream import decode_stream
+from maple.data.stream import Decoded, DecoderKilled, DecoderPool, decode_stream
 from maple.errors import DataError, RunError, UsageError
 from maple.types import Skipped
 
@@ -209,7 +208,7 @@ def started(monkeypatch) -> list[subprocess.Popen]:
             super().__init__(*arguments, **options)
             processes.append(self)
 
-    monkeypatch.setattr("maple.data._pool.subprocess.Popen", Noted)
+    monkeypatch.setattr("maple.data.stream.subprocess.Popen", Noted)
     return processes
 
 
@@ -264,7 +263,7 @@ def test_an_image_that_decodes_forever_is_skipped_and_the_others_are_not(many, s
     place.write_bytes(endless_jpeg())
     found = read_all(many, chunk_size=chunk_size, workers=2, seconds=1.5)
     assert found.skipped[0] == Skipped(
-        str(place), "takes longer than 1.5 s to decode: make it smaller, or save it anew"
+        str(place), "takes longer than 1.5 s to decode: make it smaller, or save it again"
     )
     assert found.skipped[1:] == expected.skipped
     assert found.files == [file for file in expected.files if file != str(place)]
@@ -301,7 +300,7 @@ def test_an_image_that_brings_its_decoder_down_is_skipped_and_the_others_are_not
     for i, name in bad.items():
         (Path(many[0]) / f"{i:02}.png").write_text(name)
     found = read_all(many, chunk_size=4, workers=2)
-    reasons = {f"{i:02}.png": f"its decoder ended by {name}: save it anew" for i, name in bad.items()}
+    reasons = {f"{i:02}.png": f"its decoder ended with {name}: save it again" for i, name in bad.items()}
     reasons |= {Path(item.file).name: item.reason for item in expected.skipped}
     assert [(Path(item.file).name, item.reason) for item in found.skipped] == sorted(reasons.items())
     np.testing.assert_array_equal(found.pixels[:, 0, 0, 0], np.delete(np.arange(40), [0, 9, 10, 11, 21, 32, 39]))
@@ -331,9 +330,83 @@ def test_the_alarm_ends_a_process_whatever_it_inherits(many, ending, inherited):
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         if inherited == "ignored":
             signal.signal(signal.SIGALRM, handler)
-    assert found.skipped[0] == Skipped(str(place), "takes longer than 60 s to decode: make it smaller, or save it anew")
+    assert found.skipped[0] == Skipped(
+        str(place), "takes longer than 60 s to decode: make it smaller, or save it again"
+    )
 
 
 def test_processes_load_neither_torch_nor_pyarrow():
     code = "import sys, maple.data._decoder; print(*[m for m in ('torch', 'pyarrow', 'scipy') if m in sys.modules])"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == ""
+
+
+# --- the pool of processes --------------------------------------------------------------------------------------------
+
+
+def test_a_process_decodes_as_this_one_does(rng):
+    pixels = rng.integers(0, 256, (8, 8, 3), dtype=np.uint8)
+    image = encode(Image.fromarray(pixels))
+    with DecoderPool(Decoding(8, "pad", max_pixels=64), n=1) as pool:
+        np.testing.assert_array_equal(pool.decode([image]).pixels, [pixels])
+        batch = pool.decode([encode(Image.new("RGB", (9, 8))), b"", image, b"not an image"])
+        assert [(failure.row, failure.too_large) for failure in batch.failures] == [(0, True), (1, False), (3, False)]
+        np.testing.assert_array_equal(batch.pixels, [pixels])
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="has no such signal")
+def test_an_image_that_hangs_fails_and_the_next_gets_another_process(started):
+    image = encode(Image.new("RGB", (8, 8)))
+    with DecoderPool(Decoding(8, seconds=0.5), n=1) as pool:
+        (failure,) = pool.decode([endless_jpeg()]).failures
+        assert "0.5 s" in failure.reason
+        assert len(pool.decode([image]).pixels) == 1
+    assert len(started) == 2 and all(process.poll() is not None for process in started)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="has no such signal")
+def test_a_process_that_is_killed_says_nothing_about_the_image(started):
+    image = encode(Image.new("RGB", (8, 8)))
+    with DecoderPool(Decoding(8), n=1) as pool:
+        os.kill(started[-1].pid, signal.SIGKILL)
+        with pytest.raises(DecoderKilled, match="SIGKILL"):
+            pool.decode([bytes(2**20)])
+        assert len(pool.decode([image]).pixels) == 1
+    assert len(started) == 2 and all(process.poll() is not None for process in started)
+
+
+GREEDY = """
+import maple.data.decode
+
+def to_rgb(image, convert=maple.data.decode.to_rgb):
+    if image.size == (7, 7):
+        bytearray(2**40)
+    return convert(image)
+
+maple.data.decode.to_rgb = to_rgb
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="has no limit of address space")
+def test_an_image_that_takes_too_much_memory_fails_alone(tmp_path, monkeypatch, started):
+    (tmp_path / "sitecustomize.py").write_text(GREEDY)
+    monkeypatch.syspath_prepend(tmp_path)
+    image, greedy = encode(Image.new("RGB", (8, 8))), encode(Image.new("RGB", (7, 7)))
+    with DecoderPool(Decoding(8), n=1) as pool:
+        batch = pool.decode([image, greedy, image])
+    assert [failure.row for failure in batch.failures] == [1] and "memory" in batch.failures[0].reason
+    assert len(batch.pixels) == 2 and len(started) == 1
+
+
+def test_where_one_process_cannot_be_started_none_is_left(monkeypatch):
+    popen, started = subprocess.Popen, []
+
+    def start(*arguments, **options):
+        if started:
+            raise OSError(11, "no more processes")
+        started.append(popen(*arguments, **options))
+        return started[0]
+
+    monkeypatch.setattr("maple.data.stream.subprocess.Popen", start)
+    with pytest.raises(OSError, match="no more processes"):
+        DecoderPool(Decoding(8), n=2)
+    assert started[0].returncode is not None

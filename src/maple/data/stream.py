@@ -1,23 +1,77 @@
-"""Images of any number, decoded ahead of the reader: memory does not grow with their number.
+"""Sources of any number of images, and their decoding in processes, ahead of the reader and in constant memory.
 
 A :class:`Source` knows where images are and hands them out *encoded*, chunk by chunk; :func:`decode_stream` turns
-chunks into pixels, in order, in a pool of processes if asked. Sources are the files of folders
-(:mod:`maple.data.sources.folders`), the rows of tables (:mod:`maple.data.sources.tables`) and image sets
-(:mod:`maple.data.image_set`).
+chunks into pixels, in order. Sources are the files of folders (:mod:`maple.data.sources.folders`), the rows of tables
+(:mod:`maple.data.sources.tables`) and image sets (:mod:`maple.data.image_set`).
+
+Training, prediction and the service share the pool of processes. Small files can be made that keep a decoder busy for
+hours, such as a JPEG of thousands of scans, and some crash it. Neither a thread nor the interpreter's lock can be taken
+back from such an image, so images are decoded in processes with a time limit and a memory limit per image. Processes
+are also faster than threads: small images spend most of their time in Python.
+
+Each process is a Python interpreter of its own with a pipe in and a pipe out (:mod:`maple.data._decoder`). The death of
+either side is an end of file for the other, so that a killed parent leaves no process behind. Unlike a process of
+``multiprocessing`` (and the pools built on it) it does not import the user's script, and with it torch, and the parent
+unpickles nothing that a process with untrusted images has sent.
 """
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
 from abc import ABC, abstractmethod
-from collections.abc import Generator, Iterable, Iterator
+from collections import deque
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from io import BufferedReader, BufferedWriter
 from itertools import islice
 from pathlib import Path
+from typing import NamedTuple, cast
 
 import numpy as np
 
-from maple.data._decoder import Decoding, Item, decode_items
-from maple.data._pool import Chunk, Decoded, DecoderPool
+from maple.data._decoder import Batch, Decoding, Failure, Item, decode_items, receive_batch, send_items
+from maple.errors import RunError
 from maple.types import Skipped
+
+IMAGE_ENDS = ("SIGALRM", "SIGSEGV", "SIGBUS", "SIGABRT", "SIGFPE", "SIGILL")  # signals by which an image ends a process
+_PIPE_BYTES = 2**20
+
+
+class Decoded(NamedTuple):
+    """Consecutive images of a source: those that could be decoded, and the others."""
+
+    first: int  # position of the first of them in the source
+    rows: list[int]  # positions of the n that could be decoded
+    files: list[str]  # n names
+    pixels: np.ndarray  # (n, S, S, 3) uint8
+    keys: list[str]  # n digests, if asked for
+    skipped: list[Skipped]
+
+    @property
+    def stop(self) -> int:
+        """Position behind the last of them."""
+        return self.first + len(self.files) + len(self.skipped)
+
+
+@dataclass(frozen=True, eq=False)
+class Chunk:
+    """Images that are decoded together."""
+
+    first: int  # position of the first of them in their source
+    files: Sequence[str]  # name of each
+    items: Sequence[Item]
+
+    def decoded(self, batch: Batch) -> Decoded:
+        """The answer of a decoder, with the names of the images."""
+        skipped = {failure.row: Skipped(self.files[failure.row], failure.reason) for failure in batch.failures}
+        kept = [row for row in range(len(self.files)) if row not in skipped]
+        rows, files = [self.first + row for row in kept], [self.files[row] for row in kept]
+        return Decoded(self.first, rows, files, batch.pixels, batch.keys, list(skipped.values()))
 
 
 class Source(ABC):
@@ -85,3 +139,170 @@ def decode_chunks(chunks: Iterable[Chunk], how: Decoding, workers: int) -> Gener
         return
     with DecoderPool(how, workers) as pool:
         yield from pool.map(chunks)
+
+
+# --- processes -------------------------------------------------------------------------------------------------------
+
+
+class DecoderKilled(RunError):
+    """A decoding process that was ended from outside, for example because memory ran out; no image is to blame."""
+
+
+class DecoderPool:
+    """``n`` decoding processes for at most ``n`` threads.
+
+    An image that ends its process, by its time limit or by a crash, fails alone: the other images of its request are
+    decoded one at a time in another process. A process that has ended is replaced when it is next needed.
+
+    >>> with DecoderPool(Decoding(8), n=1) as pool:
+    ...     [failure.reason for failure in pool.decode([b"GIF89a"]).failures]
+    ['not an image that can be read, or one of 0 pixels']
+    """
+
+    def __init__(self, how: Decoding, n: int) -> None:
+        self.n = n
+        self._slots = [_Slot(how) for _ in range(n)]
+        self._idle = deque(self._slots)
+        with ExitStack() as stack:  # ends the first processes where the next cannot be started
+            stack.callback(self.close)
+            for slot in self._slots:
+                slot.start()
+            stack.pop_all()
+
+    def __enter__(self) -> DecoderPool:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End all processes."""
+        for slot in self._slots:
+            slot.close()
+
+    def decode(self, items: Sequence[Item], attempts: int = 1) -> Batch:
+        """Decode images in one process, in their order.
+
+        ``DecoderKilled`` where something else than an image has ended as many processes as there are ``attempts``,
+        ``OSError`` where no process can be started.
+        """
+        with self._borrow() as slot:
+            for _ in range(attempts - 1):
+                with suppress(DecoderKilled):
+                    return slot.decode(items)
+            return slot.decode(items)
+
+    def map(self, chunks: Iterable[Chunk]) -> Generator[Decoded]:
+        """Decode one chunk after the other, ``n`` at a time; answers come in the order of the chunks."""
+        ahead: deque[tuple[Chunk, Future[Batch]]] = deque()
+        with ThreadPoolExecutor(self.n, "decode") as threads:
+            try:
+                for chunk in chunks:
+                    done = _wait(*ahead.popleft()) if len(ahead) == self.n else None
+                    ahead.append((chunk, threads.submit(self.decode, chunk.items)))
+                    if done is not None:  # all processes are busy while the caller works with it
+                        yield done
+                while ahead:
+                    yield _wait(*ahead.popleft())
+            finally:
+                if ahead:  # the caller has left: do not wait for what nobody wants
+                    for slot in self._slots:
+                        slot.kill()
+
+    @contextmanager
+    def _borrow(self) -> Iterator[_Slot]:
+        slot = self._idle.pop()
+        try:
+            yield slot
+        finally:
+            if slot.is_running:
+                self._idle.append(slot)
+            else:
+                self._idle.appendleft(slot)  # running processes are taken first
+
+
+def _wait(chunk: Chunk, answer: Future[Batch]) -> Decoded:
+    try:
+        return chunk.decoded(answer.result())
+    except DecoderKilled as error:
+        where = f"at one of '{chunk.files[0]}' to '{chunk.files[-1]}'"
+        remedy = "run the same command again, with --workers 0 or a smaller --batch-size"
+        raise RunError(f"{error}, {where}, perhaps because memory ran out: {remedy}") from None
+
+
+def _join(parts: Sequence[Batch]) -> Batch:
+    """Answers to requests of one image each, as one."""
+    pixels = np.concatenate([part.pixels for part in parts])
+    failures = [failure._replace(row=row) for row, part in enumerate(parts) for failure in part.failures]
+    return Batch(pixels, [key for part in parts for key in part.keys], failures)
+
+
+class _Slot:
+    """The place of one process, which is started when it is needed."""
+
+    def __init__(self, how: Decoding) -> None:
+        self._how = how
+        self._process: subprocess.Popen[bytes] | None = None
+        self._closed = False
+
+    @property
+    def is_running(self) -> bool:
+        return self._process is not None
+
+    def start(self) -> subprocess.Popen[bytes]:
+        if self._closed:
+            raise DecoderKilled("the pool of decoding processes is closed")
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", "-c", f"from maple.data._decoder import Decoding, run; run({self._how!r})"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            pipesize=_PIPE_BYTES,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OPENBLAS_NUM_THREADS": "1"},
+            start_new_session=True,  # Ctrl-C, which the terminal sends to all, is for the parent alone
+        )
+        return self._process
+
+    def decode(self, items: Sequence[Item]) -> Batch:
+        """The answer of the process. Where an image has ended it, each image is decoded alone to find out which."""
+        answer = self._ask(items)
+        if isinstance(answer, Batch):
+            return answer
+        if answer not in IMAGE_ENDS:
+            raise DecoderKilled(f"a decoding process ended with {answer}")
+        if len(items) > 1:
+            return _join([self.decode([item]) for item in items])
+        reason = f"its decoder ended with {answer}: save it again"
+        if answer == "SIGALRM":
+            reason = f"takes longer than {self._how.seconds:g} s to decode: make it smaller, or save it again"
+        size = self._how.size
+        return Batch(np.empty((0, size, size, 3), dtype=np.uint8), [], [Failure(0, reason)])
+
+    def _ask(self, items: Sequence[Item]) -> Batch | str:
+        """The answer of the process, or how it ended instead: the name of a signal, or an exit code."""
+        process = self._process or self.start()
+        with suppress(OSError):  # the process has ended, which shows in its answer
+            send_items(cast(BufferedWriter, process.stdin), items)
+        batch = receive_batch(cast(BufferedReader, process.stdout), len(items), self._how.size)
+        if batch is not None:
+            return batch
+        code = process.wait()
+        self._end(process)
+        return signal.Signals(-code).name if code < 0 else f"exit code {code}"
+
+    def kill(self) -> None:
+        """End the process while a thread may be waiting for its answer."""
+        self._closed = True
+        if self._process is not None:
+            self._process.kill()
+
+    def close(self) -> None:
+        """End the process, which is idle."""
+        self._closed = True
+        if self._process is not None:
+            self._end(self._process)
+
+    def _end(self, process: subprocess.Popen[bytes]) -> None:
+        self._process = None
+        process.kill()
+        with suppress(OSError):  # of a pipe that nobody reads any more
+            process.communicate()

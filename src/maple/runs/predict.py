@@ -24,9 +24,8 @@ import numpy as np
 
 from maple import __version__
 from maple.data._decoder import Decoding
-from maple.data._pool import Decoded
 from maple.data.sources import open_source
-from maple.data.stream import Source, decode_stream
+from maple.data.stream import Decoded, Source, decode_stream
 from maple.decisions.conformal import benjamini_hochberg, can_flag, min_calibration_images
 from maple.decisions.sets import min_labelled_images
 from maple.errors import DataError, UsageError

@@ -28,7 +28,7 @@ from starlette.testclient import TestClient
 
 from image_files import encode, endless_jpeg, noise, png_of_size
 from maple.data._decoder import Decoding
-from maple.data._pool import DecoderPool
+from maple.data.stream import DecoderPool
 from maple.deploy.serve.app import create_app
 from maple.deploy.serve.batching import Busy
 from maple.deploy.serve.endpoints import DECODERS, N_BODIES, Endpoints
@@ -364,7 +364,7 @@ class Processes:
 @pytest.fixture
 def processes(monkeypatch) -> Processes:
     noted = Processes()
-    monkeypatch.setattr("maple.data._pool.subprocess.Popen", noted.start)
+    monkeypatch.setattr("maple.data.stream.subprocess.Popen", noted.start)
     return noted
 
 

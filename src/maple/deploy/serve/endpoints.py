@@ -17,7 +17,7 @@ from starlette.requests import ClientDisconnect
 
 from maple import __version__
 from maple.data._decoder import Decoding
-from maple.data._pool import DecoderPool
+from maple.data.stream import DecoderPool
 from maple.deploy.serve.batching import Batcher, BatchLimits, Busy
 from maple.deploy.serve.metrics import ServeMetrics
 from maple.deploy.serve.options import ServeOptions
