@@ -149,7 +149,7 @@ def threshold(rng: np.random.Generator, n: int = 200) -> Figure:
     axes = figure.subplots()
     filled: Any = {"bins": np.linspace(0, 22, 67), "histtype": "stepfilled", "alpha": 0.7}
     axes.hist(known, color=LIGHT["c0"], label=f"{n} calibration images", **filled)
-    axes.hist(unknown, color=LIGHT["c4"], label="unknown images, which teach nothing", **filled)
+    axes.hist(unknown, color=LIGHT["c4"], label="unknown images, not used here", **filled)
     axes.axvline(limit, color=LIGHT["ink"], linewidth=1.5)
     above = int((known > limit).sum())
     note = f"threshold: {above} of {n} calibration\nscores lie above, ({above} + 1) / ({n} + 1) ≤ 5 %"

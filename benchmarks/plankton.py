@@ -77,7 +77,7 @@ def load_run(folder: Path, data_root: Path) -> tuple[Predictor, Splits]:
 
 
 def judge_unknown(said: Prediction, labels: np.ndarray, names: tuple[str, ...]) -> dict[str, Any]:
-    """Each unknown taxon: its images, the share caught at each rate, and what the others are called at 5 %."""
+    """Each unknown taxon: its images, the share detected at each rate, and what the others are called at 5 %."""
     rows = {}
     for label in np.unique(labels):
         own = labels == label
@@ -131,18 +131,18 @@ def list_split_classes(clusters: tuple[ClusterExemplars, ...]) -> dict[str, list
 
 @as_plot
 def draw_caught(rows: list[tuple[str, int, float]], false_alarm: float) -> tuple[Figure, str]:
-    """One bar per unknown taxon (name, images, share caught), in the order given, beside the false-alarm rate."""
+    """One bar per unknown taxon (name, images, share detected), in the order given, beside the false-alarm rate."""
     figure = Figure(figsize=(6.4, 0.8 + 0.24 * len(rows)), layout="constrained")
     axes, places = figure.subplots(), np.arange(len(rows))
     axes.barh(places, [share for *_, share in rows], color=BLUE, height=0.62)
     axes.axvline(false_alarm, color=MUTED, linewidth=1)
     axes.set_yticks(places, [f"{shorten(name.replace('_', ' '), 40)} ({images})" for name, images, _ in rows])
-    axes.set(ylim=(len(rows) - 0.4, -0.6), xlim=(0, 1), xlabel=f"caught at {percent(false_alarm)} false alarms")
+    axes.set(ylim=(len(rows) - 0.4, -0.6), xlim=(0, 1), xlabel=f"detected at {percent(false_alarm)} false alarms")
     axes.grid(axis="y", visible=False)
     axes.tick_params(axis="y", length=0)
     axes.xaxis.set_major_formatter(PercentFormatter(1, decimals=0))
     said = ", ".join(f"{name} {percent(share)}" for name, _, share in rows)
-    return figure, f"Share of the images of each unknown taxon that is caught: {said}"
+    return figure, f"Share of the images of each unknown taxon that is detected: {said}"
 
 
 def draw_clusters(split: dict[str, list[ClusterExemplars]]) -> bytes:
