@@ -17,7 +17,9 @@ from maple.decisions.conformal import (
     p_values_of,
     sort_scores,
 )
+from maple.decisions.options import DecisionOptions
 from maple.errors import DataError, UsageError
+from maple.options import list_options
 from maple.stats.arrays import ArrayRecord, as_array
 from maple.text import percent
 
@@ -88,8 +90,8 @@ class Calibration(ArrayRecord):
         )
 
 
-@dataclass(frozen=True, eq=False)
-class Decision:
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Decision(DecisionOptions):
     """In or out of distribution at one level, with its guarantee; made by :meth:`Calibration.decide`.
 
     Each predicted class belongs to a group of calibration images: group 0 is shared, any other belongs to one class.
@@ -98,9 +100,6 @@ class Decision:
     are infinite and nothing is flagged.
     """
 
-    false_alarm: float
-    confidence: float | None
-    per_class: bool
     n_images: int  # calibration images
     thresholds: np.ndarray  # (C,) score above which an image predicted as this class is flagged
     group_of_class: np.ndarray  # (C,) int64
@@ -127,6 +126,11 @@ class Decision:
         """How many classes have their own threshold."""
         return int((self.group_of_class > 0).sum())
 
+    @property
+    def _is_pooled(self) -> bool:
+        """Whether the classes without their own threshold share a group of calibration images."""
+        return len(self.group_scores[0]) < self.n_images
+
     def p_values(self, scores: ArrayLike, class_ids: ArrayLike) -> np.ndarray:
         """The conformal p-value of each image (N,), given its score and predicted class; NaN without calibration."""
         scores, class_ids = _check_images(scores, class_ids, len(self.thresholds))
@@ -146,24 +150,16 @@ class Decision:
 
     def known_images(self, class_names: Sequence[str]) -> list[str]:
         """The calibration images behind the p-values of each predicted class (C,), in words."""
-        if not self.n_own_thresholds:
-            return ["known images"] * len(class_names)
-        pooled = len(self.group_scores[0]) < self.n_images
-        others = "known images of the classes without a threshold of their own" if pooled else "known images"
+        others = "known images of the classes without a threshold of their own" if self._is_pooled else "known images"
         return [f"known images called {name}" if own else others for name, own in zip(class_names, self.group_of_class)]
 
     def describe(self) -> dict[str, Any]:
         """Level, kind and thresholds as plain values, for files; an infinite threshold is None."""
         thresholds = [float(t) if isfinite(t) else None for t in self.thresholds]
-        return {
-            "kind": self.kind,
-            "false_alarm": self.false_alarm,
-            "confidence": self.confidence,
-            "per_class": self.per_class,
-            "n_calibration": self.n_images,
-            "n_own_thresholds": self.n_own_thresholds,
-            **({"thresholds": thresholds} if self.per_class else {"threshold": thresholds[0]}),
-        }
+        level = {name: getattr(self, name) for name in list_options(DecisionOptions)}
+        counts = {"n_calibration": self.n_images, "n_own_thresholds": self.n_own_thresholds}
+        limits = {"thresholds": thresholds} if self.per_class else {"threshold": thresholds[0]}
+        return {"kind": self.kind, **level, **counts, **limits}
 
     def sentence(self) -> str:
         """The guarantee in one sentence, without its full stop."""
@@ -183,10 +179,8 @@ class Decision:
         if own == n_classes:
             return "every class has its own threshold"
         if own:
-            pooled = len(self.group_scores[0]) < self.n_images
-            others = (
-                "share one" if pooled else "have too few images and use that of all, without a promise of their own"
-            )
+            alone = "have too few images and use that of all, without a promise of their own"
+            others = "share one" if self._is_pooled else alone
             return f"own thresholds for {own} of {n_classes} classes, the others {others}"
         low, high = false_alarm_interval(self.n_images, self.false_alarm, self.confidence, share=0.9)
         digits = max(0, 1 - floor(log10(100 * (high - low))))
