@@ -183,8 +183,8 @@ def test_an_image_moved_in_a_known_way_is_explained_by_it(rng: np.random.Generat
     assert np.abs(aside.separation[3:]).max() < 0.1 * np.abs(aside.separation[:3]).max()
     assert not any("tell" in sentence for sentence in aside.sentences())  # the model alone is no measure of unusual
     between, aside = (replace(found, is_measured=True) for found in (between, aside))
-    assert "tell no clusters apart (4 to 6)" in " ".join(aside.sentences())
-    assert "tell clusters apart (1 to 3)" in " ".join(between.sentences())
+    assert "do not separate clusters (4 to 6)" in " ".join(aside.sentences())
+    assert "that separate clusters (1 to 3)" in " ".join(between.sentences())
 
 
 @pytest.mark.parametrize(("n_clusters", "dim"), [(1, 4), (2, 4), (2, 1), (6, 2)])
@@ -210,7 +210,7 @@ def test_an_image_on_its_centroid_has_nothing_to_explain(outputs: Outputs) -> No
     assert found.sentences() == [
         "Called a (probability 1.00): nearest to a, squared distance 0.0, where the Gaussian model expects about 2 "
         "(95 % below 6.0).",
-        "Runner-up b (below 0.01), squared distance 81.0: component 1 speaks most against it (81.0).",
+        "Runner-up b (below 0.01), squared distance 81.0: component 1 is the strongest evidence against it (81.0).",
         "Its score, normalised, is 0.000.",
     ]
 

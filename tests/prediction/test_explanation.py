@@ -35,9 +35,9 @@ def test_sentences(plain: Explanation) -> None:
         "Called Navicula (probability 0.93): nearest to cluster 1 of Navicula, squared distance 20.0, where 95 % of "
         "known images stay below 18.0.",
         "80 % of that distance comes from component 3 (4.0 standard deviations).",
-        "81.2 % of what is unusual about it lies in components that tell no clusters apart (2 to 4): it would be "
-        "unusual in any of them.",
-        "Runner-up Nitzschia (0.05), squared distance 41.0: component 1 speaks most against it (21.0).",
+        "81.2 % of the unusual distance lies in components that do not separate clusters (2 to 4): it would be unusual "
+        "in any cluster.",
+        "Runner-up Nitzschia (0.05), squared distance 41.0: component 1 is the strongest evidence against it (21.0).",
         "Out-of-distribution: at most 0.4 % of known images look as unusual (p-value 0.004, at most the false-alarm "
         "rate 0.05).",
     ]
@@ -73,7 +73,7 @@ def test_deviations_point_to_clusters_that_lie_there(plain: Explanation) -> None
 def test_what_speaks_for_the_runner_up_is_said(plain: Explanation) -> None:
     nearer = replace(plain.runner_up, deviations=np.array([-5.0, 0, 1, 0]))
     said = replace(plain, runner_up=nearer).sentences()[3]
-    assert said.endswith("component 1 speaks most against it (21.0), component 3 most for it (15.0).")
+    assert said.endswith("component 1 is the strongest evidence against it (21.0), component 3 for it (15.0).")
 
 
 def test_a_distance_spread_evenly_says_so(plain: Explanation) -> None:
@@ -110,8 +110,8 @@ def test_a_decision_by_another_rule_names_no_rate(plain: Explanation) -> None:
 
 def test_another_score_may_flag_a_usual_distance(plain: Explanation) -> None:
     by_score = replace(plain, usual_distance=28.0, by_distance=False)
-    assert by_score.sentences()[-1].endswith("; its squared distance is usual, but the score goes by more than that.")
-    assert "goes by more" not in replace(by_score, by_distance=True).sentences()[-1]
+    assert by_score.sentences()[-1].endswith("; its squared distance is usual, but the score also uses other evidence.")
+    assert "other evidence" not in replace(by_score, by_distance=True).sentences()[-1]
 
 
 def test_the_fused_score_in_words(plain: Explanation) -> None:

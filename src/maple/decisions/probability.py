@@ -37,7 +37,7 @@ _SMALLEST_EXPONENT = 0.05
 
 
 class Evidence(Protocol):
-    """What class probabilities are computed from; a :class:`maple.detectors.description.Description` has all of it."""
+    """Input of class probabilities; a :class:`maple.detectors.description.Description` has all of it."""
 
     @property
     def squared_distances(self) -> np.ndarray:
@@ -91,8 +91,8 @@ class Probability:
         stays as it is where there are none.
         """
         network = None if found.logits is None else found.log_softmax  # (N, C)
-        taught = (found.squared_distances, labels, found.log_weights, found.cluster_to_class)
-        temperature, weight, exponent = fit_pool(*taught, network)
+        distances = (found.squared_distances, labels, found.log_weights, found.cluster_to_class)
+        temperature, weight, exponent = fit_pool(*distances, network)
         alone = self.softmax_temperature
         if network is not None:
             known = _has_column(network)  # (C,)

@@ -29,10 +29,10 @@ _MIN_ERRORS = 20  # validation images on each side, wrong and right, for a choic
 class MapleDetector(DetectorOptions, Detector):
     """Gaussians over embeddings: squared Mahalanobis distances to clusters, and the scores that follow from them.
 
-    ``fit`` goes through the images once, in memory that does not grow with their number (``covariance="full"`` goes
+    ``fit`` reads the images once, in memory that does not grow with their number (``covariance="full"`` reads them
     twice). Cluster ids come from ``Outputs.cluster_ids``, or ``labels`` where no class is split. Validation images
     choose the exponent of the norm and calibrate the fused score; without them, or with few, ``auto`` means exponent 1
-    and score ``normalised``. All that is learned is one record, ``learned_``.
+    and score ``normalised``. The learned state is one record, ``learned_``.
 
     >>> rng = np.random.default_rng(0)
     >>> labels = np.arange(300) % 3
@@ -53,7 +53,7 @@ class MapleDetector(DetectorOptions, Detector):
     )
     _learned: Learned | None = None
 
-    # Options are compared and hashed by value, detectors by identity: what they have learned differs.
+    # Options are compared and hashed by value; detectors by identity, since their learned state differs.
     __eq__ = object.__eq__
     __hash__ = object.__hash__
 
@@ -74,7 +74,7 @@ class MapleDetector(DetectorOptions, Detector):
         self._learned = self._learn_score(Learned(densities), validation)
 
     def partial_fit(self, outputs: Outputs) -> Self:
-        """Add a batch of training images to what was learned; the Gaussians are derived when they are next used.
+        """Add a batch of training images; the Gaussians are derived on next use.
 
         Exponent and score stay.
         """
@@ -113,7 +113,7 @@ class MapleDetector(DetectorOptions, Detector):
         return self
 
     def learn_score(self, validation: Outputs) -> Self:
-        """Learn the score again from validation images that taught nothing else; few of them leave it as it is."""
+        """Fit the score again to validation images used for nothing else; fewer than 50 leave it unchanged."""
         learned = self.learned_
         if validation.logits is not None and len(validation) >= _MIN_VALIDATION:
             self._learned = self._learn_score(learned, validation)
@@ -173,7 +173,7 @@ class MapleDetector(DetectorOptions, Detector):
         return max(separation, key=separation.__getitem__)
 
     def _learn_score(self, learned: Learned, validation: Outputs | None) -> Learned:
-        """With the score to rank by, and the surprises that ``fused`` adds up."""
+        """The state with the score to rank by, and the surprises that ``fused`` adds up."""
         surprises: dict[Score, Surprise] = {}
         if validation is not None and len(validation) >= (_MIN_VALIDATION if self.score_by == "auto" else 1):
             surprises = _fit_surprises(Description.of(learned, validation))
@@ -194,11 +194,11 @@ class MapleDetector(DetectorOptions, Detector):
             facts |= {"components": densities.gaussians.n_components, "exponent of the norm": densities.exponent}
         return facts | {"score": self._learned.score}
 
-    # -- what was learned
+    # -- learned state
 
     @property
     def learned_(self) -> Learned:
-        """All of it, in one record."""
+        """The learned state, in one record."""
         self._check_fitted()
         assert self._learned is not None
         return self._learned
@@ -223,7 +223,7 @@ class MapleDetector(DetectorOptions, Detector):
         """The score that ranks images."""
         return self.learned_.score
 
-    # -- what it says about images: all take Outputs or plain embeddings
+    # -- description of images: all take Outputs or plain embeddings
 
     def _score(self, outputs: Outputs) -> np.ndarray:
         return self.describe(outputs).score

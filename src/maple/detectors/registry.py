@@ -33,7 +33,7 @@ def list_detectors() -> list[str]:
 
 
 def find_detector(name: str) -> Method[Detector]:
-    """The detector called ``name``: its class, what it is and its options.
+    """The detector called ``name``: its class, description and options.
 
     >>> find_detector("knn").kind.__name__, list(find_detector("knn").options)[:1]
     ('KnnDetector', ['k'])

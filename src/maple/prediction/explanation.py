@@ -72,7 +72,7 @@ class Explanation:
     known_images: str = "known images"  # the population of the p-value
     can_be_flagged: bool = True  # False if there are too few calibration images for the false-alarm rate
     by_distance: bool = True  # whether the score is the squared distance itself
-    score: float = math.nan  # NaN if the outputs lack what it needs
+    score: float = math.nan  # NaN if the outputs do not allow it
     score_by: str = ""  # name of the score
     parts: Mapping[Score, float] = field(default_factory=dict)  # of the fused score, their sum
 
@@ -190,7 +190,7 @@ class Explanation:
     def _say_kind(self) -> str:
         """For an unusual image: whether separating or shared components make it unusual.
 
-        Compares what the components of either kind add beyond the average of 1 each.
+        Compares the contributions of both kinds of components beyond the average of 1 each.
         """
         n_separating, n = self.components.n_separating, self.degrees_of_freedom
         is_certain = self.is_unusual and (self.is_measured or self.is_ood)  # real clusters are wider than the model
@@ -199,11 +199,14 @@ class Explanation:
         excess = np.split(self.nearest.contributions - 1, [n_separating])
         separating, shared = (max(float(part.sum()), 0.0) for part in excess)
         if shared > separating:
-            kind, verdict = f"no clusters apart ({n_separating + 1} to {n})", "it would be unusual in any of them"
+            kind, verdict = (
+                f"do not separate clusters ({n_separating + 1} to {n})",
+                "it would be unusual in any cluster",
+            )
         else:
-            kind, verdict = f"clusters apart (1 to {n_separating})", "it lies between or beyond them"
+            kind, verdict = f"separate clusters (1 to {n_separating})", "it lies between or beyond them"
         share = max(separating, shared) / (separating + shared or 1.0)
-        return f"{percent(share)} of what is unusual about it lies in components that tell {kind}: {verdict}."
+        return f"{percent(share)} of the unusual distance lies in components that {kind}: {verdict}."
 
     def _say_runner_up(self) -> str:
         rival, separation = self.runner_up, self.separation
@@ -212,9 +215,9 @@ class Explanation:
         place = "Second nearest is" if rival.class_name == self.class_name else "Runner-up"
         where = f"({_probability(rival.probability)}), squared distance {_number(rival.squared_distance)}"
         against, favourable = int(separation.argmax()), int(separation.argmin())
-        said = f"component {against + 1} speaks most against it ({_number(separation[against])})"
+        said = f"component {against + 1} is the strongest evidence against it ({_number(separation[against])})"
         if separation[favourable] < -1:
-            said += f", component {favourable + 1} most for it ({_number(-separation[favourable])})"
+            said += f", component {favourable + 1} for it ({_number(-separation[favourable])})"
         return f"{place} {rival.name} {where}: {said}."
 
     def _say_score(self) -> str:
@@ -245,7 +248,7 @@ class Explanation:
             p_value += f", {relation} the false-alarm rate {rate}"
         other = ""
         if self.is_ood and not self.is_unusual and not self.by_distance:
-            other = "; its squared distance is usual, but the score goes by more than that"
+            other = "; its squared distance is usual, but the score also uses other evidence"
         return f"{verdict}: {share} ({p_value}){other}."
 
 

@@ -35,7 +35,7 @@ from maple.prediction.predictor import Predictor
 from maple.text import plural
 from maple.types import Outputs
 
-TEACHING_SHARE = 0.5  # of the images of --calibrate: they fit temperature and score, the others the thresholds
+VALIDATION_SHARE = 0.5  # of the images of --calibrate: they fit temperature and score, the others the thresholds
 
 
 def update_predictor(
@@ -91,7 +91,7 @@ def update_from_outputs(
     if (n_classes := len(updated.detector.learned_.head_classes)) < len(names):
         raise DataError(f"there are no images of the new class '{names[n_classes]}': add some, or leave out its name")
     if validation is not None:
-        _teach(updated, validation)
+        _refit(updated, validation)
     learned = updated.detector.learned_.cluster_sizes.sum() > predictor.detector.learned_.cluster_sizes.sum()
     if learned or validation is not None:  # scores have changed
         updated.calibration = Calibration.empty(len(names))
@@ -100,7 +100,7 @@ def update_from_outputs(
     return updated.decide()
 
 
-def _teach(predictor: Predictor, validation: Outputs) -> None:
+def _refit(predictor: Predictor, validation: Outputs) -> None:
     """Fit score and class probabilities again, on validation images."""
     if (labels := validation.labels) is None:
         raise DataError("validation images need labels to fit the temperature: give Outputs with labels")
@@ -134,7 +134,7 @@ def cut_calibration(images: ImageSet, class_names: Sequence[str], seed: int = 0)
         more = f" and {plural(len(few) - 1, 'other class')} have" if len(few) > 1 else " has"
         remedy = f"calibrate with images of all {len(class_names)} classes of the run"
         raise DataError(f"class '{few[0]}'{more} fewer than two different images in '{images.name}': {remedy}")
-    shares = (TEACHING_SHARE, 1 - TEACHING_SHARE)
+    shares = (VALIDATION_SHARE, 1 - VALIDATION_SHARE)
     validation, calibration = split_indices(images.labels, images.keys, shares, seed, class_names)
     return images.subset(validation), images.subset(calibration)
 

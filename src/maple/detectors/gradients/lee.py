@@ -69,7 +69,7 @@ def weigh_layers(ind: np.ndarray, ood: np.ndarray) -> tuple[np.ndarray, float]:
     are clipped at ``_FAR`` deviations: beyond, they carry no further information.
 
     >>> ind = np.array([[1.0, 5.0], [1.0, 7.0], [2.0, 5.0], [2.0, 7.0]])
-    >>> weights, intercept = weigh_layers(ind, ind + [3.0, 0.0])  # the second layer tells nothing
+    >>> weights, intercept = weigh_layers(ind, ind + [3.0, 0.0])  # the second layer carries no information
     >>> weights.round(1) + 0.0, (ind @ weights + intercept).round(1)
     (array([2.1, 0. ]), array([-4.3, -4.3, -2.1, -2.1]))
     """
@@ -107,7 +107,8 @@ class LeeOptions:
         "auto", "names of layers of the backbone's body, and 'embedding'; 'auto' takes one per stage and the embedding"
     )
     magnitude: Literal["auto"] | NonNegative = option(
-        "auto", "size of the step on images in [0, 1]; 'auto' takes the one that tells validation images apart best"
+        "auto",
+        "size of the step on images in [0, 1]; 'auto' takes the one that separates images best",
     )
 
 
