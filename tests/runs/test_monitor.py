@@ -60,7 +60,7 @@ def test_images_like_the_calibration_images(folder, tmp_path, capsys):
     plot = tmp_path / "plot.svg"
     assert run("monitor", folder / "run", folder / "same.parquet", "--out", plot) == 0
     text = capsys.readouterr().out
-    assert text.startswith("no drift seen: the scores of these images do not set them apart")
+    assert text.startswith("no drift seen: ")
     assert "80 new, 120 for calibration" in text and "expected 5 %" in text and "alarm at 100" in text
     assert ElementTree.parse(plot).getroot().tag == "{http://www.w3.org/2000/svg}svg"
 
@@ -98,13 +98,13 @@ def test_the_order_of_a_batch_does_not_matter(rng):
     stream.update(scores)
     found = Monitoring(compare_scores(scores, calibration), stream, keeps_state=False, alarm_file=None)
     assert stream.alarm_at_ is not None and not found.drift
-    assert "changed along the way" in found.describe() and "--state" in found.describe()
+    assert "--state" in found.describe()
 
 
 def test_few_images_are_said_to_be_few(folder, tmp_path, capsys):
     write_images(tmp_path / "few.parquet", 3, seed=9)
     assert run("monitor", folder / "run", tmp_path / "few.parquet") == 0
-    assert "little can be said from 3 images" in capsys.readouterr().out
+    assert "3 images are few" in capsys.readouterr().out
 
 
 def test_files_that_are_no_images_are_counted(folder, tmp_path, capsys):

@@ -119,8 +119,8 @@ def test_a_coverage_that_takes_all_classes_is_reported(cheap, tmp_path, capsys):
 
 @pytest.mark.parametrize(("fdr", "n_images", "words"), [
     (0.05, 9, "nothing can be flagged, in batches of any size: --fdr 0.05 takes at least 19 calibration images"),
-    (0.1, 50, "only when at least 50 are as unusual as can be: predict smaller batches"),
-    (0.29, 29, "only when at least 10 are as unusual as can be: predict smaller batches"),  # 29 / (0.29 * 10)
+    (0.1, 50, "unless at least 50 score above all calibration images: predict smaller batches"),
+    (0.29, 29, "unless at least 10 score above all calibration images: predict smaller batches"),  # 29 / (0.29 * 10)
     (0.1, 1, ""),
 ])  # fmt: skip
 def test_what_it_takes_to_flag_anything_in_a_batch(fdr, n_images, words, capsys):

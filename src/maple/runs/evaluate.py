@@ -77,8 +77,8 @@ def evaluate_run(request: EvaluateRequest) -> Results:
         predictor = ready_predictor(request.run, request.decision, trust=request.trust)
         if detectors and predictor.detector.learned_.appended:
             raise UsageError(
-                "--detector fits detectors on the training images of the run, and those of the classes that maple "
-                "update added are not kept: leave it out"
+                "--detector needs all training images, and a run does not keep those that maple update added: leave "
+                "out --detector"
             )
         root = request.data_root or settings.origin.root
         needs_splits = request.ind is None or detectors or LEFT_OUT in request.ood.values()
@@ -119,8 +119,8 @@ def _open_test(
         raise UsageError(f"'{request.run}' was trained without test images: give some with --ind")
     if added := [name for name in predictor.class_names if name not in splits.test.class_names]:
         warn(
-            f"the test images of the run do not show '{added[0]}', which maple update added: give test images of all "
-            "classes with --ind"
+            f"the test images of the run have none of class '{added[0]}', which maple update added: give test images "
+            "of all classes with --ind"
         )
     return splits.test
 

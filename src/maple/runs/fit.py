@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from maple.data.image_set import ImageSet
 from maple.data.splits import Splits
 from maple.detectors.maple import MapleDetector
 from maple.errors import UsageError
@@ -33,7 +34,7 @@ from maple.runs.folder import RunFolder, RunSettings
 from maple.runs.loading import warn_if_nothing_is_flagged
 from maple.runs.setup.config import RunConfig, resolve_config
 from maple.runs.setup.init import check_weights, describe_network, follow_network, try_image
-from maple.runs.setup.request import RunRequest, check_unknown
+from maple.runs.setup.request import RunRequest, absolute_source, check_unknown
 from maple.runs.setup.splits import announce_images, describe_classes, open_splits, order_like_head
 from maple.text import percent
 from maple.training.head import count_outputs
@@ -97,7 +98,7 @@ def _open_all(request: FitRequest) -> tuple[FitRequest, RunConfig, Backbone, Spl
     if request.calibrate is None and not request.drop_head:
         raise UsageError(
             "fitting needs images that the network has not seen: give some with --calibrate, or add --drop-head if it "
-            "was trained on other images altogether"
+            "has seen none of these images"
         )
     check_weights(request.model, request.weights)
     config = resolve_config(request.flags)
@@ -119,17 +120,7 @@ def _fit(backbone: Backbone, splits: Splits, config: RunConfig) -> Fitted:
     with counting("embedding calibration images") as progress:
         calibration = embed(backbone, splits.calibration, workers=workers, progress=progress)
     with counting("fitting") as progress:
-        predictor = fit_predictor(
-            backbone,
-            splits.train,
-            validation,
-            calibration,
-            detector=MapleDetector(**as_dict(config.detector)),
-            fit=config.data.fit,
-            options=config.decision,
-            workers=workers,
-            progress=progress,
-        )
+        predictor = fit_as(config, backbone, splits.train, validation, calibration, progress=progress)
     _warn_of_another_order(predictor, validation)
     relabelling = Relabelling.initial(splits.train.labels, len(splits.class_names))
     return Fitted(predictor, relabelling, {"after": validation[snapshot_rows(len(validation))]}, {})
@@ -189,6 +180,29 @@ class Fitted:
     snapshot_epochs: Mapping[str, int]
 
 
+def fit_as(
+    config: RunConfig,
+    backbone: Backbone,
+    train: ImageSet,
+    validation: ImageSet | Outputs,
+    calibration: ImageSet | Outputs | None = None,
+    **how: Any,
+) -> Predictor:
+    """Fit a predictor with the options of a run; ``how`` as for :func:`~maple.prediction.fit.fit_predictor`."""
+    return fit_predictor(
+        backbone,
+        train,
+        validation,
+        calibration,
+        detector=MapleDetector(**as_dict(config.detector)),
+        fit=config.data.fit,
+        options=config.decision,
+        class_rule=config.recipe.class_rule,
+        workers=config.train.workers,
+        **how,
+    )
+
+
 def prepare_folder(
     request: RunRequest, sections: Mapping[str, Mapping[str, Any]], start: Backbone | None = None
 ) -> None:
@@ -202,9 +216,12 @@ def prepare_folder(
     if start is not None:
         save_backbone(run / RunFile.START, start)
     root = request.data_root or os.environ.get("MAPLE_DATA")
-    origin = dataclasses.replace(request, data_root=Path(root) if root else None).origin()
-    plugin = RECIPES.plugin_of(sections.get("model", {}).get("recipe", "")) or None
-    origin = dataclasses.replace(origin, command=request.command, plugin=plugin)
+    origin = dataclasses.replace(
+        request.origin(),
+        data_root=absolute_source(Path(root)) if root else None,
+        command=request.command,
+        plugin=RECIPES.plugin_of(sections.get("model", {}).get("recipe", "")) or None,
+    )
     run.write_config(RunSettings(origin, {name: dict(values) for name, values in sections.items()}))
 
 
@@ -228,7 +245,7 @@ def finish_run(request: RunRequest, config: RunConfig, splits: Splits, fitted: F
         sets = EvaluationSets(splits.test, open_unknown(predictor, request.ood, request.data_root, splits))
         results = measure_run(run, predictor, sets, config, request.command)
     else:
-        warn(f"nothing was measured, for lack of test images: use maple evaluate {run.path} --ind IMAGES")
+        warn(f"there are no test images, so nothing was measured: use maple evaluate {run.path} --ind IMAGES")
     if request.report:
         say(f"report: {write_report(run.path)}")
     return results

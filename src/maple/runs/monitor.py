@@ -93,7 +93,7 @@ class Monitoring:
             p = f"{_describe_p(self.batch.p_value)}, level {level:g}"
             if self.drift:
                 return f"drift: these images differ from the calibration images ({p})"
-            return f"no drift seen: the scores of these images do not set them apart from the calibration images ({p})"
+            return f"no drift seen: these images do not differ from the calibration images ({p})"
         if stream.alarm_at_ is None:
             return f"no drift seen in {plural(len(stream), 'image')} of the stream (level {level:g}, over all calls)"
         before = stream.alarm_at_ < len(stream) - self.batch.n_images
@@ -112,21 +112,19 @@ class Monitoring:
     def _notes(self) -> list[str]:
         notes = []
         if (n := len(self.stream) if self.keeps_state else self.batch.n_images) < _FEW_IMAGES:
-            notes.append(f"little can be said from {plural(n, 'image')}: only a gross drift would show")
+            notes.append(f"{plural(n, 'image')} are few: only a large drift can be detected")
         if self.keeps_state:
             notes.append("flagged and scores are of this call alone; the stream decides, over all calls")
             if self.alarm_file is not None and not self.batch.drift:
                 notes.append(
-                    "taken together these images are like the calibration images: if they were not given in the order "
-                    "in which they came (folders are read by name), the alarm tells of that order alone"
+                    "as a batch these images do not differ from the calibration images: if they were not given in "
+                    "order of arrival (folders are read by name), the order alone may have caused the alarm"
                 )
         elif self.stream.alarm_at_ is not None and not self.drift:
-            notes.append(
-                "scores changed along the way: if the order given is that in time, watch the stream with --state"
-            )
+            notes.append("scores changed along the sequence: if the images are in order of arrival, use --state")
         if self.drift:
             listed = "maple predict lists what is flagged; " if self.batch.n_flagged else ""
-            notes.append(f"{listed}train or calibrate with such images if they are to stay")
+            notes.append(f"{listed}to accept such images, train or calibrate with them")
         return notes
 
 
@@ -176,7 +174,7 @@ def _open_predictor(request: MonitorRequest) -> BasePredictor:
 
 def _check_calibrated(predictor: BasePredictor, folder: Path) -> None:
     if not len(predictor.calibration):
-        raise RunError(f"'{folder}' has no calibration images, with which new images are compared: {MORE_CALIBRATION}")
+        raise RunError(f"'{folder}' has no calibration images to compare new images with: {MORE_CALIBRATION}")
 
 
 def _open_stream(predictor: BasePredictor, level: float | None, state: Path | None) -> StreamMonitor:

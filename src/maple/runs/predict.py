@@ -170,7 +170,7 @@ def _print_at_last(work: _Work) -> Tally:
 
 
 def _check_request(predictor: BasePredictor, request: PredictRequest) -> None:
-    """Refuse what the predictor cannot answer before images are read."""
+    """Refuse options that the predictor cannot serve, before images are read."""
     fdr, coverage = request.fdr, request.coverage
     for flag, rate in (("--fdr", fdr), ("--coverage", coverage)):
         if rate is not None and not 0 < rate < 1:
@@ -195,7 +195,7 @@ def _check_place(out: Path, source: Source, sources: Sequence[str]) -> None:
     folders = [Path(name).resolve() for name in sources if Path(name).is_dir()]
     if out.suffix == PARQUET_SUFFIX and out.resolve().parent in folders:
         raise UsageError(
-            f"--out '{out}' would make its folder a data set, of which it is the table: choose a folder without images"
+            f"--out '{out}' would be read as the table of the images beside it: choose a folder without images"
         )
 
 
@@ -219,8 +219,8 @@ def flag_together(p_values: np.ndarray, fdr: float, n_calibration: int) -> np.nd
         warn(f"nothing can be flagged, in batches of any size: {too_few}")
     elif least > 1 and not flagged.any():
         warn(
-            f"with {n_calibration} calibration images and --fdr {fdr:g}, images among {n} are flagged only when at "
-            f"least {least} are as unusual as can be: predict smaller batches, or {MORE_CALIBRATION}"
+            f"with {n_calibration} calibration images and --fdr {fdr:g}, none of {n} images is flagged unless at least "
+            f"{least} score above all calibration images: predict smaller batches, or {MORE_CALIBRATION}"
         )
     return flagged
 

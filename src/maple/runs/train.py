@@ -19,18 +19,16 @@ from maple.baselines.ensemble_training import train_ensemble
 from maple.data.batches import parse_augment
 from maple.data.image_set import channel_statistics
 from maple.data.splits import Splits
-from maple.detectors.maple import MapleDetector
 from maple.errors import UsageError
 from maple.evaluation.results import Results
 from maple.files import RunFile
 from maple.networks import Backbone, create_backbone
 from maple.networks.options import ModelOptions
-from maple.options import Values, as_dict, flag_name
-from maple.prediction.fit import fit_predictor
+from maple.options import Values, flag_name
 from maple.prediction.predictor import Predictor
 from maple.prediction.store import load_backbone
 from maple.progress import is_first_process, say, warn
-from maple.runs.fit import Fitted, finish_run, prepare_folder
+from maple.runs.fit import Fitted, finish_run, fit_as, prepare_folder
 from maple.runs.folder import RunFolder, RunOrigin
 from maple.runs.setup.config import RunConfig, resolve_config
 from maple.runs.setup.init import (
@@ -188,20 +186,10 @@ class _Plan:
 
     def fit(self, trained: Run, fabric: Fabric) -> Predictor:
         """Fit the detector of the trained network."""
-        config, splits = self.config, self.splits
-        return fit_predictor(
-            trained.backbone,
-            splits.train,
-            splits.validation if trained.validation is None else trained.validation,
-            splits.calibration,
-            relabelling=trained.relabelling,
-            detector=MapleDetector(**as_dict(config.detector)),
-            fit=config.data.fit,
-            options=config.decision,
-            class_rule=config.recipe.class_rule,
-            fabric=fabric,
-            workers=config.train.workers,
-        )
+        splits = self.splits
+        validation = splits.validation if trained.validation is None else trained.validation
+        how = {"relabelling": trained.relabelling, "fabric": fabric}
+        return fit_as(self.config, trained.backbone, splits.train, validation, splits.calibration, **how)
 
 
 def _make_plan(request: TrainRequest) -> _Plan:
@@ -213,7 +201,7 @@ def _make_plan(request: TrainRequest) -> _Plan:
     check_options(config.train)
     check_unknown(request)
     if request.init is None and (request.weights or request.head):
-        raise UsageError("--weights and --head are those of a network to start from: name it with --init")
+        raise UsageError("--weights and --head describe the network to start from: give it with --init")
     start = None if request.init is None else _open_start(request, config)
     if start is not None and not request.resume:
         config = _follow_start(request, config, start)
@@ -242,7 +230,7 @@ def _with_preset(request: TrainRequest) -> TrainRequest:
     """With ``--init``, the preset finetune unless another is named."""
     if request.init is None or request.preset is not None or request.resume:
         return request
-    say("--init: options that are not given come from --preset finetune, such as a low learning rate")
+    say("--init: other options are those of --preset finetune, such as a low learning rate")
     return dataclasses.replace(request, preset="finetune")
 
 

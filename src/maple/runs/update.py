@@ -110,9 +110,9 @@ def update_run(request: UpdateRequest) -> Update:
     else:
         command = shlex.join(["maple", "update", str(target), "--calibrate"])
         warn(
-            "the thresholds of the run are void since images were added: p-values are missing, nothing is flagged and "
-            f"probabilities keep their old temperature until {command} IMAGES, with labelled images of all classes "
-            "that the run was not fitted on"
+            f"images were added, so the thresholds are void: until you run {command} IMAGES, nothing is flagged, "
+            "p-values are missing and probabilities keep the old temperature; IMAGES are labelled, of all classes, and "
+            "not among those that the run was fitted on"
         )
     return update
 
@@ -166,7 +166,7 @@ def _check_request(request: UpdateRequest) -> Path:
         raise UsageError("--only chooses among the classes of --data: give both")
     run, target = request.run.resolve(), (request.out or request.run).resolve()
     if target == run and run.is_dir() and Path.cwd().is_relative_to(run):
-        raise UsageError(f"'{request.run}' is the current folder, which cannot be replaced: start in another folder")
+        raise UsageError(f"'{request.run}' is the current folder, which cannot be replaced: change to another folder")
     if target != run and target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise UsageError(f"--out '{request.out}' exists already: choose another folder")
     return request.run if target == run or request.out is None else request.out

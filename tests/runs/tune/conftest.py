@@ -46,8 +46,8 @@ def formula(monkeypatch, splits):
     monkeypatch.setattr(tune, "judge_run", judge)
     monkeypatch.setattr(tune, "new_network", lambda *_: None)
     monkeypatch.setattr(outcome, "plot_trials", lambda *_: Plot(Markup("<svg></svg>"), "plot"))
-    load = plan.load_splits  # once for all
+    load = plan.load_run_splits  # once for all
     monkeypatch.setattr(
-        plan, "load_splits", lambda source, *a, **k: splits if source == "digits" else load(source, *a, **k)
+        plan, "load_run_splits", lambda origin, *rest: splits if origin.source == "digits" else load(origin, *rest)
     )
     return calls

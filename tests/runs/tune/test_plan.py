@@ -64,7 +64,7 @@ def test_learning_rates_are_those_around_the_optimisers_own(tmp_path):
         ({"flags": {"epochs": 3}}, "no class is ever split at relabel_every 5, 10, 15, 20"),
         ({"values": {"margin": [-1]}}, "--margin -1"),
         ({"values": {"margin": []}}, "names 0 values"),
-        ({"values": {"margin": [0.3]}, "flags": {"margin": 0.5}}, "--margin is what is searched"),
+        ({"values": {"margin": [0.3]}, "flags": {"margin": 0.5}}, "--margin is searched"),
         ({"values": {"margin": [0.3]}, "trials": 5}, "this grid has 1 trials"),
         ({"values": {"margin": range(101)}}, "names 101 values: give 1 to 100"),
         (

@@ -45,7 +45,7 @@ def test_no_other_images_than_train_and_validation_are_seen(splits, tmp_path, mo
 
     for name in ("train_backbone", "channel_statistics"):
         monkeypatch.setattr(tune, name, note(getattr(tune, name)))
-    for name in ("fit_predictor", "embed"):
+    for name in ("fit_as", "embed"):
         monkeypatch.setattr(criteria, name, note(getattr(criteria, name)))
     tune_recipe(request_for(tmp_path / "out", values={"margin": [0.3]}))
     touched = {key for images in seen for key in images.keys}
@@ -99,7 +99,7 @@ def test_bayes_begins_with_the_settings_as_they_are_and_learns(tmp_path, formula
     values = [trial.criteria["nll"] for trial in tuning.trials]
     assert np.mean(values[-8:]) < 0.8 * np.mean(values[1:9]), "later proposals are better than random ones"
     assert tuning.best.criteria["nll"] == min(values) < 0.3
-    assert "settings as they are: trial 1" in tuning.describe()
+    assert "present settings: trial 1" in tuning.describe()
 
 
 def test_bayes_is_seeded_and_goes_on_as_if_it_had_not_been_interrupted(tmp_path, formula, monkeypatch):
@@ -304,7 +304,7 @@ def test_a_trial_that_another_process_took_over_does_no_harm(tmp_path, formula, 
 
     monkeypatch.setattr(tune, "train_backbone", lose)
     tuning = tune_recipe(request_for(tmp_path, values=MARGINS))
-    assert "another process has taken over" in flat(capsys.readouterr().err)
+    assert "another process took over" in flat(capsys.readouterr().err)
     assert [trial.state for trial in tuning.trials] == ["finished"] * 4
 
 

@@ -135,7 +135,7 @@ def _sort_sections(sections: Mapping[str, Any], method: Method[Recipe], strict: 
         elif section == method.kind.section or (name is not None and find_recipe(name).kind is method.kind):
             found[RECIPE] = found.get(RECIPE, {}) | values
         elif strict:
-            raise UsageError(f"section [{section}] is not of the chosen recipe '{method.name}': remove it")
+            raise UsageError(f"section [{section}] does not belong to the chosen recipe '{method.name}': remove it")
     if fixed := next((key for key in method.fixed if strict and key in found.get(RECIPE, {})), None):
         raise ConfigError(f"'{fixed}' is fixed by the name of the recipe: set recipe in section [model] instead")
     return found

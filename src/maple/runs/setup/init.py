@@ -1,4 +1,4 @@
-"""The network that a training starts from: ``maple train --init``: any trained network, or a run.
+"""The network that a training starts from, ``maple train --init``: a trained network or a run.
 
 It keeps its weights, its normalisation and the size of its images, and its head where that is a linear one for these
 classes. A copy lies in the run folder while the training lasts, so that it can be resumed without the original.
@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,12 +34,12 @@ MOST_CHANGE = 0.05  # of an embedding, relative to its length, by a recipe that 
 
 @dataclass(frozen=True, eq=False)
 class Start:
-    """A trained network, and what it says about images and classes."""
+    """A trained network, with the images and classes that it was made for."""
 
     backbone: Backbone
-    fit: Fit | None = None  # how its images became square, where it says so
-    class_names: tuple[str, ...] = ()  # in the order of its head's outputs, where it names them
-    recipe: str | None = None  # whose head it had, where that is left behind
+    fit: Fit | None = None  # how its images became square, if known
+    class_names: tuple[str, ...] = ()  # in the order of its head's outputs, if known
+    recipe: str | None = None  # that its head belonged to, if that was removed
 
 
 def open_start(
@@ -49,10 +50,9 @@ def open_start(
     size: int | None = None,
     trust: bool = False,
 ) -> Start:
-    """Open what ``--init`` names: a run folder, or what :func:`~maple.networks.open_model` opens and can be
-    trained.
+    """Open what ``--init`` names: a run folder, or a network of :func:`~maple.networks.open_model` that can be trained.
 
-    ``size`` is that of the images, where it is not to be the network's own.
+    ``size`` is that of the images, if not the network's own.
     """
     folder = Path(spec).expanduser()
     if folder.is_dir() and any((folder / name).is_file() for name in (RunFile.DETECTOR, RunFile.CONFIG)):
@@ -69,7 +69,7 @@ def open_start(
 
 
 def _open_run(folder: Path, size: int | None, trust: bool) -> Start:
-    """The network of a finished run; heads that belong to a method are left behind."""
+    """The network of a finished run, without a head that belongs to a recipe."""
     predictor = load_predictor(folder, trust=trust)
     backbone = predictor.backbone
     _check_kind((backbone.origin or Origin()).kind, str(folder))
@@ -77,8 +77,8 @@ def _open_run(folder: Path, size: int | None, trust: bool) -> Start:
     if recipe is not None:
         if not find_recipe(recipe).kind.own_head:
             raise UsageError(
-                f"the run '{folder}' of recipe '{recipe}' answers with the average of several networks, and one is "
-                "needed: start from a run of another recipe"
+                f"the run '{folder}' of recipe '{recipe}' averages several networks, and --init needs a single one: "
+                "start from a run of another recipe"
             )
         backbone.head, backbone.made_by = None, None
     backbone.size = size or predictor.size
@@ -89,21 +89,21 @@ def check_weights(spec: str, weights: Path | None) -> None:
     """Refuse an architecture alone."""
     if weights is None and needs_weights(spec):
         raise UsageError(
-            f"'{spec}' is a network without weights: give those of yours with --weights FILE (nothing is downloaded)"
+            f"'{spec}' is a network without weights: give them with --weights FILE (nothing is downloaded)"
         )
 
 
 def _check_kind(kind: str | None, spec: str) -> None:
-    """Refuse compiled networks: what training needs of layers, such as their two modes, is not in them."""
+    """Refuse compiled networks: their layers have no training mode."""
     if kind in (*GRAPHS, "onnx"):
         raise UsageError(
             f"'{spec}' is a compiled graph, which cannot be trained: use it as it is with maple fit, or open the "
-            "module it was made from by python:package.module:function"
+            "module it was made from with python:package.module:function"
         )
 
 
 def follow_network(config: RunConfig, size: int | None, fit: Fit | None, given: Collection[str]) -> RunConfig:
-    """The options with size and shape of images as the network has them, but for those that were ``given``."""
+    """The options with the network's size and shape of images, except those that were ``given``."""
     data = dataclasses.replace(
         config.data,
         size=config.data.size if size is None else size,
@@ -147,18 +147,23 @@ def why_new_head(start: Start, class_names: Sequence[str]) -> str | None:
 # --- whether it can be trained ----------------------------------------------------------------------------------------
 
 
-def try_image(backbone: Backbone, images: ImageSet) -> None:
-    """Run the network on an image: better known now than after the run folder is written."""
+@contextmanager
+def _refusing(failure: str, remedy: str) -> Iterator[None]:
+    """Turn an error of foreign code, which may be any, into one that says what failed."""
     try:
-        embed(backbone, images, indices=np.arange(1))
+        yield
     except MapleError:
         raise
-    except Exception as error:  # whatever a stranger's forward raises
+    except Exception as error:
         reason = " ".join(str(error).split())
-        raise UsageError(
-            f"'{backbone.name}' failed on an image of {images.size} pixels ({type(error).__name__}: {reason}): give "
-            "the size that it takes with --size"
-        ) from error
+        raise UsageError(f"{failure} ({type(error).__name__}: {reason}): {remedy}") from error
+
+
+def try_image(backbone: Backbone, images: ImageSet) -> None:
+    """Run the network on an image, so that a failure is known before the run folder is written."""
+    failure = f"'{backbone.name}' failed on an image of {images.size} pixels"
+    with _refusing(failure, "give the size that it takes with --size"):
+        embed(backbone, images, indices=np.arange(1))
 
 
 def leave_out_unused(backbone: Backbone, images: ImageSet) -> None:
@@ -166,7 +171,8 @@ def leave_out_unused(backbone: Backbone, images: ImageSet) -> None:
 
     They would learn nothing, and several processes would wait for their gradients for ever.
     """
-    learning = [parameter for parameter in _body_parameters(backbone) if parameter.requires_grad]
+    body = (*backbone.body.parameters(), *backbone.embedding_layer.parameters())
+    learning = [parameter for parameter in body if parameter.requires_grad]
     x = to_input(torch.from_numpy(images.read(0)[None])).to(backbone.mean.device)
     with evaluating(backbone), torch.enable_grad():
         embedding = backbone.embed(x)
@@ -180,29 +186,17 @@ def leave_out_unused(backbone: Backbone, images: ImageSet) -> None:
         parameter.requires_grad_(gradient is not None)
 
 
-def _body_parameters(backbone: Backbone) -> list[nn.Parameter]:
-    return [*backbone.body.parameters(), *backbone.embedding_layer.parameters()]
-
-
 def try_recipe(recipe: Recipe, start: Backbone, n_outputs: int, fabric: Fabric, images: ImageSet) -> None:
     """Refuse a recipe that cannot prepare a trained network, or would change what that computes before it learns.
 
     Those that bound layers do so where weights are larger than their bound.
     """
     trial = copy.deepcopy(start)
-    try:
+    with _refusing(f"recipe '{recipe.name}' cannot prepare the layers of '{start.name}'", "choose another recipe"):
         prepare_backbone(trial, recipe, n_outputs, fabric)
         before, after = (embed(one, images, indices=np.arange(1), logits=False).embeddings for one in (start, trial))
-    except MapleError:
-        raise
-    except Exception as error:  # foreign layers may lack what a recipe expects
-        reason = " ".join(str(error).split())
-        raise UsageError(
-            f"recipe '{recipe.name}' cannot prepare the layers of '{start.name}' ({type(error).__name__}: {reason}): "
-            "choose another recipe"
-        ) from error
     if np.linalg.norm(after - before) > MOST_CHANGE * np.linalg.norm(before):
         raise UsageError(
-            f"recipe '{recipe.name}' would change what '{start.name}' has learned before the first step, since it "
-            "bounds its layers: choose another recipe, or train a new network with it, without --init"
+            f"recipe '{recipe.name}' bounds the layers of '{start.name}', which would change its embedding before the "
+            "first step: choose another recipe, or train a new network with this one, without --init"
         )

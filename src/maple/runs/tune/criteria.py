@@ -1,7 +1,7 @@
-"""How good a setting is, judged on validation images alone.
+"""Criteria of a setting, from validation images alone.
 
-What is learned from validation images after the training (class probabilities, scores) is learned from one half of
-them and judged on the other, then the other way round; a criterion is the mean over both.
+Probabilities and scores are fitted on one half of the validation images and judged on the other, then the other way
+round; a criterion is the mean over both.
 """
 
 from __future__ import annotations
@@ -12,10 +12,8 @@ import numpy as np
 
 from maple.data.image_set import ImageSet
 from maple.decisions.conformal import conformal_threshold
-from maple.detectors.maple import MapleDetector
 from maple.networks import embed
-from maple.options import as_dict
-from maple.prediction.fit import fit_predictor
+from maple.runs.fit import fit_as
 from maple.runs.setup.config import RunConfig
 from maple.stats.chi_square import gaussian_test
 from maple.stats.metrics import negative_log_likelihood
@@ -25,10 +23,10 @@ from maple.training.loop import Run
 def silent_errors(scores: np.ndarray, wrong: np.ndarray, false_alarm: float) -> float:
     """The share of all images that are ``wrong`` (N,) and not flagged by their ``scores`` (N,).
 
-    Flagged is what scores above the threshold that flags at most the share ``false_alarm`` of the *right* images.
-    Images that a network gets wrong are the only in-distribution stand-in for unknown ones. The share of wrong images
-    that is flagged would be the plainer criterion, but one that rewards a network for easy errors; this one is what a
-    user is left with, and falls with fewer errors as well as with better scores.
+    An image is flagged if its score is above the threshold that flags at most the share ``false_alarm`` of the *right*
+    images. Wrong images are the only in-distribution substitute for unknown ones. The flagged share of the wrong images
+    would be simpler, but would reward a network for easy errors; this criterion falls with fewer errors as well as with
+    better scores.
 
     >>> scores, wrong = np.array([0, 1, 2, 3, 2.5, 9]), np.array([0, 0, 0, 0, 1, 1], dtype=bool)
     >>> silent_errors(scores, wrong, false_alarm=0.2) == 1 / 6
@@ -46,7 +44,7 @@ def judge(
     labels: np.ndarray,  # (N,)
     false_alarm: float,
 ) -> dict[str, float]:
-    """All criteria, the lower the better, and the accuracy, of images that nothing was learned from.
+    """All criteria, lower is better, and the accuracy, on images that nothing was fitted on.
 
     The error of the Gaussian test is divided by the degrees of freedom K, the mean of the chi-square distribution,
     since K differs from network to network.
@@ -75,30 +73,16 @@ def halve(images: ImageSet) -> tuple[np.ndarray, np.ndarray]:
 
 
 def judge_run(run: Run, train: ImageSet, validation: ImageSet, config: RunConfig) -> dict[str, float]:
-    """The criteria of a trained network: each half of the validation images teaches what the other one judges."""
+    """The criteria of a trained network: each half of the validation images judges what was fitted on the other."""
     found, sizes = [], []
     halves = halve(validation)
     for taught, judged in (halves, halves[::-1]):
-        predictor = fit_predictor(
-            run.backbone,
-            train,
-            validation.subset(taught),
-            relabelling=run.relabelling,
-            detector=MapleDetector(**as_dict(config.detector)),
-            class_rule=config.recipe.class_rule,
-            workers=config.train.workers,
-        )
+        taught_images = validation.subset(taught)
+        predictor = fit_as(config, run.backbone, train, taught_images, relabelling=run.relabelling)
         unseen = embed(run.backbone, validation, indices=judged, workers=config.train.workers)
         told = predictor.detector.describe(unseen)
-        found.append(
-            judge(
-                predictor.log_probabilities(told),
-                told.score,
-                told.squared_distance,
-                told.degrees_of_freedom,
-                validation.labels[judged],
-                config.decision.false_alarm,
-            )
-        )
+        scores, distance, dof = told.score, told.squared_distance, told.degrees_of_freedom
+        logs, labels = predictor.log_probabilities(told), validation.labels[judged]
+        found.append(judge(logs, scores, distance, dof, labels, config.decision.false_alarm))
         sizes.append(len(judged))
     return {name: float(np.average([each[name] for each in found], weights=sizes)) for name in found[0]}

@@ -14,13 +14,15 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from maple.baselines.ensemble import EnsembleRecipe
-from maple.data.splits import Splits, load_splits
+from maple.data.splits import Splits
 from maple.decisions.conformal import min_calibration_images
 from maple.errors import DataError, UsageError, suggest
 from maple.evaluation.trials import CRITERIA, Choices, Settings, Space, Span
 from maple.options import Range, Values, flag_name, list_options, validate_options
-from maple.progress import counting, warn
+from maple.progress import warn
+from maple.runs.folder import RunOrigin
 from maple.runs.setup.config import RECIPE, RunConfig, resolve_config, section_of
+from maple.runs.setup.splits import load_run_splits
 from maple.runs.train import check_options
 from maple.runs.tune.criteria import halve
 from maple.training.distributed import count_processes
@@ -131,7 +133,7 @@ def make_plan(request: TuneRequest) -> Plan:
         relative = list_parameters(config.model.recipe)[name].relative
         if name in request.flags and isinstance(found, Choices) and not relative:
             raise UsageError(
-                f"{flag_name(name)} is what is searched: leave it out, or out of --parameters and --values"
+                f"{flag_name(name)} is searched and cannot be fixed: leave it out, or out of --parameters and --values"
             )
     n_trials = _count_trials(request, math.prod(found.size for found in space.values()))
     return Plan(request, config, space, n_trials)
@@ -152,7 +154,7 @@ def _count_trials(request: TuneRequest, size: float) -> int:
 
 
 def _check_config(config: RunConfig, request: TuneRequest) -> None:
-    """Refuse now what would fail only in the first trial."""
+    """Refuse requests that would fail in the first trial."""
     if isinstance(config.recipe, EnsembleRecipe):
         raise UsageError("an ensemble has no settings of its own to tune: tune its members with --recipe cross-entropy")
     check_options(config.train)
@@ -166,16 +168,10 @@ def _check_config(config: RunConfig, request: TuneRequest) -> None:
 def open_splits(plan: Plan) -> Splits:
     """The splits that ``maple train`` would make; a search uses training and validation images only."""
     request, false_alarm = plan.request, plan.config.decision.false_alarm
-    with counting("decoding") as progress:
-        splits = load_splits(
-            request.source,
-            plan.config.data,
-            data_root=request.data_root,
-            test=request.test,
-            validation=request.validation,
-            calibration=request.calibration,
-            progress=progress,
-        )
+    origin = RunOrigin(
+        source=request.source, validation=request.validation, calibration=request.calibration, test=request.test
+    )
+    splits = load_run_splits(origin, plan.config.data, request.data_root)
     half = min(map(len, halve(splits.validation)))
     flags_errors = request.criterion == "errors"
     needed = min_calibration_images(false_alarm) if flags_errors else 1
@@ -207,9 +203,9 @@ def choose_space(
     parameters: Sequence[str] | None = None,
     values: Mapping[str, Sequence[Any]] | None = None,
 ) -> Space:
-    """What a search goes through: ``parameters`` by name, those in ``values`` through the values given there.
+    """The space of a search: ``parameters`` by name, those in ``values`` with the values given there.
 
-    Without either, the paper's grid, or what of ``BAYES`` and of the recipe's own options there is.
+    Without either, the paper's grid, or those of ``BAYES`` and of the recipe's own options that it has.
 
     >>> space = choose_space("grid", resolve_config(), values={"max_clusters": ["3", 5]})
     >>> print({name: str(found) for name, found in space.items()})
@@ -252,7 +248,7 @@ def _own_range(name: str, search: Search, config: RunConfig) -> Choices | Span:
 
 
 def _given_values(name: str, values: Sequence[Any], config: RunConfig) -> Choices:
-    """Values of the user, checked as the option itself is."""
+    """Values of the user, checked like the option itself."""
     if not 0 < len(values) <= MAX_VALUES:
         raise UsageError(f"--values {name} names {len(values)} values: give 1 to {MAX_VALUES}, or use --search bayes")
     group = type(_owner(config, name))
@@ -285,7 +281,7 @@ def with_settings(config: RunConfig, settings: Settings) -> RunConfig:
 
 
 def _within_epochs(space: Space, epochs: int) -> Space:
-    """Without intervals of relabelling at which nothing is ever relabelled, where all other options are idle."""
+    """Leave out intervals so long that nothing is ever relabelled: the other options would have no effect."""
     found = space.get("relabel_every")
     if found is None:
         return space
@@ -299,5 +295,5 @@ def _within_epochs(space: Space, epochs: int) -> Space:
             "intervals, such as --values relabel_every=1,2"
         )
     if within != found:
-        warn(f"with {epochs} epochs relabel_every is searched only through {within}: later, no class would be split")
+        warn(f"relabel_every is searched only through {within}: {epochs} epochs are too few for longer intervals")
     return {**space, "relabel_every": within}

@@ -1,7 +1,7 @@
 """Search over the settings of a recipe: the paper's grid, or Optuna's Bayesian search (TPE).
 
-Settings are judged on in-distribution images alone, and only on the validation split: no unknown image, no calibration
-image and no test image has a say, so that what is promised and measured afterwards still holds.
+Settings are judged on in-distribution images of the validation split alone. No unknown, calibration or test image is
+used, so that thresholds and figures computed from those later remain valid.
 
 A study lives in an Optuna storage, by default an SQLite file. A killed trial resumes from its own checkpoint, in
 whichever process comes next.

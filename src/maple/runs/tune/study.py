@@ -138,7 +138,7 @@ class Study:
             self._study.sampler = self._make_sampler()
             self._study.optimize(lambda attempt: self._attempt(attempt, work), n_trials=1, catch=(_Discarded,))
         except _TakenOver:
-            warn("another process has taken over a trial of this process, whose heartbeat was late")
+            warn("another process took over a trial of this one, whose heartbeat was late")
         finally:
             self._lock.release()
         if self.repeated >= _MAX_REPEATED:
@@ -341,4 +341,4 @@ def _check_same(then: dict[str, Any], now: dict[str, Any], name: str) -> None:
     for key in ("space", "search", "criterion", "prune", *now["options"], "images"):
         if before.get(key) != after[key]:
             difference = by_key.get(key, f"{flag_name(key)} {before.get(key)}, not {after[key]}")
-            raise UsageError(f"the study '{name}' was started with {difference}: use the same ones, or another --out")
+            raise UsageError(f"the study '{name}' was started with {difference}: repeat that, or choose another --out")

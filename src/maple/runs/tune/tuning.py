@@ -90,11 +90,11 @@ class Tuning:
         rows = [done + ", ".join(f"{n} {state}" for state, n in counts.items())]
         rows += [f"trial {each.number} {each.state}: {each.reason}" for each in self.trials if each.reason][:3]
         if self.best is None:
-            return "\n".join([*rows, "no trial has finished, so that there is no best one"])
+            return "\n".join([*rows, "no trial has finished yet"])
         rows.append(f"best: trial {self.best.number}, {self._measured(self.best)}")
         start = next((each for each in self.trials if each.criteria and each.settings == self.plan.start()), None)
         if start is not None and start != self.best:
-            rows.append(f"nearest to the settings as they are: trial {start.number}, {self._measured(start)}")
+            rows.append(f"nearest to the present settings: trial {start.number}, {self._measured(start)}")
         rows += [f"  {name} = {compact(value)}" for name, value in self.best.settings.items()]
         rows += [f"note: {note}" for note in self._notes(self.best)]
         rows += [f"trials: {self.out / TABLE}, picture: {self.out / PICTURE}", f"train with it: {self.command}"]
