@@ -19,7 +19,7 @@ from maple.options import read_toml
 def interrupted(image_folder, tmp_path, monkeypatch):
     """A run that was interrupted after its training, before its detector was fitted."""
     with monkeypatch.context() as patch:
-        patch.setattr("maple.runs.train.fit_predictor", interrupt)
+        patch.setattr("maple.runs.train.fit_as", interrupt)
         assert (
             tiny(image_folder, "--out", tmp_path / "interrupted", "--preset", "paper", "--backbone", "resnet9") == 130
         )

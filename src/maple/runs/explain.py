@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -15,13 +15,12 @@ from maple.errors import UsageError
 from maple.evaluation.results import Results
 from maple.files import RunFile, write_atomic
 from maple.networks import embed_batches
-from maple.options import Values
 from maple.prediction.explain import explain_outputs
 from maple.prediction.explanation import USUAL_SHARE, Explanation
 from maple.prediction.predictor import Predictor
 from maple.progress import counting
 from maple.reporting.explanations import ExplainedImage, render_explanations
-from maple.runs.loading import open_like, ready_predictor, warn_of_skipped
+from maple.runs.loading import ImagesRequest, open_like, ready_predictor, warn_of_skipped
 from maple.text import plural
 from maple.types import Outputs
 
@@ -29,17 +28,11 @@ MAX_IMAGES = 200  # on one page
 
 
 @dataclass(frozen=True)
-class ExplainRequest:
-    """The arguments of ``maple explain``."""
+class ExplainRequest(ImagesRequest):
+    """The arguments of ``maple explain``; the model is a run."""
 
-    model: Path  # run folder
-    sources: list[str]
     out: Path | None = None  # HTML page to write
-    decision: Values = field(default_factory=dict)  # decision options that differ from the run's
     limit: int | None = None  # explain only this many images, those with the highest scores, the highest first
-    data_root: Path | None = None
-    workers: int = 0
-    trust: bool = False
 
 
 def explain_images(request: ExplainRequest) -> list[ExplainedImage]:

@@ -102,7 +102,18 @@ def _open_all(request: FitRequest) -> tuple[FitRequest, RunConfig, Backbone, Spl
         )
     check_weights(request.model, request.weights)
     config = resolve_config(request.flags)
-    backbone = _open_backbone(request, config)
+    backbone = open_model(
+        request.model,
+        weights=request.weights,
+        n_classes=request.n_classes,
+        head=request.head,
+        size=None if config.data.size == "auto" else config.data.size,
+        mean=request.mean,
+        std=request.std,
+        shallow=request.shallow,
+        drop_head=request.drop_head,
+        trust=request.trust,
+    )
     origin = backbone.origin or Origin()
     config = follow_network(config, backbone.size, origin.fit, request.flags)
     splits = open_splits(request, config.data)
@@ -124,21 +135,6 @@ def _fit(backbone: Backbone, splits: Splits, config: RunConfig) -> Fitted:
     _warn_of_another_order(predictor, validation)
     relabelling = Relabelling.initial(splits.train.labels, len(splits.class_names))
     return Fitted(predictor, relabelling, {"after": validation[snapshot_rows(len(validation))]}, {})
-
-
-def _open_backbone(request: FitRequest, config: RunConfig) -> Backbone:
-    return open_model(
-        request.model,
-        weights=request.weights,
-        n_classes=request.n_classes,
-        head=request.head,
-        size=None if config.data.size == "auto" else config.data.size,
-        mean=request.mean,
-        std=request.std,
-        shallow=request.shallow,
-        drop_head=request.drop_head,
-        trust=request.trust,
-    )
 
 
 def check_head(backbone: Backbone, splits: Splits) -> None:

@@ -17,7 +17,7 @@ from maple.files import load_arrays, save_arrays, write_atomic
 from maple.prediction.base import BasePredictor
 from maple.progress import counting
 from maple.reporting.plots import plot_drift, standalone_svg
-from maple.runs.loading import MORE_CALIBRATION, open_like, ready_model, warn_of_skipped
+from maple.runs.loading import MORE_CALIBRATION, ImagesRequest, open_like, ready_model, warn_of_skipped
 from maple.text import percent, plural
 
 _LEVEL = 0.01
@@ -112,7 +112,7 @@ class Monitoring:
     def _notes(self) -> list[str]:
         notes = []
         if (n := len(self.stream) if self.keeps_state else self.batch.n_images) < _FEW_IMAGES:
-            notes.append(f"{plural(n, 'image')} are few: only a large drift can be detected")
+            notes.append(f"only a large drift can be detected from {plural(n, 'image')}")
         if self.keeps_state:
             notes.append("flagged and scores are of this call alone; the stream decides, over all calls")
             if self.alarm_file is not None and not self.batch.drift:
@@ -129,19 +129,13 @@ class Monitoring:
 
 
 @dataclass(frozen=True)
-class MonitorRequest:
+class MonitorRequest(ImagesRequest):
     """The arguments of ``maple monitor``."""
 
-    model: Path  # run folder or exported graph
-    sources: list[str]
     level: float | None = None  # largest probability of an alarm without drift
     false_alarm: float | None = None  # share of images flagged without drift
     state: Path | None = None  # file of a stream
     out: Path | None = None  # plot to write
-    data_root: Path | None = None
-    batch_size: int = 256
-    workers: int = 0
-    trust: bool = False
 
 
 def monitor_images(request: MonitorRequest) -> Monitoring:
@@ -149,27 +143,29 @@ def monitor_images(request: MonitorRequest) -> Monitoring:
     out, state = request.out, request.state
     if out is not None and out.suffix != _SUFFIX:
         raise UsageError(f"--out '{out}': end the name in {_SUFFIX}")
-    predictor = _open_predictor(request)
+    # One threshold for all classes: the share of images above it without drift is known exactly.
+    decision = request.decision | {"confidence": None, "per_class": False}
+    if request.false_alarm is not None:
+        decision["false_alarm"] = request.false_alarm
+    check = partial(_check_calibrated, folder=request.model)
+    predictor = ready_model(request.model, decision, check=check, trust=request.trust)
     stream = _open_stream(predictor, request.level, state)
     images = open_like(predictor, request.sources, request.data_root)
     warn_of_skipped(images.skipped)
-    scores = _score(predictor, images, request.batch_size, request.workers)
+    with counting("scoring") as progress:
+        how = {"batch_size": request.batch_size, "workers": request.workers}
+        said = predictor.predict_batches(images, progress=progress, **how)
+        scores = np.concatenate([prediction.score for prediction in said])  # (N,) in the order of the images
     batch = compare_scores(scores, predictor.calibration_scores, predictor.false_alarm, stream.level)
     stream.update(scores)
     if out is not None:
-        known, flagged = stream.calibration_scores, (batch.threshold, batch.expected_share)
-        write_atomic(out, standalone_svg(plot_drift(known, scores, *flagged, stream.log_wealth_, stream.level)))
+        plot = plot_drift(
+            stream.calibration_scores, scores, batch.threshold, batch.expected_share, stream.log_wealth_, stream.level
+        )
+        write_atomic(out, standalone_svg(plot))
     if state is not None:  # last: a failed call that is repeated must not count its images twice
         save_arrays(state, stream.to_arrays(), {"kind": _STATE_KIND})
     return Monitoring(batch, stream, state is not None, _alarm_file(stream, images))
-
-
-def _open_predictor(request: MonitorRequest) -> BasePredictor:
-    """The predictor with one threshold for all classes: the share of images above it without drift is known exactly."""
-    marginal = {"confidence": None, "per_class": False}
-    decision = marginal | ({} if request.false_alarm is None else {"false_alarm": request.false_alarm})
-    check = partial(_check_calibrated, folder=request.model)
-    return ready_model(request.model, decision, check=check, trust=request.trust)
 
 
 def _check_calibrated(predictor: BasePredictor, folder: Path) -> None:
@@ -202,13 +198,6 @@ def _open_stream(predictor: BasePredictor, level: float | None, state: Path | No
             "give the name of a new file"
         )
     return stream
-
-
-def _score(predictor: BasePredictor, images: ImageSet, batch_size: int, workers: int) -> np.ndarray:
-    """Scores (N,) in the order of the images, batch by batch."""
-    with counting("scoring") as progress:
-        said = predictor.predict_batches(images, batch_size=batch_size, progress=progress, workers=workers)
-        return np.concatenate([prediction.score for prediction in said])
 
 
 def _alarm_file(stream: StreamMonitor, images: ImageSet) -> str | None:

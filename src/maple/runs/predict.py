@@ -14,7 +14,7 @@ import tempfile
 from bisect import bisect_left
 from collections.abc import Generator, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from itertools import compress
 from pathlib import Path
@@ -29,10 +29,10 @@ from maple.data.stream import Decoded, Source, decode_stream
 from maple.decisions.conformal import benjamini_hochberg, can_flag, min_calibration_images
 from maple.decisions.sets import min_labelled_images
 from maple.errors import DataError, UsageError
-from maple.options import Values, as_dict, flag_name
+from maple.options import as_dict, flag_name
 from maple.prediction.base import BasePredictor
 from maple.progress import counting, warn
-from maple.runs.loading import MORE_CALIBRATION, describe_skipped, ready_model, too_few_images
+from maple.runs.loading import MORE_CALIBRATION, ImagesRequest, describe_skipped, ready_model, too_few_images
 from maple.runs.writer import PARQUET_SUFFIX, SUFFIXES, ResumableFile, Row, Tally, skipped_path, to_csv
 from maple.text import percent
 from maple.types import PREDICTION_COLUMNS, Skipped
@@ -41,21 +41,14 @@ _NO_SCORE = "its embedding or score is NaN or infinite"
 
 
 @dataclass(frozen=True)
-class PredictRequest:
+class PredictRequest(ImagesRequest):
     """The arguments of ``maple predict``."""
 
-    model: Path  # run folder or exported graph
-    sources: list[str]
     out: str  # file to write; "-" prints CSV
-    decision: Values = field(default_factory=dict)  # options that override those of the run
     fdr: float | None = None  # flag over all images together
     coverage: float | None = None  # of a prediction set in every row
     all_probabilities: bool = False
-    batch_size: int = 256
-    data_root: Path | None = None
-    workers: int = 0
     overwrite: bool = False  # start again instead of resuming
-    trust: bool = False
 
     @property
     def path(self) -> Path | None:

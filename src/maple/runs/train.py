@@ -203,8 +203,11 @@ def _make_plan(request: TrainRequest) -> _Plan:
     if request.init is None and (request.weights or request.head):
         raise UsageError("--weights and --head describe the network to start from: give it with --init")
     start = None if request.init is None else _open_start(request, config)
-    if start is not None and not request.resume:
-        config = _follow_start(request, config, start)
+    if start is not None and request.init is not None and not request.resume:
+        given = {*request.flags, *request.file.get("data", {})}
+        config = follow_network(config, start.backbone.size, start.fit, given)
+        model = ModelOptions(backbone=request.init, recipe=config.model.recipe)  # with the embedding that it has
+        config = dataclasses.replace(config, model=model)
     splits = open_splits(request, config.data)
     if start is not None:
         request, splits = _settle_start(request, start, splits)
@@ -249,14 +252,6 @@ def _open_start(request: TrainRequest, config: RunConfig) -> Start:
             raise UsageError(f"'{path}' is in the run folder and would be replaced: choose another --out, or move it")
     size = None if config.data.size == "auto" else config.data.size
     return open_start(request.init, weights=request.weights, head=request.head, size=size, trust=request.trust)
-
-
-def _follow_start(request: TrainRequest, config: RunConfig, start: Start) -> RunConfig:
-    """The options with image size and fit of the network, and its name as the backbone."""
-    assert request.init is not None
-    given = {*request.flags, *request.file.get("data", {})}
-    model = dataclasses.replace(config.model, backbone=request.init, embedding_size=None, embedding_branch=False)
-    return dataclasses.replace(follow_network(config, start.backbone.size, start.fit, given), model=model)
 
 
 def _settle_start(request: TrainRequest, start: Start, splits: Splits) -> tuple[TrainRequest, Splits]:

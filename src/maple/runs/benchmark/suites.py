@@ -154,7 +154,15 @@ def collect(suite: Suite, jobs: Sequence[Job], command: str) -> tuple[SuiteResul
     networks = {
         job.training: Network(job.folder, found[job.training, job.seed].results) for job in jobs if job.seed == seeds[0]
     }
-    return SuiteResults(suite, profile, seeds, rows, _provenance(jobs, command)), networks
+    provenance = {
+        "command": command,
+        "commit": find_commit(),
+        "maple": maple.__version__,
+        "python": platform.python_version(),
+        "hardware": describe_hardware(),
+        "trainings": {job.folder.name: job.title for job in jobs},
+    }
+    return SuiteResults(suite, profile, seeds, rows, provenance), networks
 
 
 def _evaluate(suite: Suite, job: Job) -> _Evaluated:
@@ -165,17 +173,6 @@ def _evaluate(suite: Suite, job: Job) -> _Evaluated:
         ensure_evaluated(job, corrupted=True) if needs_corrupted else None,
         training_facts(job) if any(name in FACTS for name in suite.columns) else {},
     )
-
-
-def _provenance(jobs: Sequence[Job], command: str) -> dict[str, Any]:
-    return {
-        "command": command,
-        "commit": find_commit(),
-        "maple": maple.__version__,
-        "python": platform.python_version(),
-        "hardware": describe_hardware(),
-        "trainings": {job.folder.name: job.title for job in jobs},
-    }
 
 
 def write_suite(folder: Path, found: SuiteResults, networks: dict[Training, Network]) -> Path:

@@ -67,16 +67,12 @@ class Study:
         self.last: Settings = {}  # of the trial that was started last
         self._n_reported = 0  # epochs of the trial at work
         self._lock = FileLock(self.out / _LOCK)
+        token = self.out / _FOLDER  # names this folder, wherever it is mounted
         with self._lock:
-            self._token = self._read_token()
+            if not token.exists():
+                save_json(token, {"folder": uuid.uuid4().hex})
+            self._token = str(load_json(token).get("folder"))
             self._study = self._open(plan.request.storage, _identify(plan, splits))
-
-    def _read_token(self) -> str:
-        """A name for this folder, wherever it is mounted."""
-        path = self.out / _FOLDER
-        if not path.exists():
-            save_json(path, {"folder": uuid.uuid4().hex})
-        return str(load_json(path).get("folder"))
 
     def _open(self, url: str | None, identity: dict[str, Any]) -> optuna.Study:
         unjudged = max(1, self.plan.config.train.epochs // 2)  # a high learning rate looks bad until it falls
