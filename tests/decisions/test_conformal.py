@@ -10,7 +10,7 @@ from math import comb
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import beta, false_discovery_control
 
@@ -25,6 +25,7 @@ from maple.decisions.conformal import (
 from maple.errors import DataError, UsageError
 
 RATES = st.one_of(st.floats(1e-3, 0.999), st.sampled_from([0.01, 0.05, 0.1, 0.2, 0.25, 0.3, 0.5, 0.7]), st.just(1 / 3))
+FRACTIONS = st.fractions("1/20", "19/20", max_denominator=20)
 CONFIDENCES = st.one_of(st.none(), st.floats(0.01, 0.999), st.sampled_from([0.5, 0.9, 0.95, 0.99]))
 
 
@@ -64,20 +65,20 @@ def exact_beta_cdf(k: int, n: int, rate: Fraction) -> Fraction:
     return sum((comb(n, j) * rate**j * (1 - rate) ** (n - j) for j in range(k + 1, n + 1)), Fraction(0))
 
 
-@pytest.mark.parametrize("rate", ["1/2", "1/4", "1/10", "1/3", "7/8"])
-@pytest.mark.parametrize("confidence", ["1/2", "3/4", "9/10", "7/8", "1/10"])
-def test_threshold_with_confidence_equals_exact_counting(rate, confidence):
-    rate, confidence = Fraction(rate), Fraction(confidence)
-    for n in range(26):
-        allowed = [k for k in range(n) if exact_beta_cdf(k, n, rate) >= confidence]
-        expected = n - 1 - max(allowed) if allowed else np.inf
-        assert conformal_threshold(np.arange(n), float(rate), float(confidence)) == expected
-        assert (n >= min_calibration_images(float(rate), float(confidence))) == bool(allowed)
+@given(n=st.integers(0, 25), rate=FRACTIONS, confidence=FRACTIONS)
+def test_threshold_with_confidence_equals_exact_counting(n, rate, confidence):
+    allowed = [k for k in range(n) if exact_beta_cdf(k, n, rate) >= confidence]
+    expected = n - 1 - max(allowed) if allowed else np.inf
+    assert conformal_threshold(np.arange(n), float(rate), float(confidence)) == expected
+    assert (n >= min_calibration_images(float(rate), float(confidence))) == bool(allowed)
 
 
-@pytest.mark.parametrize("n", [59, 1_000, 30_011, 1_000_000])
-@pytest.mark.parametrize("confidence", [None, 0.05, 0.5, 0.95, 0.999])
-@pytest.mark.parametrize("rate", [0.01, 0.05, 0.3, 0.9])
+@settings(max_examples=40, deadline=None)
+@given(
+    n=st.integers(1, 30_000) | st.sampled_from([59, 1_000_000]),
+    rate=st.sampled_from([0.01, 0.05, 0.3, 0.9]),
+    confidence=st.sampled_from([None, 0.05, 0.5, 0.95, 0.999]),
+)
 def test_threshold_allows_as_many_above_as_scipy_says(n, rate, confidence):
     threshold = conformal_threshold(np.arange(n), rate, confidence)
     if threshold == np.inf:

@@ -19,11 +19,11 @@ def log_probabilities(rng: np.random.Generator, n: int, n_classes: int = 4) -> n
     return np.log(rng.dirichlet(np.full(n_classes, 0.5), size=n))
 
 
-@pytest.mark.parametrize("coverage", [0.01, 0.5, 0.8, 0.9, 0.95, 0.99])
-@pytest.mark.parametrize("n", [1, 9, 19, 99, 150])
-def test_sets_equal_their_definition(rng, n, coverage):
+@given(n=st.integers(1, 150), percent=st.integers(1, 99), seed=st.integers(0, 9))
+def test_sets_equal_their_definition(n, percent, seed):
+    rng, coverage = np.random.default_rng(seed), percent / 100
     learned, new = np.sort(rng.exponential(size=n)), log_probabilities(rng, 50)
-    rank = ceil((n + 1) * Fraction(str(coverage)))
+    rank = ceil((n + 1) * Fraction(percent, 100))
     limit = learned[rank - 1] if rank <= n else np.inf
     sets = prediction_sets(new, rng.permutation(learned), coverage)
     for row, found in zip(new, sets, strict=True):
