@@ -1,13 +1,32 @@
-"""Blocks of rows and normalised embeddings."""
+"""Conversion, blocks of rows, normalised embeddings, records of arrays, and checks of values."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.preprocessing import normalize
 
-from maple.stats.arrays import normalise, row_blocks, row_norms
+from maple.errors import DataError, UsageError
+from maple.stats.arrays import (
+    ArrayRecord,
+    add_prefix,
+    as_array,
+    as_embeddings,
+    check_finite,
+    check_ids,
+    check_lengths,
+    check_rows,
+    check_unit,
+    check_values,
+    normalise,
+    row_blocks,
+    row_norms,
+    with_prefix,
+)
 
 
 @given(n=st.integers(0, 10_000), d=st.integers(1, 5_000_000))
@@ -30,3 +49,72 @@ def test_normalise_equals_scikit_learn(rng):
     tiny = np.full((1, 4), 1e-25, dtype=np.float32)  # its square underflows in float32
     np.testing.assert_allclose(normalise(tiny), 0.5)
     np.testing.assert_allclose(normalise(tiny * 1e25 * np.float32(1e30)), 0.5)  # its square overflows
+
+
+def test_tensors_of_any_type_become_arrays():
+    torch = pytest.importorskip("torch")
+    values = torch.tensor([[1.5, 2.0]], requires_grad=True)
+    np.testing.assert_array_equal(as_array(values), [[1.5, 2.0]])
+    assert as_array(values.to(torch.bfloat16)).dtype == np.float32
+    assert as_embeddings(values.half()).dtype == as_embeddings([[1, 2]]).dtype == np.float32
+    assert as_embeddings(np.zeros((1, 2))).dtype == np.float64
+
+
+@pytest.mark.parametrize(("values", "dim"), [([1.0, 2.0], None), ([[1.0, 2.0]], 3)])
+def test_embeddings_are_a_table_of_known_width(values, dim):
+    with pytest.raises(UsageError, match="embeddings"):
+        as_embeddings(values, dim)
+
+
+@dataclass(frozen=True, eq=False)
+class Record(ArrayRecord):
+    table: np.ndarray
+    share: float = 0.5
+    count: int = 3
+    is_tied: bool = True
+    weights: np.ndarray | None = None
+
+
+@pytest.mark.parametrize("weights", [None, np.arange(2.0)])
+def test_records_come_back_from_their_arrays(weights):
+    record = Record(np.eye(2), 0.25, 7, False, weights)
+    arrays = record.to_arrays()
+    assert ("weights" in arrays) == (weights is not None)
+    found = Record.from_arrays(arrays)
+    np.testing.assert_array_equal(found.table, np.eye(2))
+    assert (found.share, found.count, found.is_tied) == (0.25, 7, False)
+    assert type(found.share) is float and type(found.count) is int and type(found.is_tied) is bool
+    assert found.weights is weights
+
+
+def test_prefixes_are_added_and_removed():
+    arrays = {"mean": np.zeros(1), "scale": np.ones(1)}
+    named = add_prefix("raw.", arrays) | {"other": np.ones(2)}
+    assert with_prefix(named, "raw.").keys() == arrays.keys()
+
+
+@pytest.mark.parametrize(
+    ("check", "values", "error"),
+    [
+        (check_values, [[1.0]], UsageError),
+        (check_values, [], DataError),
+        (check_values, [np.nan], DataError),
+        (check_finite, [np.inf], DataError),
+        (check_unit, [1.1], DataError),
+        (check_ids, [0.5], DataError),
+        (lambda values, name: check_ids(values, name, 3), [3], DataError),
+        (check_rows, np.array([[0.0], [np.inf]]), DataError),
+    ],
+)
+def test_checks_name_the_array(check, values, error):
+    with pytest.raises(error, match="logits"):
+        check(values, "logits")
+
+
+def test_checks_pass_what_can_be_used():
+    np.testing.assert_array_equal(check_unit([-1e-6, 0.5, 1 + 1e-6], "p"), [0, 0.5, 1])  # rounding is clipped
+    assert check_ids([0.0, 2.0], "labels", 3).dtype == np.int64
+    assert len(check_values([], "scores", may_be_empty=True)) == 0
+    check_lengths(a=np.zeros(2), b=np.ones(2))
+    with pytest.raises(UsageError, match="a 2, b 3"):
+        check_lengths(a=np.zeros(2), b=np.zeros(3))
