@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, cast
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
@@ -126,17 +126,15 @@ def send_items(file: BinaryIO, items: Sequence[Item]) -> None:
     >>> receive_items(io.BytesIO(pipe.getvalue()))
     ['a.png', b'GIF89a', DataError('no image')]
     """
-    file.write(json.dumps([_announce(item) for item in items]).encode() + b"\n")
+    file.write(json.dumps(list(items), default=_announce).encode() + b"\n")
     for item in items:
         if isinstance(item, bytes):
             file.write(item)
     file.flush()
 
 
-def _announce(item: Item) -> str | int | list[str]:
-    if isinstance(item, bytes):
-        return len(item)
-    return [str(item)] if isinstance(item, DataError) else cast(str, item)  # arrays are never sent
+def _announce(item: bytes | DataError) -> int | list[str]:
+    return len(item) if isinstance(item, bytes) else [str(item)]
 
 
 def receive_items(file: BinaryIO) -> list[Item] | None:
@@ -183,8 +181,7 @@ def receive_batch(file: io.BufferedReader, n_items: int, size: int) -> Batch | N
 
 def run(how: Decoding) -> None:
     """Answer requests until standard input is closed. The process ends itself at an image over its time limit."""
-    _obey_alarm()
-    _limit_memory(_BASE_BYTES + _BYTES_PER_PIXEL * how.max_pixels)
+    _obey_limits(_BASE_BYTES + _BYTES_PER_PIXEL * how.max_pixels)
     answers = _take_output()
     warnings.simplefilter("ignore")  # remarks of Pillow about broken images
     with suppress(BrokenPipeError):
@@ -199,24 +196,22 @@ def _take_output() -> BinaryIO:
     return answers
 
 
-def _obey_alarm() -> None:
-    """Let SIGALRM end this process, also where the parent ignores or blocks that signal."""
-    if sys.platform != "win32":
-        signal.signal(signal.SIGALRM, signal.SIG_DFL)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGALRM})
-
-
 def _end_after(seconds: float) -> None:
     """End this process after so many seconds, whatever it is doing; 0 cancels that."""
     if sys.platform != "win32":  # which has no such signal
         signal.setitimer(signal.ITIMER_REAL, seconds)
 
 
-def _limit_memory(n_bytes: int) -> None:
-    """Make allocations beyond ``n_bytes`` of address space a MemoryError of the image that asks for them."""
+def _obey_limits(n_bytes: int) -> None:
+    """Let SIGALRM end this process, also where the parent ignores or blocks that signal, and limit its memory.
+
+    Allocations beyond ``n_bytes`` of address space are a MemoryError of the image that asks for them.
+    """
     if sys.platform != "win32":
         import resource
 
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGALRM})
         hard = resource.getrlimit(resource.RLIMIT_AS)[1]
         limit = n_bytes if hard == resource.RLIM_INFINITY else min(n_bytes, hard)
         resource.setrlimit(resource.RLIMIT_AS, (limit, hard))

@@ -84,7 +84,7 @@ def auto_size(dimensions: np.ndarray) -> int:
 def check_file_size(n_bytes: int) -> None:
     """Refuse an encoded image of more than ``MAX_FILE_BYTES``."""
     if n_bytes > MAX_FILE_BYTES:
-        raise DataError(f"larger than {MAX_FILE_BYTES // 2**20} MiB")
+        raise DataError(f"larger than {MAX_FILE_BYTES // 2**20} MiB: make it smaller")
 
 
 @contextmanager

@@ -93,15 +93,9 @@ class ImageSet(Source):
         """Images at ``indices`` (integers or a mask), with the same classes; ``skipped`` stays with the whole set."""
         index = np.asarray(indices)
         index = np.flatnonzero(index) if index.dtype == bool else index.astype(np.int64)
-        return replace(
-            self,
-            labels=self.labels[index],
-            files=tuple(self.files[i] for i in index),
-            keys=self.keys[index],
-            pixels=self.pixels[index] if self.pixels is not None else None,
-            rows=self.rows[index] if self.rows is not None else None,
-            skipped=(),
-        )
+        arrays = {name: getattr(self, name) for name in ("labels", "keys", "pixels", "rows")}
+        part = {name: array[index] for name, array in arrays.items() if array is not None}
+        return replace(self, **part, files=tuple(self.files[i] for i in index), skipped=())
 
     def with_class_names(self, names: Sequence[str]) -> ImageSet:
         """Relabel the images to index ``names``; classes are matched by name, never by position."""

@@ -16,6 +16,7 @@ from maple.errors import DataError
 
 MAX_MEMBERS = 2_000_000
 MAX_UNPACKED = 8 * 2**30
+_REFUSED = "fetch the archive that its authors publish"
 
 BROKEN = (  # errors that reading a damaged archive raises
     *(tarfile.TarError, zipfile.BadZipFile, zlib.error, lzma.LZMAError),
@@ -97,7 +98,7 @@ class Archive:
 
     def _member(self, name: str) -> _Member:
         if name not in self._members:
-            raise DataError(f"'{self._label}' holds no '{name}': fetch the archive that its authors publish")
+            raise DataError(f"'{self._label}' holds no '{name}': {_REFUSED}")
         return self._members[name]
 
     def _list(self, max_members: int, max_bytes: int) -> dict[str, _Member]:
@@ -109,14 +110,12 @@ class Archive:
             name = self._check_name(member.name)
             total += member.size
             if number >= max_members or total > max_bytes:
-                raise DataError(
-                    f"'{self._label}' holds more than {max_members:,} files or {max_bytes / 1e9:,.1f} GB: fetch the "
-                    "archive that its authors publish"
-                )
+                limits = f"{max_members:,} files or {max_bytes / 1e9:,.1f} GB"
+                raise DataError(f"'{self._label}' holds more than {limits}: {_REFUSED}")
             if member.kind == "other":
-                raise DataError(f"'{member.name}' in '{self._label}' is a link or a device: such archives are not read")
+                raise DataError(f"'{member.name}' in '{self._label}' is a link or a device: {_REFUSED}")
             if name in members:
-                raise DataError(f"'{self._label}' holds '{name}' twice: such archives are not read")
+                raise DataError(f"'{self._label}' holds '{name}' twice: {_REFUSED}")
             if member.kind == "file":
                 members[name] = member
         return members
@@ -126,7 +125,7 @@ class Archive:
         path = PurePosixPath(raw)
         absolute = path.is_absolute() or raw[1:2] == ":"
         if absolute or ".." in path.parts or "\\" in raw or any(ord(character) < 32 for character in raw):
-            raise DataError(f"'{raw}' in '{self._label}' leads out of the archive: such archives are not read")
+            raise DataError(f"'{raw}' in '{self._label}' leads out of the archive: {_REFUSED}")
         return path.as_posix()
 
 

@@ -127,10 +127,8 @@ class Download:
         except OSError as error:
             raise DataError(f"cannot write to '{folder}': {error.strerror or error}; choose another folder") from None
         if missing > free:
-            raise DataError(
-                f"'{self.path.name}' needs {missing / 1e9:.1f} GB, and '{folder}' has {free / 1e9:.1f} GB left: free "
-                "some space or choose another --data-root"
-            )
+            found = f"'{self.path.name}' needs {missing / 1e9:.1f} GB, and '{folder}' has {free / 1e9:.1f} GB left"
+            raise DataError(f"{found}: free some space or choose another --data-root")
 
     def _receive_with_retries(self) -> None:
         for attempt in range(self.attempts):
@@ -139,11 +137,8 @@ class Download:
                 return
             except _Temporary as failure:
                 if attempt + 1 == self.attempts:
-                    host = urlsplit(self.url).netloc
-                    raise DataError(
-                        f"cannot reach {host} ({failure}): check the network and run the same command again, or "
-                        f"{self._by_hand}"
-                    ) from None
+                    remedy = f"check the network and run the same command again, or {self._by_hand}"
+                    raise DataError(f"cannot reach {urlsplit(self.url).netloc} ({failure}): {remedy}") from None
                 time.sleep(min(max(self.pause * 2**attempt, failure.wait), _LONGEST_WAIT))
 
     @property
@@ -218,10 +213,8 @@ class Download:
 
     def _check_total(self, total: int) -> None:
         if total > self.limit:
-            raise DataError(
-                f"{self.url} is larger than the expected {self.limit:,} bytes: the file has changed, or the server "
-                f"answers with a page; {self._by_hand}"
-            )
+            found = f"{self.url} is larger than the expected {self.limit:,} bytes"
+            raise DataError(f"{found}, so it has changed or is an error page: {self._by_hand}")
 
     def _note_version(self, headers: Mapping[str, str]) -> None:
         """Note the version of the part: a strong ETag, else its date."""

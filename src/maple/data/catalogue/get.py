@@ -192,9 +192,8 @@ def _convert(data_set: DataSet, split: Split, originals: Mapping[str, Path], roo
             path = write(root / data_set.name / split.name, rows)
         except BROKEN as error:
             used = ", ".join(f"'{originals[name]}'" for name in split.originals)
-            raise DataError(
-                f"cannot make {where} from {used}: {error}; check the disk, or fetch the files again"
-            ) from None
+            remedy = "check the disk, or fetch the files again"
+            raise DataError(f"cannot make {where} from {used}: {error}; {remedy}") from None
     say(f"{where}: {split.images:,} images, {path}")
     return path
 

@@ -50,7 +50,7 @@ def simulated_diatoms(
     ('bubble', 'clump', 'fibre', 'grain', 'empty')
     """
     if kind not in KINDS:
-        raise UsageError(f"there are no simulated diatoms of kind {kind!r}: {suggest(str(kind), KINDS)}")
+        raise UsageError(f"unknown kind {kind!r} of simulated diatoms: {suggest(str(kind), KINDS)}")
     n = _integer("n", n, 1)
     size = _integer("size", size, SMALLEST, LARGEST)
     seed = _integer("seed", seed, 0)
@@ -92,8 +92,8 @@ def _integer(name: str, value: int, low: int, high: int | None = None) -> int:
     try:
         number = index(value)
     except TypeError:
-        raise UsageError(f"{name} must be a whole number, not {value!r}") from None
+        raise UsageError(f"{name} is {value!r}: give a whole number") from None
     if number < low or (high is not None and number > high):
-        bounds = f"at least {low}" if high is None else f"between {low} and {high}"
-        raise UsageError(f"{name} must be {bounds}, not {number}")
+        bounds = f"of at least {low}" if high is None else f"from {low} to {high}"
+        raise UsageError(f"{name} is {number}: give a number {bounds}")
     return number

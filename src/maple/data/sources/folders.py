@@ -9,6 +9,7 @@ import hashlib
 import os
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -100,7 +101,7 @@ def list_class_folders(folder: Path, name: str) -> Files:
         raise DataError(f"'{folder}' holds images but no class subfolders: put each class in its own subfolder")
     members = {path.name: list(_walk_images(path)) for path in classes}
     if not any(members.values()):
-        raise DataError(f"no images in '{folder}': expected one subfolder per class with {_KINDS} files")
+        raise DataError(f"no images in '{folder}': give one subfolder per class with {_KINDS} files")
     for class_name, group in members.items():
         if not group:
             raise DataError(f"class '{class_name}' of '{folder}' has no images: add images or remove the subfolder")
@@ -109,12 +110,18 @@ def list_class_folders(folder: Path, name: str) -> Files:
     return Files(paths, name, labels, tuple(members), tuple(Skipped(str(path), LOOSE) for path in loose))
 
 
+@contextmanager
+def _listing(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise DataError(f"cannot list the folder '{folder}': {error.strerror or error}; check the path") from None
+
+
 def list_visible(folder: Path) -> list[Path]:
     """Entries of a folder that are not hidden, sorted."""
-    try:
+    with _listing(folder):
         return sorted(path for path in folder.iterdir() if not path.name.startswith("."))
-    except OSError as error:
-        raise DataError(f"cannot list the folder '{folder}': {error.strerror or error}") from None
 
 
 def _is_image(path: Path) -> bool:
@@ -127,17 +134,14 @@ def _walk_images(folder: Path) -> Iterator[str]:
     Only the names in one folder are held at a time, as strings.
     """
     files, folders = [], set()
-    try:
-        with os.scandir(folder) as entries:
-            for entry in entries:
-                if entry.name.startswith("."):
-                    continue
-                if entry.is_dir(follow_symlinks=False):
-                    folders.add(entry.name)
-                elif entry.name.lower().endswith(IMAGE_SUFFIXES) and entry.is_file():
-                    files.append(entry.name)
-    except OSError as error:
-        raise DataError(f"cannot list the folder '{folder}': {error.strerror or error}") from None
+    with _listing(folder), os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.name.startswith("."):
+                continue
+            if entry.is_dir(follow_symlinks=False):
+                folders.add(entry.name)
+            elif entry.name.lower().endswith(IMAGE_SUFFIXES) and entry.is_file():
+                files.append(entry.name)
     above = "" if folder == Path() else os.path.join(folder, "")  # noqa: PTH118 (no object per file)
     for name in sorted([*files, *folders]):
         if name in folders:
@@ -187,7 +191,7 @@ def _match(pattern: Path) -> Iterator[str]:
             if _is_image(path) and not any(part.startswith(".") for part in path.parts[1:])
         ]
     except ValueError as error:
-        raise UsageError(f"'{pattern}' is not a pattern for files: {error}") from None
+        raise UsageError(f"'{pattern}' is not a pattern for files ({error}): check the pattern") from None
     yield from sorted(found, key=lambda path: path.replace(os.sep, "\0"))  # folder by folder, as paths are sorted
 
 

@@ -53,10 +53,8 @@ def find_source(source: str | Path, data_root: str | Path | None) -> Path:
     known = find_data_set(str(source))
     hint = f"'maple data {known.name}' says how to get it" if known else suggest(str(source), list_data_sets(data_root))
     where = f"the data root '{root}'" if root is not None else "no data root: set MAPLE_DATA or give --data-root"
-    raise UsageError(
-        f"no data set, file or folder '{source}': {hint} (looked among the built-in sets, in the current folder and in "
-        f"{where})"
-    )
+    looked = f"looked among the built-in sets, in the current folder and in {where}"
+    raise UsageError(f"no data set, file or folder '{source}': {hint} ({looked})")
 
 
 def locate_split(source: str | Path, data_root: str | Path | None, split: str | None) -> tuple[Path, str]:

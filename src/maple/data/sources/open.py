@@ -235,10 +235,8 @@ def _check_losses(source: Source, labels: np.ndarray, kept: np.ndarray, skipped:
     if len(kept) == 0:
         raise DataError(f"none of the {len(skipped)} images of '{source.name}' can be used ({first}): replace them")
     for lost in np.setdiff1d(labels, labels[kept])[:1]:
-        raise DataError(
-            f"no image of class '{source.class_names[lost]}' of '{source.name}' can be used ({len(skipped)} files were "
-            f"skipped, the first is {first}): replace its files or remove the class"
-        )
+        found = f"no image of class '{source.class_names[lost]}' of '{source.name}' can be used"
+        raise DataError(f"{found} ({len(skipped)} skipped, first {first}): replace its files or remove the class")
 
 
 def _choose_size(source: Source) -> int:

@@ -48,7 +48,7 @@ class Table(Source):
             groups = [file.metadata.row_group(i).num_rows for i in range(file.num_row_groups)]
         self._starts = np.cumsum([0, *groups])  # first row of each row group, and the number of rows
         if len(self) == 0:
-            raise DataError(f"no images in '{path}': the file has no rows")
+            raise DataError(f"no images in '{path}': the file has no rows, add some")
 
     def __len__(self) -> int:
         return int(self._starts[-1])
@@ -82,7 +82,8 @@ class Table(Source):
             with pq.ParquetFile(self.path, buffer_size=_READ_BYTES, pre_buffer=False) as file:
                 yield file
         except (pa.ArrowException, OSError) as error:
-            raise DataError(f"cannot read '{self.path}' as Parquet: {str(error).splitlines()[0]}") from None
+            reason = str(error).splitlines()[0]
+            raise DataError(f"cannot read '{self.path}' as Parquet: {reason}; write it again") from None
 
 
 def _encoded(column: pa.ChunkedArray, i: int) -> Item:
@@ -179,7 +180,7 @@ def open_npz(path: Path, name: str, size: Size, fit: Fit, memory_limit: int, lab
             labels = arrays[_require(arrays.files, ("labels", "y"), path, "array")] if labelled else None
             names = _text(arrays["class_names"], path) if labelled and "class_names" in arrays.files else None
     except (zipfile.BadZipFile, zlib.error, OSError, EOFError, MemoryError) as error:
-        raise DataError(f"cannot read '{path}' as .npz: {error}") from None
+        raise DataError(f"cannot read '{path}' as .npz: {error}; write it again") from None
     except ValueError as error:
         raise DataError(f"cannot read '{path}': {error}; save plain numbers and strings, not Python objects") from None
     return ImageSet.from_arrays(images, labels, names, name=name, size=size, fit=fit, memory_limit=memory_limit)
