@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import errno
 import json
-import math
 import os
 import socket
 import tempfile
@@ -212,7 +211,9 @@ def load_arrays(path: Path, otherwise: str = ANEW) -> tuple[dict[str, np.ndarray
 
 def save_json(path: Path, value: Mapping[str, Any]) -> None:
     """Write JSON with the format version, atomically; NaN and infinity, which JSON lacks, become null."""
-    write_atomic(path, json.dumps(_finite({"format": FORMAT_VERSION, **value}), indent=1, allow_nan=False) + "\n")
+    text = json.dumps({"format": FORMAT_VERSION, **value}, default=lambda numpy_value: numpy_value.tolist())
+    finite = json.loads(text, parse_constant=lambda _: None)
+    write_atomic(path, json.dumps(finite, indent=1, allow_nan=False) + "\n")
 
 
 def load_json(path: Path) -> dict[str, Any]:
@@ -242,17 +243,3 @@ def check_format(metadata: Mapping[str, Any], path: Path, oldest: int = FORMAT_V
             f"'{path}' was written by an older maple (format {found}, now {FORMAT_VERSION}): {otherwise}, or use "
             "that version"
         )
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    if isinstance(value, np.ndarray):
-        return _finite(value.tolist())
-    if isinstance(value, np.generic):
-        return _finite(value.item())
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value

@@ -8,7 +8,6 @@ installed distribution or from a module named with ``--plugin`` (:func:`load_plu
 
 from __future__ import annotations
 
-import pkgutil
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -199,13 +198,10 @@ def _sources(folders: Sequence[str]) -> Iterator[tuple[str, str]]:
     """Name and source text of each module in these folders and in folders inside them."""
     for folder in folders:
         spec = find_spec(folder)
-        for found in pkgutil.iter_modules(spec.submodule_search_locations if spec else None):
-            name = f"{folder}.{found.name}"
-            if found.ispkg:
-                yield from _sources([name])
-            else:
-                loader = found.module_finder.find_spec(name, None).loader  # type: ignore[union-attr]
-                yield name, loader.get_source(name) or ""  # type: ignore[union-attr]
+        for place in (spec.submodule_search_locations or ()) if spec else ():
+            for path in sorted(Path(place).rglob("*.py")):
+                inner = path.relative_to(place).with_suffix("").parts
+                yield ".".join([folder, *inner]).removesuffix(".__init__"), path.read_text(encoding="utf-8")
 
 
 def load_plugin(module: str) -> None:

@@ -7,7 +7,7 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from maple.cli._flags import AsJson, DataRoot, argument, command, flag, value_text
+from maple.cli import _flags as cli
 from maple.cli._output import output, print_facts, print_line
 from maple.errors import UsageError
 
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 class MethodsArguments:
     """The arguments of ``maple methods``."""
 
-    name: str | None = argument(
+    name: str | None = cli.argument(
         "recipe or detector to describe, with its options [dim]\\[default: list all][/]", "NAME", None
     )
-    as_json: AsJson = False
+    as_json: cli.AsJson = False
 
 
-@command()
+@cli.command()
 def methods(given: MethodsArguments) -> None:
     """List recipes (training methods) and detectors (OOD scores) with papers and cost, or describe one of them.
 
@@ -97,7 +97,7 @@ def _option_rows(found: MethodFacts) -> list[dict[str, Any]]:
     return [
         {
             "name": each.name,
-            "takes": value_text(each.annotation) or ("true|false" if each.annotation is bool else "TEXT"),
+            "takes": cli.value_text(each.annotation) or ("true|false" if each.annotation is bool else "TEXT"),
             "default": list(each.default) if isinstance(each.default, tuple) else each.default,
             "help": each.help,
         }
@@ -109,13 +109,13 @@ def _option_rows(found: MethodFacts) -> list[dict[str, Any]]:
 class DataArguments:
     """The arguments of ``maple data``."""
 
-    source: str | None = argument("data set to describe [dim]\\[default: list all][/]", "SOURCE", None)
-    get: bool = flag(False, "fetch the original files and convert them, if missing")
-    data_root: DataRoot = None
-    as_json: AsJson = False
+    source: str | None = cli.argument("data set to describe [dim]\\[default: list all][/]", "SOURCE", None)
+    get: bool = cli.flag(False, "fetch the original files and convert them, if missing")
+    data_root: cli.DataRoot = None
+    as_json: cli.AsJson = False
 
 
-@command(plugins=False)
+@cli.command(plugins=False)
 def data(given: DataArguments) -> None:
     """List data sets and where they are searched for, or describe one of them and how to get it."""
     from maple.runs.listings import describe_source, list_sources

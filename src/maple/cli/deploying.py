@@ -7,41 +7,30 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from maple.cli._flags import (
-    SECTIONS,
-    AsJson,
-    OodSources,
-    RunDataRoot,
-    Trust,
-    argument,
-    command,
-    flag,
-    named_sources,
-    to_request,
-)
+from maple.cli import _flags as cli
 
 
 @dataclass(frozen=True)
 class ExportArguments:
     """The arguments of ``maple export``."""
 
-    run: Path = argument("run folder", "RUN")
-    out: Path = argument("file to write or replace: .onnx, or .pt2 for torch.export", "OUT")
-    preprocess: bool = flag(False, "take uint8 images (N, S, S, 3) instead of float32 (N, 3, S, S)")
-    exemplars: bool = flag(True, "include four training images of each cluster")
-    quantise: bool = flag(False, "store weights in 8 bits, and report the change of accuracy, ECE and AUROC")
-    ood: OodSources = None
-    data_root: RunDataRoot = None
-    trust: Trust = False
-    as_json: AsJson = False
+    run: Path = cli.argument("run folder", "RUN")
+    out: Path = cli.argument("file to write or replace: .onnx, or .pt2 for torch.export", "OUT")
+    preprocess: bool = cli.flag(False, "take uint8 images (N, S, S, 3) instead of float32 (N, 3, S, S)")
+    exemplars: bool = cli.flag(True, "include four training images of each cluster")
+    quantise: bool = cli.flag(False, "store weights in 8 bits, and report the change of accuracy, ECE and AUROC")
+    ood: cli.OodSources = None
+    data_root: cli.RunDataRoot = None
+    trust: cli.Trust = False
+    as_json: cli.AsJson = False
 
 
-@command()
+@cli.command()
 def export(given: ExportArguments) -> None:
     """Write network, Gaussians and decision as one graph, and check its parity with the run on images."""
     from maple.deploy.export import ExportRequest, export_run
 
-    report = export_run(to_request(given, ExportRequest, ood=named_sources(given.ood)))
+    report = export_run(cli.to_request(given, ExportRequest, ood=cli.named_sources(given.ood)))
     print(json.dumps(report.to_dict()) if given.as_json else report.describe())
 
 
@@ -49,17 +38,17 @@ def export(given: ExportArguments) -> None:
 class ServeArguments:
     """The arguments of ``maple serve``."""
 
-    model: Path = argument("run folder, or the .onnx file that maple export wrote", "MODEL")
-    api_key: str | None = flag(
+    model: Path = cli.argument("run folder, or the .onnx file that maple export wrote", "MODEL")
+    api_key: str | None = cli.flag(
         None,
         "key that requests must send in the header X-API-Key; prefer the environment variable",
-        panel=SECTIONS["serve"].title,
+        panel=cli.SECTIONS["serve"].title,
         envvar="MAPLE_API_KEY",
     )
-    trust: Trust = False
+    trust: cli.Trust = False
 
 
-@command("serve", "decision", rare=True, default="the model's")
+@cli.command("serve", "decision", rare=True, default="the model's")
 def serve(given: ServeArguments, flags: dict[str, Any]) -> None:
     """Answer requests over HTTP, with a page for the browser, until Ctrl-C or SIGTERM.
 

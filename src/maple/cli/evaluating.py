@@ -7,22 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from maple.cli._flags import (
-    AsJson,
-    DataRoot,
-    OodSources,
-    RunDataRoot,
-    TextAsJson,
-    Trust,
-    Workers,
-    argument,
-    command,
-    command_line,
-    flag,
-    named_sources,
-    read_numbers,
-    to_request,
-)
+from maple.cli import _flags as cli
 from maple.cli._output import print_described, print_line, print_results, print_rows
 from maple.errors import UsageError
 
@@ -31,22 +16,22 @@ from maple.errors import UsageError
 class EvaluateArguments:
     """The arguments of ``maple evaluate``."""
 
-    run: Path = argument("run folder", "RUN")
-    ind: str | None = flag(None, "in-distribution test images", shown="the run's test split")
-    ood: OodSources = None
-    detector: str | None = flag(
+    run: Path = cli.argument("run folder", "RUN")
+    ind: str | None = cli.flag(None, "in-distribution test images", shown="the run's test split")
+    ood: cli.OodSources = None
+    detector: str | None = cli.flag(
         None,
         "detectors to compare with, such as rmd,energy,knn; they are fitted on the run's training images",
         shown="softmax,energy; all: maple methods",
     )
-    ood_validation: str | None = flag(None, "unknown images for lee-md-ood, the detector that is tuned on them")
-    workers: Workers = 2
-    data_root: RunDataRoot = None
-    trust: Trust = False
-    as_json: AsJson = False
+    ood_validation: str | None = cli.flag(None, "unknown images for lee-md-ood, the detector that is tuned on them")
+    workers: cli.Workers = 2
+    data_root: cli.RunDataRoot = None
+    trust: cli.Trust = False
+    as_json: cli.AsJson = False
 
 
-@command("decision", settable=True, rare=True, default="the run's")
+@cli.command("decision", settable=True, rare=True, default="the run's")
 def evaluate(given: EvaluateArguments, flags: dict[str, Any]) -> None:
     """Measure accuracy, calibration and detection of unknown images, and update the report."""
     from maple.options import read_names
@@ -56,13 +41,13 @@ def evaluate(given: EvaluateArguments, flags: dict[str, Any]) -> None:
     names = read_names(given.detector or "")
     if given.detector is not None and not names:
         raise UsageError("--detector is empty: name detectors, such as rmd,energy (maple methods lists them)")
-    request = to_request(
+    request = cli.to_request(
         given,
         EvaluateRequest,
-        ood=named_sources(given.ood),
+        ood=cli.named_sources(given.ood),
         decision=flags,
         detectors=create_detectors(names, settings) if names or settings else None,
-        command=command_line(),
+        command=cli.command_line(),
     )
     print_results(evaluate_run(request), given.as_json)
 
@@ -71,22 +56,22 @@ def evaluate(given: EvaluateArguments, flags: dict[str, Any]) -> None:
 class UpdateArguments:
     """The arguments of ``maple update``."""
 
-    run: Path = argument("run folder", "RUN")
-    data: str | None = flag(None, "labelled images to learn from, of known or new classes")
-    calibrate: str | None = flag(
+    run: Path = cli.argument("run folder", "RUN")
+    data: str | None = cli.flag(None, "labelled images to learn from, of known or new classes")
+    calibrate: str | None = cli.flag(
         None,
         "labelled images of all classes that the run has not seen: one half for temperature and score, the other half "
         "for thresholds",
     )
-    only: str | None = flag(None, "classes of --data to learn", shown="all", metavar="NAME,...")
-    out: Path | None = flag(None, "run folder to write", shown="replace RUN")
-    workers: Workers = 2
-    data_root: RunDataRoot = None
-    trust: Trust = False
-    as_json: TextAsJson = False
+    only: str | None = cli.flag(None, "classes of --data to learn", shown="all", metavar="NAME,...")
+    out: Path | None = cli.flag(None, "run folder to write", shown="replace RUN")
+    workers: cli.Workers = 2
+    data_root: cli.RunDataRoot = None
+    trust: cli.Trust = False
+    as_json: cli.TextAsJson = False
 
 
-@command()
+@cli.command()
 def update(given: UpdateArguments) -> None:
     """Add images or new classes to a run, without retraining and without the old images.
 
@@ -96,24 +81,26 @@ def update(given: UpdateArguments) -> None:
     from maple.runs.update import UpdateRequest, update_run
 
     only = tuple(read_names(given.only or ""))
-    print_described(update_run(to_request(given, UpdateRequest, only=only, command=command_line())), given.as_json)
+    print_described(
+        update_run(cli.to_request(given, UpdateRequest, only=only, command=cli.command_line())), given.as_json
+    )
 
 
 @dataclass(frozen=True)
 class BenchmarkArguments:
     """The arguments of ``maple benchmark``."""
 
-    names: list[str] | None = argument("suites; 'all' for all of them", "NAMES", None)
-    show_list: bool = flag(False, "list the suites", "--list")
-    profile: str = flag("cpu", "how networks are trained: paper, cpu or tiny")
-    seeds: str | None = flag(None, "seeds, such as 0,1,2", shown="the profile's")
-    out: Path = flag(Path("runs/benchmark"), "folder for trainings and tables")
-    data_root: DataRoot = None
-    dry_run: bool = flag(False, "print the plan with an estimate of the time, and do nothing")
-    as_json: AsJson = False
+    names: list[str] | None = cli.argument("suites; 'all' for all of them", "NAMES", None)
+    show_list: bool = cli.flag(False, "list the suites", "--list")
+    profile: str = cli.flag("cpu", "how networks are trained: paper, cpu or tiny")
+    seeds: str | None = cli.flag(None, "seeds, such as 0,1,2", shown="the profile's")
+    out: Path = cli.flag(Path("runs/benchmark"), "folder for trainings and tables")
+    data_root: cli.DataRoot = None
+    dry_run: bool = cli.flag(False, "print the plan with an estimate of the time, and do nothing")
+    as_json: cli.AsJson = False
 
 
-@command("train", settable=True, default="the profile's")
+@cli.command("train", settable=True, default="the profile's")
 def benchmark(given: BenchmarkArguments, flags: dict[str, Any]) -> None:
     """Compute a table or figure of the paper, beside the paper's own numbers; finished trainings are not repeated."""
     from maple.evaluation.paper.tables import to_dict, to_rows
@@ -126,11 +113,11 @@ def benchmark(given: BenchmarkArguments, flags: dict[str, Any]) -> None:
     request = BenchmarkRequest(
         names=tuple(given.names),
         profile_name=given.profile,
-        asked_seeds=read_numbers(given.seeds, "--seeds", int, "numbers such as 0,1,2"),
+        asked_seeds=cli.read_numbers(given.seeds, "--seeds", int, "numbers such as 0,1,2"),
         out=given.out,
         data_root=given.data_root,
         changes=flags,
-        command=command_line(),
+        command=cli.command_line(),
     )
     if given.dry_run:
         print_rows(plan_suites(request), given.as_json)
@@ -149,14 +136,14 @@ def benchmark(given: BenchmarkArguments, flags: dict[str, Any]) -> None:
 class ReportArguments:
     """The arguments of ``maple report``."""
 
-    run: Path = argument("run folder", "RUN")
-    predictions: Path | None = argument("predictions to include, .csv, .jsonl or .parquet", "PREDICTIONS", None)
-    out: Path | None = flag(None, "HTML file to write", shown="report.html in the run")
+    run: Path = cli.argument("run folder", "RUN")
+    predictions: Path | None = cli.argument("predictions to include, .csv, .jsonl or .parquet", "PREDICTIONS", None)
+    out: Path | None = cli.flag(None, "HTML file to write", shown="report.html in the run")
 
 
-@command()
+@cli.command()
 def report(given: ReportArguments) -> None:
     """Write one self-contained HTML file about a run."""
     from maple.runs.report import report_run
 
-    print_line(f"report: {report_run(given.run, given.out, given.predictions, command_line())}")
+    print_line(f"report: {report_run(given.run, given.out, given.predictions, cli.command_line())}")

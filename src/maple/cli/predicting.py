@@ -8,56 +8,45 @@ from typing import Any
 
 import typer
 
-from maple.cli._flags import (
-    SECTIONS,
-    BatchSize,
-    DataRoot,
-    TextAsJson,
-    Trust,
-    Workers,
-    argument,
-    command,
-    flag,
-    to_request,
-)
+from maple.cli import _flags as cli
 from maple.cli._output import print_described, print_line
 
 DRIFT = 3  # the exit code of maple monitor when images have drifted
-_DECISION = SECTIONS["decision"].title
+_DECISION = cli.SECTIONS["decision"].title
 
 
 @dataclass(frozen=True)
 class _ImageArguments:
     """A model and images."""
 
-    model: Path = argument("run folder, or a graph exported from one (.onnx)", "RUN")
-    sources: list[str] = argument("images, folders, globs, .parquet or names of data sets", "IMAGES")
+    model: Path = cli.argument("run folder, or a graph exported from one (.onnx)", "RUN")
+    sources: list[str] = cli.argument("images, folders, globs, .parquet or names of data sets", "IMAGES")
 
 
 @dataclass(frozen=True)
 class PredictArguments(_ImageArguments):
     """The arguments of ``maple predict``."""
 
-    out: str = flag("-", "file to write or replace, .csv, .jsonl or .parquet; - prints CSV")
-    fdr: float | None = flag(
+    out: str = cli.flag("-", "file to write or replace, .csv, .jsonl or .parquet; - prints CSV")
+    fdr: float | None = cli.flag(
         None,
         "decide over all images together: of those flagged, at most this share is in-distribution on average",
         panel=_DECISION,
     )
-    coverage: float | None = flag(
+    coverage: float | None = cli.flag(
         None,
         "add a column prediction_set: classes that contain the true one with this probability",
         panel=_DECISION,
     )
-    all_probabilities: bool = flag(False, "add a column p_<class> for every class")
-    batch_size: BatchSize = 256
-    workers: int = flag(2, "processes that decode images ahead", min=0)
-    overwrite: bool = flag(False, "discard the unfinished predictions of another request")
-    data_root: DataRoot = None
-    trust: Trust = False
+    all_probabilities: bool = cli.flag(False, "add a column p_<class> for every class")
+    batch_size: cli.BatchSize = 256
+    workers: int = cli.flag(2, "processes that decode images ahead", min=0)
+    overwrite: bool = cli.flag(False, "discard the unfinished predictions of another request")
+    data_root: cli.DataRoot = None
+    trust: cli.Trust = False
 
 
-@command("decision", rare=True, default="the run's")
+@cli.command("decision", rare=True, default="the run's")
 def predict(given: PredictArguments, flags: dict[str, Any]) -> None:
     """Class, probability, uncertainty and in/out decision for each image: one row each.
 
@@ -65,23 +54,23 @@ def predict(given: PredictArguments, flags: dict[str, Any]) -> None:
     """
     from maple.runs.predict import PredictRequest, predict_images
 
-    predict_images(to_request(given, PredictRequest, decision=flags))
+    predict_images(cli.to_request(given, PredictRequest, decision=flags))
 
 
 @dataclass(frozen=True)
 class ExplainArguments(_ImageArguments):
     """The arguments of ``maple explain``."""
 
-    model: Path = argument("run folder", "RUN")
-    out: Path | None = flag(None, "HTML file to write, with pictures", shown="print text")
-    limit: int | None = flag(None, "explain only this many images, those with the highest scores")
-    workers: Workers = 2
-    data_root: DataRoot = None
-    trust: Trust = False
-    as_json: TextAsJson = False
+    model: Path = cli.argument("run folder", "RUN")
+    out: Path | None = cli.flag(None, "HTML file to write, with pictures", shown="print text")
+    limit: int | None = cli.flag(None, "explain only this many images, those with the highest scores")
+    workers: cli.Workers = 2
+    data_root: cli.DataRoot = None
+    trust: cli.Trust = False
+    as_json: cli.TextAsJson = False
 
 
-@command("decision", rare=True, default="the run's")
+@cli.command("decision", rare=True, default="the run's")
 def explain(given: ExplainArguments, flags: dict[str, Any]) -> None:
     """Explain the prediction of each image: nearest cluster, runner-up, and the features that deviate most."""
     from maple.runs.explain import ExplainRequest, explain_images, to_json, to_text
@@ -97,18 +86,18 @@ def explain(given: ExplainArguments, flags: dict[str, Any]) -> None:
 class MonitorArguments(_ImageArguments):
     """The arguments of ``maple monitor``."""
 
-    level: float | None = flag(None, "largest probability of an alarm without drift", shown="0.01")
-    false_alarm: float | None = flag(None, "share of images flagged without drift", shown="the run's")
-    state: Path | None = flag(None, "file with the state of a stream: each call takes only the new images")
-    out: Path | None = flag(None, "plot to write, .svg")
-    batch_size: BatchSize = 256
-    workers: Workers = 2
-    data_root: DataRoot = None
-    trust: Trust = False
-    as_json: TextAsJson = False
+    level: float | None = cli.flag(None, "largest probability of an alarm without drift", shown="0.01")
+    false_alarm: float | None = cli.flag(None, "share of images flagged without drift", shown="the run's")
+    state: Path | None = cli.flag(None, "file with the state of a stream: each call takes only the new images")
+    out: Path | None = cli.flag(None, "plot to write, .svg")
+    batch_size: cli.BatchSize = 256
+    workers: cli.Workers = 2
+    data_root: cli.DataRoot = None
+    trust: cli.Trust = False
+    as_json: cli.TextAsJson = False
 
 
-@command()
+@cli.command()
 def monitor(given: MonitorArguments) -> None:
     """Test whether images have drifted from the calibration images; the exit code is the answer.
 
@@ -121,7 +110,7 @@ def monitor(given: MonitorArguments) -> None:
     """
     from maple.runs.monitor import MonitorRequest, monitor_images
 
-    found = monitor_images(to_request(given, MonitorRequest))
+    found = monitor_images(cli.to_request(given, MonitorRequest))
     print_described(found, given.as_json)
     if found.drift:
         raise typer.Exit(DRIFT)

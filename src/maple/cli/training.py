@@ -6,23 +6,7 @@ from dataclasses import MISSING, dataclass
 from pathlib import Path
 from typing import Any
 
-from maple.cli._flags import (
-    AsJson,
-    DataRoot,
-    OodSources,
-    TextAsJson,
-    Trust,
-    Workers,
-    argument,
-    command,
-    command_line,
-    flag,
-    named_sources,
-    named_values,
-    read_config,
-    read_numbers,
-    to_request,
-)
+from maple.cli import _flags as cli
 from maple.cli._output import print_described, print_results
 
 _START = "Start from a trained network"
@@ -34,12 +18,12 @@ _CHANNELS = "three numbers, such as 0.485,0.456,0.406"
 class DemoArguments:
     """The arguments of ``maple demo``."""
 
-    out: Path = flag(Path("runs/demo"), "run folder to write")
-    seed: int = flag(0, "seed")
-    as_json: AsJson = False
+    out: Path = cli.flag(Path("runs/demo"), "run folder to write")
+    seed: int = cli.flag(0, "seed")
+    as_json: cli.AsJson = False
 
 
-@command(plugins=False)
+@cli.command(plugins=False)
 def demo(given: DemoArguments) -> None:
     """Train, fit, evaluate and report on simulated diatoms, with unknown taxa: about two minutes."""
     from maple.runs.train import run_demo
@@ -57,36 +41,36 @@ def _preset_help() -> str:
 class _TrainingArguments:
     """Images to train on, and where settings come from."""
 
-    source: str = argument("image folder, .parquet, .npz, or the name of a data set", "DATA")
-    data_root: DataRoot = None
-    config: Path | None = flag(None, "TOML file with options; flags take precedence")
-    preset: str | None = flag(None, _preset_help)
-    validation: str | None = flag(None, "validation images, instead of a share of DATA")
+    source: str = cli.argument("image folder, .parquet, .npz, or the name of a data set", "DATA")
+    data_root: cli.DataRoot = None
+    config: Path | None = cli.flag(None, "TOML file with options; flags take precedence")
+    preset: str | None = cli.flag(None, _preset_help)
+    validation: str | None = cli.flag(None, "validation images, instead of a share of DATA")
 
 
 @dataclass(frozen=True)
 class TrainArguments(_TrainingArguments):
     """The arguments of ``maple train``."""
 
-    calibration: str | None = flag(None, "calibration images, instead of a share of DATA")
-    test: str | None = flag(None, "test images, instead of a share of DATA")
-    ood: OodSources = None
-    out: Path | None = flag(None, "run folder to write", shown="runs/<name of DATA>")
-    resume: bool = flag(False, "continue an interrupted run")
-    overwrite: bool = flag(False, "replace an existing run")
-    as_json: AsJson = False
-    init: str | None = flag(
+    calibration: str | None = cli.flag(None, "calibration images, instead of a share of DATA")
+    test: str | None = cli.flag(None, "test images, instead of a share of DATA")
+    ood: cli.OodSources = None
+    out: Path | None = cli.flag(None, "run folder to write", shown="runs/<name of DATA>")
+    resume: bool = cli.flag(False, "continue an interrupted run")
+    overwrite: bool = cli.flag(False, "replace an existing run")
+    as_json: cli.AsJson = False
+    init: str | None = cli.flag(
         None,
         "trained network to start from: a run, or anything that maple fit opens except compiled graphs; the default of "
         "--preset is then finetune",
         panel=_START,
     )
-    weights: Path | None = flag(None, "weights of that network: .safetensors or a torch file", panel=_START)
-    head: str | None = flag(None, "layer of that network that gives the logits", shown="found", panel=_START)
-    trust: bool = flag(False, "allow a network that runs code: python:", panel=_START)
+    weights: Path | None = cli.flag(None, "weights of that network: .safetensors or a torch file", panel=_START)
+    head: str | None = cli.flag(None, "layer of that network that gives the logits", shown="found", panel=_START)
+    trust: bool = cli.flag(False, "allow a network that runs code: python:", panel=_START)
 
 
-@command(*_TRAINING, settable=True)
+@cli.command(*_TRAINING, settable=True)
 def train(given: TrainArguments, flags: dict[str, Any]) -> None:
     """Train a network on DATA, fit its detector and test it; the run folder holds everything.
 
@@ -100,14 +84,14 @@ def train(given: TrainArguments, flags: dict[str, Any]) -> None:
     from maple.runs.setup.request import default_out
     from maple.runs.train import TrainRequest, train_run
 
-    request = to_request(
+    request = cli.to_request(
         given,
         TrainRequest,
         out=given.out or default_out(given.source),
-        ood=named_sources(given.ood),
+        ood=cli.named_sources(given.ood),
         flags=flags,
-        file=read_config(given.config),
-        command=command_line(),
+        file=cli.read_config(given.config),
+        command=cli.command_line(),
     )
     print_results(train_run(request), given.as_json)
 
@@ -116,56 +100,58 @@ def train(given: TrainArguments, flags: dict[str, Any]) -> None:
 class FitArguments:
     """The arguments of ``maple fit``."""
 
-    model: str = argument(
+    model: str = cli.argument(
         "timm/NAME, torchvision/NAME or resnet20, with --weights; a Hugging Face folder; a TorchScript, .pt2 or .onnx "
         "file; python:package.module:function",
         "MODEL",
     )
-    source: str = flag(MISSING, "labelled images that the network was trained on", "--data")
-    calibrate: str | None = flag(
+    source: str = cli.flag(MISSING, "labelled images that the network was trained on", "--data")
+    calibrate: str | None = cli.flag(
         None, "labelled images that it was not trained on: --splits divides them into validation and calibration"
     )
-    test: str | None = flag(None, "labelled test images, which it was not trained on either")
-    out: Path | None = flag(None, "run folder to write", shown="runs/<name of the data>")
-    weights: Path | None = flag(None, "weights of the network: .safetensors or a torch file")
-    n_classes: int | None = flag(None, "number of classes", "--classes", shown="as in the weights", min=1)
-    class_names: str | None = flag(
+    test: str | None = cli.flag(None, "labelled test images, which it was not trained on either")
+    out: Path | None = cli.flag(None, "run folder to write", shown="runs/<name of the data>")
+    weights: Path | None = cli.flag(None, "weights of the network: .safetensors or a torch file")
+    n_classes: int | None = cli.flag(None, "number of classes", "--classes", shown="as in the weights", min=1)
+    class_names: str | None = cli.flag(
         None,
         "classes in the order of the logits, or @FILE with one per line",
         shown="the network's, if it names those of the data, else in the order of the data",
     )
-    head: str | None = flag(None, "layer that gives the logits; of ONNX the tensor with the embedding", shown="found")
-    drop_head: bool = flag(False, "use only the embedding: for classes that the network was not trained for")
-    mean: str | None = flag(
+    head: str | None = cli.flag(
+        None, "layer that gives the logits; of ONNX the tensor with the embedding", shown="found"
+    )
+    drop_head: bool = cli.flag(False, "use only the embedding: for classes that the network was not trained for")
+    mean: str | None = cli.flag(
         None, "mean that the network subtracts from images in 0..1", shown="its own, or 0", metavar="R,G,B"
     )
-    std: str | None = flag(None, "standard deviation that it divides by", shown="its own, or 1", metavar="R,G,B")
-    shallow: str | None = flag(None, "intermediate layer for the `shallow` score", shown="none")
-    trust: Trust = False
-    ood: OodSources = None
-    data_root: DataRoot = None
-    workers: Workers = 2
-    overwrite: bool = flag(False, "replace an existing run")
-    as_json: AsJson = False
+    std: str | None = cli.flag(None, "standard deviation that it divides by", shown="its own, or 1", metavar="R,G,B")
+    shallow: str | None = cli.flag(None, "intermediate layer for the `shallow` score", shown="none")
+    trust: cli.Trust = False
+    ood: cli.OodSources = None
+    data_root: cli.DataRoot = None
+    workers: cli.Workers = 2
+    overwrite: bool = cli.flag(False, "replace an existing run")
+    as_json: cli.AsJson = False
 
 
-@command("data", "detector", "decision", settable=True)
+@cli.command("data", "detector", "decision", settable=True)
 def fit(given: FitArguments, flags: dict[str, Any]) -> None:
     """Make a run of an already trained network, without training; the run folder holds everything."""
     from maple.options import read_names
     from maple.runs.fit import FitRequest, fit_run
     from maple.runs.setup.request import default_out
 
-    request = to_request(
+    request = cli.to_request(
         given,
         FitRequest,
         out=given.out or default_out(given.source),
         class_names=tuple(read_names(given.class_names or "")),
-        mean=read_numbers(given.mean, "--mean", float, _CHANNELS, length=3),
-        std=read_numbers(given.std, "--std", float, _CHANNELS, length=3),
-        ood=named_sources(given.ood),
+        mean=cli.read_numbers(given.mean, "--mean", float, _CHANNELS, length=3),
+        std=cli.read_numbers(given.std, "--std", float, _CHANNELS, length=3),
+        ood=cli.named_sources(given.ood),
         flags={**flags, "workers": given.workers},
-        command=command_line(),
+        command=cli.command_line(),
     )
     print_results(fit_run(request), given.as_json)
 
@@ -174,28 +160,28 @@ def fit(given: FitArguments, flags: dict[str, Any]) -> None:
 class TuneArguments(_TrainingArguments):
     """The arguments of ``maple tune``."""
 
-    calibration: str | None = flag(None, "calibration images, which are kept aside")
-    test: str | None = flag(None, "test images, which are kept aside")
-    out: Path | None = flag(None, "folder of the study", shown="runs/<name of DATA>-tune")
-    search: str = flag("bayes", "bayes (Optuna's TPE) or grid", metavar="bayes|grid")
-    trials: int | None = flag(None, "trials of a Bayesian search, over all processes", shown="20")
-    parameters: str | None = flag(
+    calibration: str | None = cli.flag(None, "calibration images, which are kept aside")
+    test: str | None = cli.flag(None, "test images, which are kept aside")
+    out: Path | None = cli.flag(None, "folder of the study", shown="runs/<name of DATA>-tune")
+    search: str = cli.flag("bayes", "bayes (Optuna's TPE) or grid", metavar="bayes|grid")
+    trials: int | None = cli.flag(None, "trials of a Bayesian search, over all processes", shown="20")
+    parameters: str | None = cli.flag(
         None,
         "options to search, such as max_clusters,margin",
         shown="hard_class_error,relabel_every,max_clusters; bayes: also learning rate, margin and weights",
     )
-    values: list[str] | None = flag(None, "NAME=VALUE,... to search instead of the default range; may be repeated")
-    criterion: str = flag(
+    values: list[str] | None = cli.flag(None, "NAME=VALUE,... to search instead of the default range; may be repeated")
+    criterion: str = cli.flag(
         "nll", "criterion to minimise on in-distribution validation images", metavar="nll|gaussian|errors"
     )
-    prune: bool = flag(True, "stop trials early whose validation loss falls behind")
-    storage: str | None = flag(None, "Optuna URL of the study", shown="an SQLite file in OUT")
-    study: str | None = flag(None, "name of the study in its storage", shown="the name of OUT")
-    dry_run: bool = flag(False, "print the plan and do nothing")
-    as_json: TextAsJson = False
+    prune: bool = cli.flag(True, "stop trials early whose validation loss falls behind")
+    storage: str | None = cli.flag(None, "Optuna URL of the study", shown="an SQLite file in OUT")
+    study: str | None = cli.flag(None, "name of the study in its storage", shown="the name of OUT")
+    dry_run: bool = cli.flag(False, "print the plan and do nothing")
+    as_json: cli.TextAsJson = False
 
 
-@command(*_TRAINING, settable=True)
+@cli.command(*_TRAINING, settable=True)
 def tune(given: TuneArguments, flags: dict[str, Any]) -> None:
     """Search for better settings of a recipe on in-distribution images alone; rerun the command to resume."""
     from maple.options import read_names
@@ -204,13 +190,13 @@ def tune(given: TuneArguments, flags: dict[str, Any]) -> None:
     from maple.runs.tune.search import tune_recipe
 
     default = default_out(given.source)
-    request = to_request(
+    request = cli.to_request(
         given,
         TuneRequest,
         out=given.out or default.with_name(f"{default.name}-tune"),
         parameters=None if given.parameters is None else read_names(given.parameters),
-        values=named_values(given.values),
+        values=cli.named_values(given.values),
         flags=flags,
-        file=read_config(given.config),
+        file=cli.read_config(given.config),
     )
     print_described(make_plan(request) if given.dry_run else tune_recipe(request), given.as_json)
