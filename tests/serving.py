@@ -16,7 +16,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from PIL import Image
+from prometheus_client.parser import text_string_to_metric_families
+from starlette.testclient import TestClient
 
 from commands import python_path
 from image_files import encode
@@ -25,11 +28,12 @@ from maple.deploy.serve.app import create_app
 from maple.deploy.serve.options import ServeOptions
 from maple.deploy.serve.server import listen_at, run_app
 from maple.prediction.base import BasePredictor
-from maple.types import Prediction
+from maple.types import PREDICTION_COLUMNS, Prediction
 
 CENTROIDS = np.array([[200.0, 40, 40], [40, 200, 40], [40, 40, 200], [120, 120, 200]])  # (M, 3): mean colours
 CLUSTER_TO_CLASS = np.array([0, 1, 2, 2])
 NAMES = ("red", "green", "blue")
+THUMBNAILS = {0: np.arange(3 * 8 * 8 * 3, dtype=np.uint8).reshape(3, 8, 8, 3)}
 
 
 class Colours(BasePredictor):
@@ -88,6 +92,37 @@ class Colours(BasePredictor):
 
     def _predict_rows(self, images: Any, batch_size: int, indices: Any, workers: int) -> Iterator[Prediction]:
         raise NotImplementedError
+
+
+def serve(predictor: Colours | None = None, **options: Any) -> TestClient:
+    """A client of a service with these options."""
+    return TestClient(create_app(predictor or Colours(), ServeOptions(**options)))
+
+
+def metrics(client: TestClient) -> dict[str, float]:
+    """All samples without labels, and the sum over all labels of the others."""
+    values: dict[str, float] = {}
+    for family in text_string_to_metric_families(client.get("/metrics").text):
+        for sample in family.samples:
+            values[sample.name] = values.get(sample.name, 0.0) + sample.value
+    return values
+
+
+def check_against(predictor: Any, pixels: np.ndarray, said: list[dict[str, Any]], files: list[str]) -> None:
+    """What a predictor says of these pixels is what came over HTTP."""
+    expected = predictor.predict_pixels(pixels)
+    for i, (row, answer) in enumerate(zip(expected.rows(files), said, strict=True)):
+        assert list(answer)[: len(PREDICTION_COLUMNS)] == list(PREDICTION_COLUMNS)
+        for column in PREDICTION_COLUMNS:
+            same = pytest.approx(row[column], rel=1e-4, abs=1e-9) if isinstance(row[column], float) else row[column]
+            assert answer[column] == same, column
+        ordered = sorted(zip(-expected.probabilities[i], range(100), predictor.class_names))[:5]
+        assert [likely["class"] for likely in answer["probabilities"]] == [name for _, _, name in ordered]
+        assert [likely["probability"] for likely in answer["probabilities"]] == pytest.approx(
+            [-negative for negative, _, _ in ordered], rel=1e-3, abs=1e-9
+        )
+        assert answer["runner_up"] == answer["probabilities"][1]
+        assert answer["position"] == pytest.approx(expected.position[i].tolist(), rel=1e-3, abs=1e-5)
 
 
 def png(colour: tuple[int, int, int], size: tuple[int, int] = (8, 8)) -> bytes:

@@ -52,13 +52,13 @@ class Method(Generic[Kind]):
             if each.name not in self.fixed and self.fixed.get(each.metadata.get("needs", ""), True)
         }
 
-    def create(self, options: Mapping[str, Any], where: str) -> Kind:
-        """An instance with these options; errors say ``where`` the options come from."""
+    def create(self, options: Mapping[str, Any], where: str | None) -> Kind:
+        """An instance with these options; errors say ``where`` the options come from, ``None`` for ``--set``."""
         if not is_dataclass(self.kind):
             for option in options:
-                raise UsageError(f"unknown option '{option}' in {where}: it has no options")
+                raise UsageError(f"unknown option '{option}' in {where or '--set ' + self.name}: it has no options")
             return self.kind()
-        return build_options(self.kind, {**options, **self.fixed}, where)
+        return build_options(self.kind, {**options, **self.fixed}, where, owner=self.name)
 
 
 class Registry(Generic[Kind]):

@@ -14,7 +14,6 @@ from maple.errors import UsageError
 from maple.options import read_toml
 from maple.prediction.store import load_predictor
 from maple.runs.evaluate import EvaluateRequest, evaluate_run
-from maple.runs.listings import list_methods
 from maple.training.recipe import find_recipe, list_recipes
 from maple.types import About
 
@@ -32,22 +31,6 @@ def plain(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs") / "plain"
     assert train(folder, "cross-entropy") == 0
     return folder
-
-
-def test_the_list_is_that_of_the_registries(capsys):
-    assert run("methods", "--json") == 0
-    rows = json.loads(capsys.readouterr().out)
-    assert {row["name"] for row in rows if row["kind"] == "recipe"} == set(list_recipes()) >= set(BASELINES)
-    assert {row["name"] for row in rows if row["kind"] == "detector"} == set(list_detectors())
-    assert all(row["title"] and row["paper"] and row["passes"] for row in rows)
-    assert rows == list_methods()
-
-
-def test_the_list_as_people_read_it(capsys):
-    assert run("methods") == 0
-    shown = flat(capsys.readouterr().out)
-    for name in (*list_recipes(), *list_detectors()):
-        assert name in shown
 
 
 def test_the_section_of_a_recipe_has_its_name():

@@ -7,12 +7,17 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+from fastapi import FastAPI
+from starlette.testclient import TestClient
 
 from commands import flat, run
+from maple.cli.predicting import DRIFT
 from maple.options import read_toml
 from plugins import forgetting_plugins, write_plugins
+from serving import as_json, png
 
 TRAIN = ("train", "digits", "--recipe", "cosine", "--epochs", 1, "--splits", "0.1,0.1,0.1,0.7")
 PLUGIN = ("--plugin", "my_recipe")
@@ -60,9 +65,59 @@ def test_commands_know_methods_of_a_plugin(capsys):
     assert found["plugin"] == "my_recipe" and [each["name"] for each in found["options"]] == ["scale", "smoothing"]
 
 
+def test_a_run_of_a_plugin_is_explained_and_monitored(capsys):
+    assert run("explain", "made", "digits", *PLUGIN, "--limit", 3, "--json") == 0
+    assert len(json.loads(capsys.readouterr().out)) == 3
+    assert run("monitor", "made", "simulated-diatoms/far?n=60", *PLUGIN, "--json") in (0, DRIFT)
+    assert json.loads(capsys.readouterr().out)["images"] == 60
+
+
+def test_a_run_of_a_plugin_is_updated(capsys):
+    """The updated run records the plug-in too."""
+    assert run("update", "made", "--data", "digits", "--only", "3", *PLUGIN, "--out", "updated", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["new_classes"] == []
+    assert read_toml(Path("updated/config.toml"))["origin"]["plugin"] == "my_recipe"
+    assert run("predict", "updated", "digits", *PLUGIN, "--out", "u.csv") == 0
+
+
+def test_a_run_of_a_plugin_is_served(monkeypatch):
+    answers: list[Any] = []
+
+    def ask(app: FastAPI, *_: object) -> None:  # instead of waiting for requests from elsewhere
+        with TestClient(app) as client:
+            answers.append(client.get("/v1/model").json())
+            answers.append(client.post("/v1/predict", json=as_json(png((9, 9, 9)))).json())
+
+    monkeypatch.setattr("maple.deploy.serve.server.run_app", ask)
+    assert run("serve", "made", *PLUGIN, "--port", 0, "--false-alarm", 0.1) == 0
+    described, said = answers
+    assert described["classes"] == [str(i) for i in range(10)] and described["decision"]["false_alarm"] == 0.1
+    assert [row["file"] for row in said["predictions"]] == ["0.png"]
+
+
+def test_benchmarks_have_rows_of_plugins(capsys):
+    """Over a second: a small network is trained and all detectors are fitted, as the user's command does."""
+    tiny = ("benchmark", "--profile", "tiny", "--out", "tables", "--json")
+    assert run(*tiny, "detectors", "--plugin", "my_detector") == 0
+    (table,) = json.loads(capsys.readouterr().out)
+    assert {"l1", "knn", "MAPLE"} <= {row["title"] for row in table["rows"]}
+    assert run(*tiny, "cifar10", *PLUGIN, "--dry-run") == 0
+    assert any(row["training"].startswith("cosine on ") for row in json.loads(capsys.readouterr().out))
+
+
 @pytest.mark.parametrize(
     "command",
-    [("predict", "made", "digits"), ("evaluate", "made"), ("export", "made", "g.onnx"), (*TRAIN, "--init", "made")],
+    [
+        ("predict", "made", "digits"),
+        ("evaluate", "made"),
+        ("export", "made", "g.onnx"),
+        ("explain", "made", "digits"),
+        ("monitor", "made", "digits"),
+        ("update", "made", "--data", "digits"),
+        ("serve", "made", "--port", 0),
+        (*TRAIN, "--init", "made"),
+    ],
+    ids=lambda command: command[0],
 )
 def test_a_run_without_its_plugin_names_it_and_imports_nothing(command, capsys):
     assert run(*command) == 2

@@ -75,7 +75,7 @@ def explain(given: ExplainArguments, flags: dict[str, Any]) -> None:
     """Explain the prediction of each image: nearest cluster, runner-up, and the features that deviate most."""
     from maple.runs.explain import ExplainRequest, explain_images, to_json, to_text
 
-    cases = explain_images(to_request(given, ExplainRequest, decision=flags))
+    cases = explain_images(cli.to_request(given, ExplainRequest, decision=flags))
     if given.as_json or given.out is None:
         print(to_json(cases) if given.as_json else to_text(cases))
     else:

@@ -164,7 +164,7 @@ def create_detectors(names: Sequence[str], settings: Mapping[str, Any]) -> list[
         name, _, option = key.rpartition(".")
         if name not in DETECTORS:
             raise UsageError(f"--set {key}: unknown detector '{name}', {suggest(name, DETECTORS.names())}")
-        DETECTORS.find(name).create({option: value}, f"--set {name}")  # an error names the option
+        DETECTORS.find(name).create({option: value}, where=None)  # an error names the option
         if name not in options:
             raise UsageError(f"--set {key}: '{name}' is not compared here, add --detector {name}")
         options[name][option] = value

@@ -3,37 +3,27 @@
 from __future__ import annotations
 
 import base64
-import errno
 import json
-import os
 import pickle
 import re
 import signal
 import struct
-import subprocess
 import sys
-import urllib.error
-import urllib.request
 import zlib
 from collections.abc import Callable
 from functools import cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pytest
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
-from pydantic import ValidationError
 from starlette.testclient import TestClient
 
 from image_files import encode, endless_jpeg, noise, png_of_size
-from maple.data._decoder import Decoding
-from maple.data.stream import DecoderPool
 from maple.deploy.serve.app import create_app
-from maple.deploy.serve.batching import Busy
-from maple.deploy.serve.endpoints import DECODERS, N_BODIES, Endpoints
+from maple.deploy.serve.endpoints import DECODERS
 from maple.deploy.serve.options import ServeOptions
-from maple.deploy.serve.uploads import PredictRequest, UploadError, parse_json
 from serving import Colours, as_form, as_json, http_bytes, png, server, talk
 
 N_UPLOADS = 500
@@ -339,83 +329,6 @@ def test_images_that_decode_forever_are_refused_and_the_others_go_on(monkeypatch
             assert client.post("/v1/predict", json=as_json(png((200, 40, 40)))).status_code == 200
 
 
-class Processes:
-    """The processes that were started: no more than ``most`` can be, and the next ``n_doomed`` are killed at once."""
-
-    def __init__(self) -> None:
-        self.started: list[subprocess.Popen] = []
-        self.most, self.n_doomed = 1000, 0
-
-    def start(self, *arguments: Any, popen: type[subprocess.Popen] = subprocess.Popen, **options: Any) -> Any:
-        if len(self.started) >= self.most:
-            raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
-        process = popen(*arguments, **options)
-        self.started.append(process)
-        if self.n_doomed:
-            self.n_doomed -= 1
-            process.kill()
-        return process
-
-    def end(self, by: signal.Signals) -> None:
-        for process in self.started:
-            process.send_signal(by)
-
-
-@pytest.fixture
-def processes(monkeypatch) -> Processes:
-    noted = Processes()
-    monkeypatch.setattr("maple.data.stream.subprocess.Popen", noted.start)
-    return noted
-
-
-@pytest.mark.skipif(sys.platform == "win32", reason="has no such signal")
-def test_a_decoder_that_others_end_is_no_fault_of_the_image(processes):
-    with TestClient(create_app(Colours())) as client:
-
-        def ask() -> Any:
-            return client.post("/v1/predict", json=as_json(png((200, 40, 40))))
-
-        processes.end(signal.SIGKILL)
-        assert [ask().status_code for _ in range(DECODERS + 1)] == [200] * (DECODERS + 1)
-        processes.end(signal.SIGKILL)
-        processes.n_doomed = 1  # the one that is asked next
-        said = ask()
-        assert said.status_code == 503 and int(said.headers["retry-after"]) >= 1
-        assert "memory" in said.json()["error"]
-        assert 'maple_refused_total{reason="decoder"} 1.0' in client.get("/metrics").text
-        assert [ask().status_code for _ in range(DECODERS + 1)] == [200] * (DECODERS + 1)
-    assert all(process.poll() is not None for process in processes.started)
-
-
-@pytest.mark.skipif(sys.platform == "win32", reason="has no such signal")
-def test_a_decoder_that_cannot_be_started_is_missed_until_it_can(processes):
-    with TestClient(create_app(Colours())) as client:
-
-        def ask() -> Any:
-            return client.post("/v1/predict", json=as_json(png((200, 40, 40))))
-
-        processes.most = len(processes.started)
-        processes.started[-1].send_signal(signal.SIGALRM)  # as an image would
-        assert [ask().status_code for _ in range(3)] == [422, 200, 200]  # by the other
-        processes.end(signal.SIGALRM)
-        assert ask().status_code == 422
-        for _ in range(DECODERS):
-            said = ask()
-            assert said.status_code == 503 and int(said.headers["retry-after"]) >= 1
-            assert "cannot start" in said.json()["error"]
-        processes.most += DECODERS
-        assert [ask().status_code for _ in range(DECODERS + 1)] == [200] * (DECODERS + 1)
-    assert all(process.poll() is not None for process in processes.started)
-
-
-def test_where_one_decoder_cannot_be_started_none_is_left(processes):
-    processes.most = 1
-    with pytest.raises(OSError, match=os.strerror(errno.EAGAIN)):
-        DecoderPool(Decoding(8, "pad", max_pixels=64, seconds=60), 2)
-    (process,) = processes.started
-    assert process.returncode is not None
-
-
 def raw_requests() -> list[tuple[str, bytes]]:
     """What a client may send that no library would: (name, bytes)."""
     body, kind = as_form(png((1, 2, 3)))
@@ -482,51 +395,3 @@ def test_hostile_bytes_over_a_socket_do_not_bring_it_down():
         process.send_signal(signal.SIGTERM)
         assert process.wait(20) == 0
         assert process.stderr.read() == ""
-
-
-def test_whoever_sends_too_much_still_hears_why():
-    """Clients such as urllib read no answer before all is sent: the connection must last until then."""
-    body, kind = as_form(bytes(2**25))
-    with server(0.0) as (_, port):
-        for path, sent_as, status in (
-            ("v1/predict", kind, 413),
-            ("v1/predict", "image/png", 415),
-            ("healthz", kind, 405),
-        ):
-            request = urllib.request.Request(f"http://127.0.0.1:{port}/{path}", body, {"Content-Type": sent_as})
-            with pytest.raises(urllib.error.HTTPError) as caught:
-                urllib.request.urlopen(request, timeout=20)
-            assert caught.value.code == status and json.load(caught.value)["error"]
-
-
-def test_json_of_millions_of_values_is_refused_before_it_is_parsed():
-    for value in (b"0", b'{"data":""}', b"[]"):
-        with pytest.raises(UploadError, match="more than 64 images"):
-            parse_json(b'{"images":[' + (value + b",") * 100_000 + value + b"]}", 64)
-    with pytest.raises(ValidationError) as error:
-        PredictRequest.model_validate_json(b'{"images":[' + b"0," * 1000 + b"0]}")
-    assert error.value.error_count() == 1
-    names = [{"name": "," * 1000, "data": ""}] * 64
-    assert len(parse_json(json.dumps({"images": names}).encode(), 64)) == 64
-
-
-def test_headers_of_a_part_are_few_and_short():
-    """Which older versions of python-multipart do not care about."""
-    disposition = b'Content-Disposition: form-data; name="files"; filename="a.png"\r\n'
-    many = b"".join(b"H%d: v\r\n" % i for i in range(1000))
-    with TestClient(create_app(Colours(), ServeOptions())) as client:
-        for headers in (many, b"H: " + b"v" * 10_000 + b"\r\n", b"H" * 10_000 + b": v\r\n"):
-            body = b"--x\r\n" + disposition + headers + b"\r\n" + png((1, 2, 3)) + b"\r\n--x--\r\n"
-            said = client.post("/v1/predict", content=body, headers={"Content-Type": "multipart/form-data; boundary=x"})
-            assert said.status_code == 422 and said.json()["error"].startswith("the form is broken (Maximum header")
-
-
-def test_bodies_are_counted_as_they_arrive():
-    service = Endpoints(Colours(), ServeOptions(max_bytes=1000), {})
-    with service._holding() as hold:
-        for _ in range(N_BODIES):
-            hold(bytes(1000))
-        with service._holding() as other, pytest.raises(Busy, match="too many uploads"):
-            other(b"a")
-    with service._holding() as hold:  # all given back
-        hold(bytes(1000))

@@ -1,0 +1,125 @@
+"""Endpoints: requests share batches, are refused in time, and what was accepted is answered."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import io
+import json
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+from starlette.testclient import TestClient
+
+from image_files import encode
+from maple.deploy.serve.batching import Busy
+from maple.deploy.serve.endpoints import N_BODIES, Endpoints
+from maple.deploy.serve.options import ServeOptions
+from serving import (
+    THUMBNAILS,
+    Colours,
+    as_json,
+    colours,
+    metrics,
+    png,
+    serve,
+)
+
+
+def test_exemplars_are_a_strip(client):
+    answer = client.get("/v1/clusters/0/exemplars.png")
+    assert answer.headers["content-type"] == "image/png"
+    strip = np.asarray(Image.open(io.BytesIO(answer.content)))
+    np.testing.assert_array_equal(strip, np.concatenate(list(THUMBNAILS[0]), axis=1))
+    for cluster, status in (("1", 404), ("99", 404), (str(10**30), 404), ("-1", 422), ("x", 422)):
+        said = client.get(f"/v1/clusters/{cluster}/exemplars.png")
+        assert said.status_code == status and list(said.json()) == ["error"]
+
+
+def ask_together(client: TestClient, requests: list[dict[str, Any]]) -> list[Any]:
+    with concurrent.futures.ThreadPoolExecutor(len(requests)) as pool:
+        return list(pool.map(lambda body: client.post("/v1/predict", json=body), requests))
+
+
+def test_requests_share_batches_and_nobody_notices():
+    predictor = Colours(seconds=0.02)
+    chosen = colours(40)
+    with serve(predictor, max_batch=16) as client:
+        together = ask_together(client, [as_json(*map(png, chosen[i : i + 2])) for i in range(0, 40, 2)])
+        shared, predictor.batches = predictor.batches[2:], []  # without the warm-up
+        counted = metrics(client)
+        alone = [client.post("/v1/predict", json=as_json(png(colour))).json()["predictions"][0] for colour in chosen]
+    said = [row for answer in together for row in answer.json()["predictions"]]
+    assert [row | {"file": ""} for row in said] == [row | {"file": ""} for row in alone]
+    assert sum(shared) == 40 and max(shared) > 2 and len(shared) < 20
+    assert counted["maple_batch_images_count"] == len(shared) and counted["maple_batch_images_sum"] == 40
+
+
+def test_back_pressure_answers_503_and_when_to_try_again():
+    predictor = Colours()
+    with serve(predictor, max_images=4, queue=8) as client:
+        predictor.gate.clear()
+        with concurrent.futures.ThreadPoolExecutor(4) as pool:
+            waiting = [pool.submit(client.post, "/v1/predict", json=as_json(*[png((1, 2, 3))] * 4)) for _ in range(2)]
+            while metrics(client)["maple_queue_images"] < 8:
+                time.sleep(0.01)
+            refused, unready = client.post("/v1/predict", json=as_json(png((1, 2, 3)))), client.get("/readyz")
+            assert client.get("/healthz").status_code == 200
+            predictor.gate.set()
+            assert [answer.result().status_code for answer in waiting] == [200, 200]
+        for said in (refused, unready):
+            assert said.status_code == 503 and int(said.headers["retry-after"]) >= 1
+            assert "queue" in said.json()["error"]
+        assert client.get("/readyz").status_code == 200
+        assert metrics(client)["maple_refused_total"] == 2
+
+
+def test_a_deadline_that_cannot_be_met_is_refused_at_once():
+    predictor = Colours(seconds_per_image=0.05)
+    with serve(predictor, max_batch=4, deadline_ms=1000) as client:  # 0.7 s are promised: 13 images at most
+        answers = ask_together(client, [as_json(png(colour)) for colour in colours(40)])
+    statuses = [answer.status_code for answer in answers]
+    assert set(statuses) == {200, 503} and 4 <= statuses.count(200) <= 39
+    assert sum(predictor.batches[2:]) == statuses.count(200)  # nothing was computed in vain
+
+
+def test_many_large_uploads_at_a_time_are_refused():
+    predictor = Colours()
+    large = as_json(encode(Image.fromarray(np.random.default_rng(0).integers(0, 256, (60, 60, 3), np.uint8))))
+    length = len(json.dumps(large))
+    with serve(predictor, max_bytes=length + 100) as client:
+        predictor.gate.clear()
+        with concurrent.futures.ThreadPoolExecutor(N_BODIES + 1) as pool:
+            waiting = [pool.submit(client.post, "/v1/predict", json=large) for _ in range(N_BODIES)]
+            while metrics(client)["maple_queue_images"] < N_BODIES:
+                time.sleep(0.01)
+            refused = client.post("/v1/predict", json=large)
+            predictor.gate.set()
+            assert all(answer.result().status_code == 200 for answer in waiting)
+        assert refused.status_code == 503 and "uploads" in refused.json()["error"]
+        assert client.post("/v1/predict", json=large).status_code == 200
+
+
+def test_before_it_started_and_after_it_ended_nothing_is_accepted():
+    client = serve()
+    service = client.app.state.endpoints
+    assert client.get("/readyz").status_code == 503 and client.get("/healthz").status_code == 200
+    assert service._decoders is None
+    with client:
+        assert client.get("/readyz").status_code == 200 and service._decoders is not None
+    assert service._decoders is None
+    said = client.post("/v1/predict", json=as_json(png((1, 2, 3))))
+    assert said.status_code == 503 and "shutting down" in said.json()["error"]
+
+
+def test_bodies_are_counted_as_they_arrive():
+    service = Endpoints(Colours(), ServeOptions(max_bytes=1000), {})
+    with service._holding() as hold:
+        for _ in range(N_BODIES):
+            hold(bytes(1000))
+        with service._holding() as other, pytest.raises(Busy, match="too many uploads"):
+            other(b"a")
+    with service._holding() as hold:  # all given back
+        hold(bytes(1000))

@@ -1,0 +1,45 @@
+"""Middleware: security headers, counts by route, and the rest of refused bodies."""
+
+from __future__ import annotations
+
+import json
+import re
+import urllib.error
+import urllib.request
+
+import pytest
+
+from serving import as_form, serve, server
+
+
+def test_browsers_are_told_to_be_careful(client):
+    for path in ("/", "/v1/model", "/nowhere", "/static/nowhere"):
+        headers = client.get(path, headers={"Origin": "https://elsewhere.example"}).headers
+        assert "default-src 'self'; img-src 'self' blob: data:" in headers["content-security-policy"]
+        assert "frame-ancestors 'none'" in headers["content-security-policy"]
+        assert headers["x-content-type-options"] == "nosniff" and headers["referrer-policy"] == "no-referrer"
+        assert "access-control-allow-origin" not in headers
+
+
+def test_routes_are_as_many_as_there_are():
+    with serve() as client:
+        for i in range(5):
+            client.get(f"/nowhere/{i}")
+            client.get(f"/v1/clusters/{i}/exemplars.png")
+        routes = set(re.findall(r'maple_requests_total{route="([^"]*)"', client.get("/metrics").text))
+    assert routes == {"other", "/v1/clusters/{cluster}/exemplars.png"}
+
+
+def test_whoever_sends_too_much_still_hears_why():
+    """Clients such as urllib read no answer before all is sent: the connection must last until then."""
+    body, kind = as_form(bytes(2**25))
+    with server(0.0) as (_, port):
+        for path, sent_as, status in (
+            ("v1/predict", kind, 413),
+            ("v1/predict", "image/png", 415),
+            ("healthz", kind, 405),
+        ):
+            request = urllib.request.Request(f"http://127.0.0.1:{port}/{path}", body, {"Content-Type": sent_as})
+            with pytest.raises(urllib.error.HTTPError) as caught:
+                urllib.request.urlopen(request, timeout=20)
+            assert caught.value.code == status and json.load(caught.value)["error"]

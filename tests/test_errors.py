@@ -1,0 +1,41 @@
+"""Errors carry exit codes, suggest names and name the extra that is missing."""
+
+from __future__ import annotations
+
+import importlib
+
+import pytest
+
+from maple import errors
+from maple.errors import EXTRAS, ConfigError, MapleError, UsageError, naming_extras, same_class, suggest
+
+
+def test_wrong_use_is_two_and_failure_is_one():
+    kinds = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, MapleError)]
+    assert len(kinds) >= 8
+    for kind in kinds:
+        assert kind("x").exit_code == (2 if issubclass(kind, UsageError) else 1)
+    assert issubclass(ConfigError, UsageError) and issubclass(UsageError, ValueError)
+
+
+def test_the_nearest_name_is_suggested_else_all():
+    assert "'resnet18'" in suggest("resnet81", ["resnet9", "resnet18"])
+    assert suggest("zzz", iter(["b", "a"])).endswith("a, b")
+
+
+@pytest.mark.parametrize("package", sorted(EXTRAS))
+def test_a_missing_extra_is_named(package):
+    with pytest.raises(UsageError) as caught, naming_extras():
+        raise ModuleNotFoundError(name=package)
+    assert package in str(caught.value) and f"[{EXTRAS[package]}]" in str(caught.value)
+
+
+def test_other_missing_packages_are_not():
+    with pytest.raises(ModuleNotFoundError) as caught, naming_extras():
+        importlib.import_module("no_such_package_anywhere")
+    assert not isinstance(caught.value, MapleError)
+
+
+def test_a_class_that_is_loaded_again_is_the_same():
+    again = type("UsageError", (), {"__module__": "maple.errors"})
+    assert same_class(again, UsageError) and not same_class(again, ConfigError)

@@ -1,0 +1,71 @@
+"""Progress: lines for people without markup, bars only on a terminal, one process speaks."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from rich.console import Console
+
+from maple import progress
+from maple.progress import TrainDisplay, counting, is_first_process, say, track, warn
+
+ROW = {
+    "epoch": 2,
+    "cross_entropy": 0.5,
+    "triplet": 0.25,
+    "validation_accuracy": 0.75,
+    "clusters": 11,
+    "relabelled": "3;8",
+    "seconds": 4.4,
+}
+
+
+@pytest.fixture(params=[False, True], ids=["file", "terminal"])
+def shown(request, monkeypatch) -> io.StringIO:
+    file = io.StringIO()
+    monkeypatch.setattr(progress, "console", Console(file=file, force_terminal=request.param, width=200))
+    return file
+
+
+@pytest.mark.parametrize("name", ["RANK", "LOCAL_RANK", "SLURM_PROCID"])
+def test_only_the_first_process_speaks(name, monkeypatch):
+    monkeypatch.setenv(name, "0")
+    assert is_first_process()
+    monkeypatch.setenv(name, "1")
+    assert not is_first_process()
+
+
+def test_names_in_lines_are_not_markup(shown):
+    say("class [bold]a[/] of 'x[0]'")
+    warn("[/]")
+    assert "class [bold]a[/] of 'x[0]'\n" in shown.getvalue() and "warning:" in shown.getvalue()
+
+
+def test_items_pass_through_a_bar(shown):
+    assert list(track(iter(range(5)), "reading", total=5)) == [0, 1, 2, 3, 4]
+    with counting("fetching") as note:
+        if note is not None:
+            note(1, 2)
+    assert (note is not None) == progress.console.is_terminal
+    assert ("reading" in shown.getvalue()) == ("fetching" in shown.getvalue()) == progress.console.is_terminal
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_an_epoch_is_one_line(shown, enabled):
+    with TrainDisplay(5, enabled) as display:
+        display.begin_epoch(2, steps=3)
+        display.step({"cross_entropy": 0.7})
+        display.end_epoch(ROW)
+        display.warn("collapsed")
+    said = shown.getvalue()
+    for text in (
+        "epoch 2/5",
+        "cross_entropy 0.500",
+        "triplet 0.250",
+        "0.7500",
+        "clusters 11",
+        "split 3, 8",
+        "collapsed",
+    ):
+        assert (text in said) == enabled
