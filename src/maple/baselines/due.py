@@ -164,10 +164,7 @@ class SparseGPHead(nn.Module):
         try:
             values = self.posterior(embeddings / self.unit)
         except (NanError, NotPSDError):
-            raise TrainError(
-                "the Gaussian process of recipe 'due' has diverged: "
-                f"start again with --overwrite and {DueRecipe.remedy}"
-            ) from None
+            raise TrainError(f"recipe 'due' diverged: start again with --overwrite and {DueRecipe.remedy}") from None
         return values.mean.T, values.variance.T
 
     def kl_divergence(self) -> Tensor:
@@ -262,10 +259,7 @@ class DueRecipe(BoundedRecipe):
         assert isinstance(head, SparseGPHead)
         n_points = len(head.posterior.inducing_points)
         if n_points > len(labels):
-            raise DataError(
-                f"recipe 'due' has {n_points} inducing points for {len(labels)} training images: "
-                "give it fewer with --set due.inducing_points"
-            )
+            raise DataError(f"{n_points} inducing points for {len(labels)} images: lower --set due.inducing_points")
         rows = np.random.default_rng(seed).permutation(len(labels))[: max(FIRST_IMAGES, n_points)]
         with batch_statistics(backbone):
             embeddings = embed_rows(rows)

@@ -48,9 +48,7 @@ def join_members(members: Sequence[Backbone]) -> Backbone:
     for member in members[1:]:
         same = (member.mean.allclose(first.mean), member.std.allclose(first.std))
         if not all(same) or member.embedding_size != first.embedding_size:
-            raise UsageError(
-                "the members of an ensemble differ in size or normalisation: train them on the same images"
-            )
+            raise UsageError("members of an ensemble differ in size or normalisation: train them on the same images")
     return Backbone(
         EnsembleBody([nn.Sequential(member.body, member.embedding_layer) for member in members]),
         EnsembleHead(heads),

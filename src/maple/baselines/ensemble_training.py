@@ -62,10 +62,7 @@ def member_seeds(seed: int, n_members: int) -> list[int]:
     ([0, 1, 2], [100, 101, 102])
     """
     if seed >= (limit := N_SEEDS // MAX_MEMBERS):
-        raise UsageError(
-            f"--seed {seed} is too large for an ensemble, whose members have seeds {MAX_MEMBERS} times as large: "
-            f"give one below {limit}"
-        )
+        raise UsageError(f"--seed {seed} is too large for an ensemble: give one below {limit}")
     return [seed * MAX_MEMBERS + member for member in range(n_members)]
 
 

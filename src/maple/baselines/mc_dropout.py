@@ -119,9 +119,7 @@ class DropoutRecipe(CrossEntropy):
     def prepare(self, backbone: Backbone) -> None:
         layers = dropout_layers(backbone.body)
         if not layers:
-            raise UsageError(
-                f"the backbone '{backbone.name}' has no dropout layers: add nn.Dropout to it, or use resnet9"
-            )
+            raise UsageError(f"backbone '{backbone.name}' has no dropout layers: add nn.Dropout, or use resnet9")
         for layer in layers:
             layer.p = self.dropout
 

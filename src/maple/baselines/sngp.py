@@ -156,10 +156,7 @@ class RandomFeatureHead(nn.Module):
     def _invert(self) -> Tensor:
         """The inverse of the Cholesky factor of the precision matrix (R, R)."""
         if not self.n_images:
-            raise TrainError(
-                "the precision matrix of recipe 'sngp' has seen no image, so there are no variances: "
-                "train for at least one epoch before asking for probabilities"
-            )
+            raise TrainError("recipe 'sngp' has no variances before its first epoch: train before predicting")
         identity = torch.eye(len(self.precision)).to(self.precision)
         lower, failed = torch.linalg.cholesky_ex(self.precision + self.options.ridge * identity)
         if failed or not lower.isfinite().all():

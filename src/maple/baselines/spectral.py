@@ -114,10 +114,7 @@ class BoundedBatchNorm2d(nn.BatchNorm2d):
 
     def __init__(self, layer: nn.BatchNorm2d, bound: float) -> None:
         if not layer.affine or not layer.track_running_stats:
-            raise UsageError(
-                "batch normalisation without scales or running statistics cannot be bounded: set affine and "
-                "track_running_stats"
-            )
+            raise UsageError("batch normalisation cannot be bounded without affine and track_running_stats: set both")
         super().__init__(layer.num_features, layer.eps, layer.momentum)
         self.bound = bound
         _share_state(layer, self)

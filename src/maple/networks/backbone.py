@@ -115,9 +115,7 @@ class Backbone(nn.Module):
         """Output (N, D') of the body for images (N, 3, H, W) in [0, 1]."""
         smallest = getattr(self.body, "min_size", 1)
         if x.ndim != 4 or x.shape[1] != 3 or min(x.shape[2:]) < smallest:
-            raise UsageError(
-                f"images of shape {tuple(x.shape)}: the backbone takes (N, 3, H, W), at least {smallest} pixels a side"
-            )
+            raise UsageError(f"images of shape {tuple(x.shape)}: give (N, 3, H, W), H and W at least {smallest}")
         x = normalise_images(x, self.mean, self.std).contiguous(memory_format=self.memory_format)
         return self.body(x)
 
@@ -170,10 +168,7 @@ def linear_head(backbone: Backbone) -> LinearHead:
     """
     head = backbone.head
     if backbone.branch:
-        raise UsageError(
-            "the head of the backbone does not read the embedding (--embedding-branch): detectors that recompute "
-            "logits need one that does"
-        )
+        raise UsageError("the head does not read the embedding: leave out --embedding-branch, or use another detector")
     if not isinstance(head, nn.Linear):
         kind = "no head" if head is None else f"a head of type {type(head).__name__}"
         raise UsageError(f"the backbone has {kind}: detectors that recompute logits need a linear one")

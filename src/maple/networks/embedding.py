@@ -115,9 +115,7 @@ def channel_responses(activations: Tensor) -> Tensor:
     tensor([[3., 3.]])
     """
     if activations.ndim != 4:
-        raise UsageError(
-            f"the shallow layer returns {tuple(activations.shape)}, not channels (N, F, H, W): name another layer"
-        )
+        raise UsageError(f"the shallow layer returns {tuple(activations.shape)}, not (N, F, H, W): name another layer")
     means = F.adaptive_avg_pool2d(activations.float().abs(), 1).flatten(1)  # in the layout of the convolution
     return (means + SMALLEST_RESPONSE).log()
 
@@ -204,10 +202,7 @@ def read_batches(
     elif isinstance(images, Iterable) and not isinstance(images, str | bytes):
         yield from _read_loader(images, indices, ordered)
     else:
-        raise UsageError(
-            f"cannot embed {type(images).__name__}: give an ImageSet (open_images makes one), a tensor, an array, a "
-            "Dataset or a DataLoader"
-        )
+        raise UsageError(f"cannot embed {type(images).__name__}: give open_images(...), an array, Dataset or loader")
 
 
 def _read_loader(loader: Iterable[Any], indices: np.ndarray | None, ordered: bool) -> Iterator[Batch]:
@@ -241,7 +236,5 @@ def as_image_batch(images: Tensor | np.ndarray) -> Tensor:
     if not x.is_floating_point():
         raise UsageError(f"images of type {x.dtype}: give uint8 in 0..255 or float in [0, 1]")
     if x.numel() and not (x.min() >= -1e-6 and x.max() <= 1 + 1e-6):
-        raise UsageError(
-            "float images must lie in [0, 1], before any normalisation: the backbone normalises them itself"
-        )
+        raise UsageError("float images outside [0, 1]: leave out normalisation, which the backbone does itself")
     return x.float()

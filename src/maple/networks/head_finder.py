@@ -109,16 +109,10 @@ def wrap_module(
 def _check_split(name: str, call: _Call, body: nn.Module, head: nn.Module, x: Tensor) -> Tensor:
     """Embeddings (N, D) of ``x``; refuses a split in which body or head differ from the recorded ``call``."""
     if call.input.ndim != 2:
-        raise UsageError(
-            f"the input of the head '{name}' is {tuple(call.input.shape)}, not one vector per image (N, D): "
-            "name a layer behind the pooling with head=..., or pool inside the module"
-        )
+        raise UsageError(f"head '{name}' reads {tuple(call.input.shape)}, not (N, D): name a layer after the pooling")
     embedding = body(x)
     if not same_values(embedding, call.input) or not same_values(head(embedding), call.output):
-        raise UsageError(
-            f"without its head '{name}' the module does not return the input of the head: "
-            "let forward return the output of the head unchanged, and call the head once"
-        )
+        raise UsageError(f"the module changes input or output of its head '{name}': call it once, return its output")
     return embedding
 
 
@@ -231,10 +225,7 @@ def _find_head(
     if found:
         return next(iter(found.items()))
     if head is not None:
-        raise UsageError(
-            f"the output of '{head}' is not the output of the module: name the layer that gives the logits, and let "
-            "forward return them unchanged (no softmax)"
-        )
+        raise UsageError(f"'{head}' does not give the output of the module: name the layer of its logits (no softmax)")
     raise UsageError(
         "no linear layer gives the output of the module: let forward return its logits unchanged (no softmax), name "
         "the head with head=..., or, if the module returns embeddings, use Backbone(module, None, embedding_size=D)"

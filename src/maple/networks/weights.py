@@ -58,10 +58,7 @@ def read_state(path: Path) -> dict[str, Tensor]:
             return _without_wrapper(load_file(path))
         content = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError:
-        raise UsageError(
-            f"'{path}' contains pickled objects, which could run code, and is not opened: "
-            "save it again as torch.save(model.state_dict(), ...)"
-        ) from None
+        raise UsageError(f"'{path}' holds pickled objects, which could run code: save its state_dict()") from None
     except (OSError, RuntimeError, EOFError, ValueError, SafetensorError) as error:
         raise UsageError(f"cannot read the weights '{path}' ({error}): is the file complete?") from None
     for key in ("state_dict", "model"):
@@ -90,7 +87,5 @@ def rename_state(state: dict[str, Tensor], backbone: Backbone, path: Path) -> di
     if len(layers) == 1:
         renamed |= {f"head.{key.rpartition('.')[2]}": value for key, value in left.items()}
     if len(layers) > 1 or any(key not in own for key in renamed):
-        raise UsageError(
-            f"'{path}' also contains {shorten_list(list(left))}: it belongs to another network than '{backbone.name}'"
-        )
+        raise UsageError(f"'{path}' also contains {shorten_list(list(left))}, which '{backbone.name}' does not have")
     return renamed

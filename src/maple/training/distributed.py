@@ -46,8 +46,7 @@ def make_fabric(options: TrainOptions) -> Fabric:
         except (MisconfigurationException, RuntimeError, ValueError) as error:
             reason = " ".join(str(error).split())
             raise UsageError(
-                f"cannot train with accelerator {options.accelerator}, {devices} devices and precision {precision}: "
-                f"{reason}"
+                f"cannot train on {options.accelerator}, {devices} devices, {precision}: {reason}"
             ) from None
         fabric.launch()
     return fabric
@@ -74,10 +73,7 @@ def count_processes(options: TrainOptions) -> tuple[int, int]:
         return options.devices, options.nodes
     for name, asked, there in (("devices", options.devices, found.devices), ("nodes", options.nodes, found.nodes)):
         if asked not in (1, there):
-            raise UsageError(
-                f"--{name} is {asked}, but {found.launcher} started {found.devices} processes on each of {found.nodes} "
-                f"machines: leave --{name} out"
-            )
+            raise UsageError(f"--{name} is {asked}, but {found.launcher} started {there}: leave --{name} out")
     return found.devices, found.nodes
 
 

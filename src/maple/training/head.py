@@ -42,8 +42,7 @@ def fit_head(backbone: Backbone, recipe: Recipe, n_outputs: int) -> nn.Module:
     found = count_outputs(backbone.head, backbone.head_size)
     if found != n_outputs:
         raise UsageError(
-            f"the head of the backbone has {found} outputs, but there are {n_outputs} classes: "
-            "set backbone.head = None to start with a new head"
+            f"the head has {found} outputs for {n_outputs} classes: set backbone.head = None for a new one"
         )
     return backbone.head
 
@@ -172,7 +171,4 @@ def optimizes(optimizer: torch.optim.Optimizer, head: nn.Module) -> bool:
 def check_optimizes(optimizer: torch.optim.Optimizer, head: nn.Module) -> None:
     """Raise ``UsageError`` for an optimiser that does not train the head."""
     if not optimizes(optimizer, head):
-        raise UsageError(
-            "the optimiser does not have the parameters of the backbone's head, which would not be trained: create it "
-            "with backbone.parameters()"
-        )
+        raise UsageError("the optimiser lacks parameters of the head: create it with backbone.parameters()")

@@ -105,9 +105,7 @@ def _check_classes(train: ImageSet, validation: ImageSet) -> None:
         missing = [train.class_names[c] for c in np.flatnonzero(counts[:n_classes] == 0)]
         if missing:
             others = f" (nor have {len(missing) - 1} other classes)" if len(missing) > 1 else ""
-            raise DataError(
-                f"class '{missing[0]}' has no {name} image{others}: add images of it or leave the class out"
-            )
+            raise DataError(f"class '{missing[0]}' has no {name} image{others}: add images or leave the class out")
 
 
 @dataclass(eq=False)
@@ -333,8 +331,7 @@ class _Loop:
             backbone.load_state_dict(weights)
         except RuntimeError:
             raise RunError(
-                f"the run in '{folder}' has the weights of another network than '{backbone.name}': resume with the "
-                "--backbone and --embedding-size of the run, or choose another --out"
+                f"'{folder}' is not of '{backbone.name}': give its --backbone and --embedding-size"
             ) from None
         backbone.to(self.fabric.device)
 

@@ -69,10 +69,7 @@ class MapleRecipe(MapleOptions, Recipe):
 
     def __post_init__(self) -> None:
         if self.clustering and self.head_growth == "keep" and self.cluster_scope == "class":
-            raise ConfigError(
-                "head_growth 'keep' needs cluster_scope 'cluster': a class clustered anew has no parents to keep; "
-                "choose head_growth 'fresh' or cluster_scope 'cluster'"
-            )
+            raise ConfigError("head_growth 'keep' needs cluster_scope 'cluster': choose that, or head_growth 'fresh'")
 
     @property
     def name(self) -> str:  # type: ignore[override]
@@ -91,8 +88,7 @@ class MapleRecipe(MapleOptions, Recipe):
         for option in ("prototype_weight", "cross_entropy_norm"):
             if getattr(self, option):
                 raise UsageError(
-                    f"{option} compares embeddings with rows of the head, which does not read them "
-                    f"(--embedding-branch): use {flag_name(option)} 0"
+                    f"{flag_name(option)} needs a head that reads the embedding: leave out --embedding-branch"
                 )
 
     def make_outliers(self, images: Tensor) -> Tensor | None:
@@ -207,9 +203,7 @@ class MapleRecipe(MapleOptions, Recipe):
 
     def grow_head(self, head: nn.Module, relabelling: Relabelling) -> tuple[nn.Module, bool]:
         if not isinstance(head, nn.Linear):
-            raise UsageError(
-                f"relabelling needs a linear head, not {type(head).__name__}: use recipe 'triplet' instead"
-            )
+            raise UsageError(f"relabelling needs a linear head, not {type(head).__name__}: use recipe 'triplet'")
         if self.head_growth == "fresh":
             return self.build_head(head.in_features, relabelling.n_clusters).to(head.weight), False
         return grow_linear(head, relabelling), True

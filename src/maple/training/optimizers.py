@@ -205,6 +205,5 @@ def check_schedule(options: TrainOptions) -> None:
         raise UsageError(f"--milestones {','.join(map(str, milestones))}: give increasing numbers of epochs")
     if milestones[-1] >= options.epochs:
         raise UsageError(
-            f"--milestones {milestones[-1]} is not within the {options.epochs} epochs of the training: give smaller "
-            "milestones or more --epochs"
+            f"--milestones {milestones[-1]} is not below --epochs {options.epochs}: lower it or raise --epochs"
         )

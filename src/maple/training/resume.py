@@ -114,9 +114,7 @@ class Checkpoint(Record):
         Options that did not exist then had no effect and are not compared.
         """
         if self.data != data:
-            raise RunError(
-                f"'{folder}' was trained on other images or labels: resume with the same data or choose another --out"
-            )
+            raise RunError(f"'{folder}' was trained on other images or labels: give the same data or another --out")
         for key, value in options.items():
             if key not in FREE_OPTIONS and self.options.get(key, value) != value:
                 raise started_otherwise(folder, flag_name(key), self.options[key], value)

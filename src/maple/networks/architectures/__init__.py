@@ -34,7 +34,7 @@ def create_network(name: str) -> Network:
     >>> create_network("wrn-27-10")
     Traceback (most recent call last):
     ...
-    maple.errors.UsageError: 'wrn-27-10' has no whole number of blocks: the depth must be 6n + 4, such as 22 or 28
+    maple.errors.UsageError: 'wrn-27-10': the depth of a wide ResNet is 6n + 4, such as 22 or 28
     """
     if name in NETWORKS:
         return NETWORKS[name]()

@@ -58,15 +58,10 @@ def whitening_filters(images: Tensor, epsilon: float = WHITENING_EPSILON) -> tup
 
 def _check_images(images: Tensor) -> None:
     if images.ndim != 4 or images.shape[1] != 3 or min(images.shape[2:]) < KERNEL:
-        raise UsageError(
-            f"images of shape {tuple(images.shape)}: whitening takes (N, 3, H, W), at least {KERNEL} pixels a side"
-        )
+        raise UsageError(f"whitening of images {tuple(images.shape)}: give (N, 3, H, W), H and W at least {KERNEL}")
     needed = -(-PATCH_VALUES * PATCHES_PER_VALUE // _patches_per_image(images))
     if len(images) < needed:
-        raise DataError(
-            f"{len(images)} training images of {images.shape[3]} x {images.shape[2]} pixels: whitening needs at least "
-            f"{needed} of them; add images or choose a backbone without whitening, such as resnet9"
-        )
+        raise DataError(f"{len(images)} training images, but whitening needs {needed}: add some or use resnet9")
 
 
 def _patches_per_image(images: Tensor) -> int:

@@ -64,9 +64,7 @@ def wide_resnet(depth_digits: str, width_digits: str) -> WideResNet:
     name = f"wrn-{depth}-{width}"
     if depth < 10 or depth % 6 != 4:
         below = max(10, depth - (depth - 4) % 6)
-        raise UsageError(
-            f"'{name}' has no whole number of blocks: the depth must be 6n + 4, such as {below} or {below + 6}"
-        )
+        raise UsageError(f"'{name}': the depth of a wide ResNet is 6n + 4, such as {below} or {below + 6}")
     if width < 1:
         raise UsageError(f"'{name}' has no channels: the width must be at least 1, such as wrn-{depth}-1")
     return WideResNet(depth, width)

@@ -76,8 +76,7 @@ def _static_size(graph: Graph, spec: str) -> int | None:
     shape: Sequence[Any] = image.meta["val"].shape
     if shape and isinstance(shape[0], int):
         raise UsageError(
-            f"'{spec}' was exported for {shape[0]} images at a time: export it for any number, with "
-            "dynamic_shapes=({0: torch.export.Dim('n')},)"
+            f"'{spec}' takes {shape[0]} images: export with dynamic_shapes=({{0: torch.export.Dim('n')}},)"
         )
     return shape[2] if len(shape) == 4 and isinstance(shape[2], int) else None
 
@@ -104,10 +103,7 @@ def _find_graph_head(
     if len(found) > 1:
         raise UsageError(f"'{spec}' has several heads ({', '.join(found)}): name one, --head {next(iter(found))}")
     if not found:
-        raise UsageError(
-            f"no linear layer gives the output of '{spec}': save it before freezing, with logits as its output (no "
-            "softmax), or open the module by python:"
-        )
+        raise UsageError(f"no linear layer gives the output of '{spec}': save logits before freezing, or use python:")
     return next(iter(found.items()))
 
 

@@ -67,9 +67,7 @@ def make_python(origin: Origin) -> nn.Module:
         try:
             make = getattr(import_module(name), function)
         except ImportError as error:
-            raise UsageError(
-                f"'{spec}' cannot be imported ({error}): run the command in the folder of the module, or install it"
-            ) from None
+            raise UsageError(f"'{spec}' cannot be imported ({error}): install it, or change to its folder") from None
         except AttributeError:
             raise UsageError(f"the module '{name}' has no function '{function}': check '{spec}'") from None
         try:

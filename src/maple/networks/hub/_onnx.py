@@ -50,9 +50,7 @@ class OnnxHead(nn.Module):
 
     def forward(self, embedding: Tensor) -> Tensor:
         if len(embedding):
-            raise UsageError(
-                "the head of an ONNX network cannot be computed alone: open the network in PyTorch instead"
-            )
+            raise UsageError("the head of an ONNX network cannot be computed alone: open the network in PyTorch")
         return embedding.new_zeros(0, self.out_features)
 
 
@@ -93,9 +91,7 @@ def _image_height(session: Any, spec: str) -> int | None:
     any_number_or_one = len(shape) == 4 and (not isinstance(shape[0], int) or shape[0] == 1)
     if not any_number_or_one or shape[1] != 3 or inputs[0].type != "tensor(float)":
         taken = ", ".join(f"{one.type} {one.shape}" for one in inputs) or "no input"
-        raise UsageError(
-            f"'{spec}' takes {taken}: export it for images (N, 3, H, W) in float32, with N any number or 1"
-        )
+        raise UsageError(f"'{spec}' takes {taken}: export it for float32 images (N, 3, H, W), with N any number or 1")
     return shape[2] if isinstance(shape[2], int) else None
 
 
@@ -105,9 +101,7 @@ def _check_outputs(names: Sequence[str], found: Sequence[Tensor], spec: str) -> 
         given = {name: tuple(part.shape) for name, part in zip(names, found)}
         raise UsageError(f"'{spec}' gives {given}: embedding and logits must be one vector per image")
     if len(names) == 2 and same_values(found[1].sum(1), torch.ones(len(found[1]))) and (found[1] >= 0).all():
-        raise UsageError(
-            f"'{names[1]}' of '{spec}' are probabilities: export it without its softmax, or add --drop-head"
-        )
+        raise UsageError(f"'{names[1]}' of '{spec}' are probabilities: export it without softmax, or add --drop-head")
 
 
 def _read_onnx(path: Path, spec: str) -> Any:
@@ -122,10 +116,7 @@ def _read_onnx(path: Path, spec: str) -> Any:
     tensors = [tensor for tensor in _all_tensors(model) if tensor.data_location == onnx.TensorProto.EXTERNAL]
     beside = {entry.value for tensor in tensors for entry in tensor.external_data if entry.key == "location"}
     if elsewhere := sorted(beside - {f"{path.name}.data"}):
-        raise UsageError(
-            f"'{spec}' has its tensors in '{elsewhere[0]}': write them into the file itself, "
-            f"onnx.save(onnx.load(PATH), PATH), or beside it, into '{path.name}.data'"
-        )
+        raise UsageError(f"'{spec}' has tensors in '{elsewhere[0]}': save it in one file, or with '{path.name}.data'")
     return model
 
 
@@ -175,8 +166,7 @@ def _find_outputs(graph: Any, embedding: str | None, drop_head: bool, spec: str)
         named = _head_input(made_by, others[0])
     if named is None:
         raise UsageError(
-            f"no linear layer gives '{others[0]}' of '{spec}': export it with logits as its output (no softmax), or "
-            "name the tensor with the embedding, --head NAME"
+            f"no linear layer gives '{others[0]}' of '{spec}': export logits, or name the embedding, --head"
         )
     return [named, *([] if drop_head else others)]
 

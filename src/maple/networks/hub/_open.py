@@ -88,7 +88,7 @@ def open_model(
     Traceback (most recent call last):
     ...
     maple.errors.UsageError: 'python:zoo:make_network' is not opened: the module is imported, which runs its code.
-    Add --trust (in Python trust=True) if you trust its source
+    If you trust it, add --trust (or trust=True)
     """
     kind = find_kind(spec)
     check_trust(kind, spec, trust)
@@ -191,18 +191,13 @@ def _kind_of_file(path: Path) -> Kind:
             return "export"
         if "constants.pkl" in inside and any(name.startswith("code/") for name in inside):
             return "torchscript"
-    raise UsageError(
-        f"'{path}' contains no network: a weights file needs the name of its network, such as timm/NAME --weights "
-        f"'{path}'"
-    )
+    raise UsageError(f"'{path}' contains no network: name that of a weights file, such as timm/NAME --weights FILE")
 
 
 def check_trust(kind: str, spec: str, trust: bool) -> None:
     """Raise ``UsageError`` for kinds that run code, unless ``trust`` is given."""
     if kind in RUNS_CODE and not trust:
-        raise UsageError(
-            f"'{spec}' is not opened: {RUNS_CODE[kind]}. Add --trust (in Python trust=True) if you trust its source"
-        )
+        raise UsageError(f"'{spec}' is not opened: {RUNS_CODE[kind]}. If you trust it, add --trust (or trust=True)")
 
 
 def needs_weights(spec: str) -> bool:
@@ -295,7 +290,4 @@ def _infer_classes(origin: Origin, state: Mapping[str, Tensor]) -> int:
         for axis, (before, after) in enumerate(zip(tensor.shape, three[name].shape)):
             if before != after and name in state and state[name].ndim == tensor.ndim:
                 return state[name].shape[axis]
-    raise UsageError(
-        f"the number of classes of '{origin.spec}' cannot be read from the weights, which may belong to another "
-        "network: check the file, or give --classes"
-    )
+    raise UsageError(f"the weights do not tell the classes of '{origin.spec}': check the file or give --classes")

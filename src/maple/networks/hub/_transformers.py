@@ -34,9 +34,7 @@ def load(origin: Origin) -> tuple[nn.Module, Preprocessing, Origin]:
     """The trained network, its preprocessing, and the origin with its configuration and class names."""
     folder = Path(origin.spec).expanduser()
     if not (folder / "config.json").is_file():
-        raise UsageError(
-            f"'{folder}' contains no network: expected config.json and safetensors, as save_pretrained writes"
-        )
+        raise UsageError(f"'{folder}' lacks config.json and safetensors: write them with save_pretrained")
     transformers = import_extra("transformers")
     config = _without_code(_read_json(folder / "config.json"))
     with _silent():
