@@ -12,7 +12,7 @@ from drawings import check_plot, words
 from maple.evaluation.paper.profiles import PROFILES
 from maple.evaluation.paper.rows import Line
 from maple.evaluation.paper.suites import find_suite
-from maple.evaluation.paper.tables import SuiteResults, TableRow
+from maple.evaluation.paper.tables import Provenance, SuiteResults, TableRow
 from maple.evaluation.results import Results
 from maple.files import RunFile
 from maple.reporting.suite_page import Network, draw_suite, render_suite
@@ -26,8 +26,8 @@ def fill(name: str, command: str = "maple benchmark") -> SuiteResults:
         TableRow(row.title, {column: [0.5 + i / 100] for column in suite.columns}, suite.paper.get(row.paper, {}))
         for i, row in enumerate(suite.rows(PROFILE))
     ]
-    made = {"command": command, "commit": "abc1234", "maple": "0", "python": "3", "hardware": "two cores"}
-    return SuiteResults(suite, PROFILE, (0,), rows, {**made, "trainings": {"1f": "maple on cifar10"}})
+    made = Provenance(command, "abc1234", "0", "3", "two cores", {"1f": "maple on cifar10"})
+    return SuiteResults(suite, PROFILE, (0,), rows, made)
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +63,7 @@ def test_figures_are_drawn_from_the_run_folder(network: Network) -> None:
 def test_figures_are_drawn_from_results_and_equal_ones_once(name: str, n: int, network: Network) -> None:
     lines = (Line("one", method="maple"), Line("two", method="softmax"))
     suite = replace(find_suite("latent"), figure=name, lines=lines)
-    assert len(draw(SuiteResults(suite, PROFILE, (0,), [], {}), network)) == n
+    assert len(draw(replace(fill("latent"), suite=suite), network)) == n
 
 
 def test_page_marks_the_best_figures_and_says_how_it_was_made(network: Network) -> None:

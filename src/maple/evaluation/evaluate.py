@@ -1,4 +1,4 @@
-"""MAPLE next to the baselines on the same outputs: one pass over saved arrays, one record of all figures.
+"""Evaluate MAPLE and its baselines on the same outputs: one pass over saved arrays, one record of all figures.
 
 `evaluate` takes a fitted predictor and the ``Outputs`` of in-distribution (IND) and out-of-distribution (OOD) images;
 no network runs here.
@@ -99,29 +99,29 @@ def evaluate(
 
 def evaluate_case(case: Case, context: Context) -> Results:
     """As :func:`evaluate`, for outputs that are described already; the case keeps its predictions."""
-    predictor, said, degrees = case.predictor, case.said, case.known.degrees_of_freedom
-    theoretical, observed = qq_points(said.squared_distance, degrees, MAX_CURVE_POINTS)
-    confusion = metrics.confusion_matrix(case.labels, said.class_id, case.n_classes)
+    predictor, predicted, degrees = case.predictor, case.prediction, case.description.degrees_of_freedom
+    theoretical, observed = qq_points(predicted.squared_distance, degrees, MAX_CURVE_POINTS)
+    confusion = metrics.confusion_matrix(case.labels, predicted.class_id, case.n_classes)
     return Results(
         class_names=list(predictor.class_names),
         methods=_compare(case, context),
         n_ind=len(case.ind),
         n_ood={name: len(outputs) for name, outputs in case.ood.items()},
         n_components=int(degrees),
-        n_clusters=len(case.known.cluster_to_class),
-        false_alarm=_share_flagged(said),
-        gaussian_error=gaussian_test(said.squared_distance, degrees),
+        n_clusters=len(case.description.cluster_to_class),
+        false_alarm=_share_flagged(predicted),
+        gaussian_error=gaussian_test(predicted.squared_distance, degrees),
         qq_theoretical=theoretical.tolist(),
         qq_observed=observed.tolist(),
         confusion=confusion.tolist(),
         per_class_accuracy=metrics.per_class_accuracy(confusion).tolist(),
         scores=_score_table(case),
-        threshold=predictor.threshold if said.is_calibrated else math.nan,
+        threshold=predictor.threshold if predicted.is_calibrated else math.nan,
         latency_ms=float(context.latency_ms),
         unknown_classes={
-            name: _count_flagged(case.said_ood[name], case.ood[name].labels, names)
+            name: _count_flagged(case.ood_predictions[name], case.ood[name].labels, names)
             for name, names in context.ood_classes.items()
-            if said.is_calibrated
+            if predicted.is_calibrated
         },
         provenance=to_plain({**context.provenance, "seed": context.seed, "versions": _versions()}),
     )
@@ -129,7 +129,7 @@ def evaluate_case(case: Case, context: Context) -> Results:
 
 @dataclass(frozen=True, eq=False)
 class Case:
-    """A predictor, the outputs to evaluate it on, and what it says about them."""
+    """A predictor, the outputs to evaluate it on, and its predictions for them."""
 
     predictor: Predictor
     ind: Outputs
@@ -152,20 +152,20 @@ class Case:
         return len(self.predictor.class_names)
 
     @cached_property
-    def known(self) -> Description:
+    def description(self) -> Description:
         return self.predictor.detector.describe(self.ind)
 
     @cached_property
-    def unknown(self) -> dict[str, Description]:
+    def ood_descriptions(self) -> dict[str, Description]:
         return {name: self.predictor.detector.describe(outputs) for name, outputs in self.ood.items()}
 
     @cached_property
-    def said(self) -> Prediction:
-        return self.predictor.predict_described(self.known)
+    def prediction(self) -> Prediction:
+        return self.predictor.predict_described(self.description)
 
     @cached_property
-    def said_ood(self) -> dict[str, Prediction]:
-        return {name: self.predictor.predict_described(found) for name, found in self.unknown.items()}
+    def ood_predictions(self) -> dict[str, Prediction]:
+        return {name: self.predictor.predict_described(found) for name, found in self.ood_descriptions.items()}
 
 
 def _check_labels(ind: Outputs, n_classes: int) -> np.ndarray:
@@ -255,27 +255,27 @@ def _class_log_softmax(outputs: Outputs, n_classes: int) -> np.ndarray:
 def _maple(case: Case) -> Method:
     """The calibrated posterior, the predictor's score and its decision."""
     return make_method(
-        judge_probabilities(case.predictor.log_probabilities(case.known), case.labels),
-        case.said.score,
-        {name: prediction.score for name, prediction in case.said_ood.items()},
-        {name: _share_flagged(prediction) for name, prediction in case.said_ood.items()},
+        judge_probabilities(case.predictor.log_probabilities(case.description), case.labels),
+        case.prediction.score,
+        {name: prediction.score for name, prediction in case.ood_predictions.items()},
+        {name: _share_flagged(prediction) for name, prediction in case.ood_predictions.items()},
     )
 
 
 def _maple_as_paper(case: Case) -> Method:
-    distances = {name: found.squared_distance for name, found in case.unknown.items()}
-    judged = judge_as_paper(case.known, case.labels)
-    return make_method(judged, case.known.squared_distance, distances, found=case.known)
+    distances = {name: found.squared_distance for name, found in case.ood_descriptions.items()}
+    judged = judge_as_paper(case.description, case.labels)
+    return make_method(judged, case.description.squared_distance, distances, found=case.description)
 
 
 def _score_table(case: Case) -> dict[str, dict[str, float]]:
     """AUROC of every score that the detector offers, by OOD set."""
     return {
         score: {
-            name: metrics.auroc(case.known.score_named(score), found.score_named(score))
-            for name, found in case.unknown.items()
+            name: metrics.auroc(case.description.score_named(score), found.score_named(score))
+            for name, found in case.ood_descriptions.items()
         }
-        for score in case.known.available_scores
+        for score in case.description.available_scores
     }
 
 

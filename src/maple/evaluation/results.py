@@ -39,7 +39,7 @@ class Reliability:
 
 @dataclass(frozen=True)
 class Classification:
-    """How good the classes and probabilities of one method are; NaN where the method has no such number."""
+    """Quality of the classes and probabilities of one method; NaN where the method has no such number."""
 
     accuracy: Number
     ece: Number
@@ -70,7 +70,7 @@ class Detection:
 
 @dataclass(frozen=True)
 class ClassFlagged:
-    """The images of one class of unknown ones."""
+    """The images of one class of an OOD set."""
 
     images: int
     flagged: Number  # share of them with ``is_ood``
@@ -87,7 +87,7 @@ class Histogram:
 
 @dataclass(frozen=True)
 class Method:
-    """One row of the table: what one way of reading the same outputs is worth."""
+    """One row of the table: the figures of one method."""
 
     classification: Classification | None  # None for methods that only score
     detection: dict[str, Detection]  # by OOD set
@@ -98,9 +98,9 @@ class Method:
 
 @dataclass(frozen=True)
 class Results:
-    """Everything `evaluate` found, by method: ``softmax``, ``energy``, ``maple``, ``maple-paper``, others as asked for.
+    """Everything `evaluate` found, by method: ``softmax``, ``energy``, ``maple``, ``maple-paper``, others on request.
 
-    ``softmax-scaled`` is the softmax with a temperature from the validation images that taught ``maple`` its own.
+    ``softmax-scaled`` is the softmax at a temperature fitted on the validation images, as that of ``maple`` is.
 
     ``maple`` is the calibrated class posterior, the predictor's score and its threshold; ``maple-paper`` reads the same
     Gaussians as the paper does: nearest cluster, chi-square tail as probability and as uncertainty.
@@ -206,7 +206,7 @@ def _flatten(name: str, method: Method) -> dict[str, Any]:
 
 
 def to_plain(value: Any) -> Any:
-    """Values that strict JSON can hold; what it cannot becomes text."""
+    """Values of strict JSON: NaN as null, infinities and unknown types as text."""
     if isinstance(value, np.generic | np.ndarray):
         value = value.tolist()
     if isinstance(value, Mapping):

@@ -1,4 +1,4 @@
-"""Records of a search: what an option was searched through, and trials with their criteria."""
+"""Records of a search: the values an option may take, and trials with their criteria."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import math
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from maple.options import Values
 from maple.text import compact
 
-Settings = dict[str, Any]  # by name of the option
+Settings = Values  # of a trial
 CRITERIA = {
     "nll": "negative log-likelihood of the class probabilities",
     "gaussian": "Gaussian test: mean distance of squared distances from chi-square quantiles, over their mean",
@@ -24,11 +25,11 @@ class Choices:
 
     @property
     def size(self) -> float:
-        """How many values there are."""
+        """Number of values."""
         return len(self.values)
 
     def nearest(self, value: Any) -> Any:
-        """The value itself where it is one of them, else the middle one."""
+        """The value itself if it is one of them, else the middle one."""
         return value if value in self.values else self.values[len(self.values) // 2]
 
     def suggest(self, trial: Any, name: str) -> Any:
@@ -52,11 +53,11 @@ class Span:
 
     @property
     def size(self) -> float:
-        """How many values there are."""
+        """Number of values."""
         return self.high - self.low + 1 if self.is_whole else math.inf
 
     def nearest(self, value: Any) -> Any:
-        """The value itself where it is between the bounds, else the nearer of them."""
+        """The value itself if it is between the bounds, else the nearer bound."""
         return min(max(value, self.low), self.high)
 
     def suggest(self, trial: Any, name: str) -> Any:
@@ -72,12 +73,12 @@ Space = dict[str, Choices | Span]  # by name of the option
 
 @dataclass(frozen=True)
 class Trial:
-    """One setting and what came of it."""
+    """One setting of the options and its outcome."""
 
     number: int  # from 1
     state: Literal["finished", "pruned", "diverged", "failed", "interrupted", "running", "waiting"]
     settings: Settings
-    criteria: dict[str, float] = field(default_factory=dict)  # those of :func:`judge`; only of finished trials
+    criteria: dict[str, float] = field(default_factory=dict)  # `CRITERIA` and accuracy; only of finished trials
     epochs: int = 0  # that were trained
     seconds: float = math.nan
     clusters: int | None = None
@@ -86,7 +87,7 @@ class Trial:
 
     @property
     def is_done(self) -> bool:
-        """Whether it will never be started again."""
+        """Whether the search is finished with it."""
         return self.state in ("finished", "pruned", "diverged", "failed")
 
     def to_dict(self) -> dict[str, Any]:

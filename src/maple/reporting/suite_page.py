@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-import maple
 from maple.evaluation.paper.columns import CORRUPTED_COLUMN, describe_columns, figure_kind
 from maple.evaluation.paper.rows import Row, Training
 from maple.evaluation.paper.tables import SuiteResults, best_cells, made_with, table_cells
@@ -75,7 +74,6 @@ def render_suite(found: SuiteResults, drawings: list[Drawing]) -> str:
     return render_page(
         "suite.html.j2",
         {
-            "version": maple.__version__,
             "title": found.suite.title,
             "subtitle": found.suite.subtitle,
             "headings": headings if found.suite.columns else [],
@@ -84,8 +82,8 @@ def render_suite(found: SuiteResults, drawings: list[Drawing]) -> str:
             "plots": [{"caption": caption, "svg": plot.svg} for caption, plot in drawings],
             "profile": f"Profile {found.profile.name}: {found.profile.about}.",
             "seeds": ", ".join(map(str, found.seeds)),
-            "made": made_with(found),
-            "command": found.provenance["command"],
-            "trainings": found.provenance["trainings"],
+            "made": made_with(found.provenance),
+            "command": found.provenance.command,
+            "trainings": found.provenance.trainings,
         },
     )

@@ -9,13 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from maple.evaluation.results import Results
-from maple.reporting.comparison import (
-    OURS,
-    detection_rate,
-    false_alarm_rate,
-    is_worse,
-    method_name,
-)
+from maple.reporting.comparison import OURS, detection_rate, false_alarm_rate, is_worse, method_name
 from maple.reporting.gallery import Gallery
 from maple.reporting.predictions import PredictionSummary
 from maple.reporting.record import RunRecord

@@ -252,8 +252,8 @@ def measure_run(
     write_atomic(run / RunFile.RESULTS, results.to_json())
     write_evaluation_gallery(
         run / RunFile.GALLERY,
-        test=(sets.test, case.said),
-        ood={name: (sets.ood[name], said) for name, said in case.said_ood.items()},
+        test=(sets.test, case.prediction),
+        ood={name: (sets.ood[name], said) for name, said in case.ood_predictions.items()},
     )
     return results
 

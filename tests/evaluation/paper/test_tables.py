@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 import csv
+import json
 import math
 
 import pytest
 
 from maple.evaluation.paper.profiles import PROFILES
 from maple.evaluation.paper.suites import find_suite
-from maple.evaluation.paper.tables import SuiteResults, TableRow, best_cells, table_cells, to_csv, to_markdown
+from maple.evaluation.paper.tables import (
+    Provenance,
+    SuiteResults,
+    TableRow,
+    best_cells,
+    table_cells,
+    to_csv,
+    to_dict,
+    to_markdown,
+    to_rows,
+)
 
 
 @pytest.fixture
@@ -20,10 +31,7 @@ def filled() -> SuiteResults:
         ),
         TableRow("T-Means", {name: [0.25, math.nan] for name in find_suite("clustering").columns}, {}),
     ]
-    provenance = {
-        "command": "maple benchmark clustering", "commit": "abc1234", "maple": "0", "python": "3",
-        "hardware": "two cores", "trainings": {},
-    }  # fmt: skip
+    provenance = Provenance("maple benchmark clustering", "abc1234", "0", "3", "two cores", {})
     return SuiteResults(find_suite("clustering"), PROFILES["cpu"], (4, 9), rows, provenance)
 
 
@@ -50,3 +58,11 @@ def test_the_best_figures_are_marked(filled):
     accuracy, ece = headings.index("accuracy ↑"), headings.index("ECE ↓")
     assert (0, accuracy) in best and (0, ece) in best  # the other row lacks a seed
     assert not any(column == headings.index("clusters") for _, column in best)  # neither way is better
+
+
+def test_rows_of_the_terminal_and_plain_values(filled):
+    first = to_rows(filled)[0]
+    assert list(first)[:4] == ["", "clusters", "paper clusters", "accuracy ↑"] and first["paper ECE ↓"] == "0.154"
+    plain = to_dict(filled)
+    assert json.loads(json.dumps(plain))["provenance"]["commit"] == "abc1234"
+    assert (plain["suite"], plain["profile"], plain["seeds"]) == ("clustering", "cpu", [4, 9])

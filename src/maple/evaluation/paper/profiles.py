@@ -9,23 +9,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from maple.errors import UsageError, suggest
-from maple.options import read_names
+from maple.options import Values, read_names
 
 # --- protocols -------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Protocol:
-    """What is known, what is unknown: the images of a suite."""
+    """The images of a suite: known and unknown."""
 
     source: str
     ood: dict[str, str]  # sources by name
     test: str | None = None  # where the source has no test images of its own
     corrupted: str | None = None  # a second test set: the first, corrupted
-    flags: dict[str, Any] = field(default_factory=dict)
+    flags: Values = field(default_factory=dict)
     preset: str = "paper"  # how the paper trained on such images
 
 
@@ -81,12 +80,12 @@ class Profile:
     name: str
     about: str
     seeds: tuple[int, ...]
-    flags: dict[str, Any]
+    flags: Values
     protocols: dict[str, Protocol]
     as_paper: bool = False  # trained by the presets of the protocols, not by our defaults
     relabel_share: float = 1.0  # of the paper's epochs between relabellings, in shorter trainings
     members: int = 10  # of an ensemble
-    clusters: dict[str, Any] = field(default_factory=dict)  # flags that cluster as the paper does
+    clusters: Values = field(default_factory=dict)  # flags that cluster as the paper does
 
     def relabel_every(self, epochs: int) -> int:
         """What the paper's p becomes.
@@ -97,7 +96,7 @@ class Profile:
         return max(1, round(self.relabel_share * epochs))
 
 
-# The paper clusters each hard class anew, on raw embeddings, and starts a new head; 'keep' needs parents to keep.
+# As in the paper: X-Means on raw embeddings.
 PAPER_CLUSTERS = {"cluster_method": "xmeans", "cluster_space": "raw"}
 
 PROFILES = {
@@ -121,7 +120,7 @@ PROFILES = {
     ),
     "tiny": Profile(
         "tiny",
-        "ResNet-9, 2 epochs on simulated diatoms, to see that everything runs",
+        "ResNet-9, 2 epochs on simulated diatoms, to check that everything runs",
         (0,),
         {"backbone": "resnet9", "epochs": 2, "batch_size": 32, "learning_rate": 0.02, "min_cluster_size": 5},
         TINY_PROTOCOLS,

@@ -1,7 +1,7 @@
 """The rows of suites: which network is trained, and which method reads it.
 
-Recipes and detectors that the paper does not name, those of plug-ins among them, follow from the registries: every
-comparison ends with the former, the suite ``detectors`` lists all of the latter.
+Recipes and detectors that the paper does not name, plug-ins included, come from the registries: every comparison has a
+row per recipe, the suite ``detectors`` a row per detector.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any
 
 from maple.detectors.registry import create_detector, list_detectors
 from maple.evaluation.paper.profiles import Profile
+from maple.options import Values
 from maple.training.maple import MapleRecipe
 from maple.training.recipe import find_recipe, list_recipes
 
@@ -78,7 +79,7 @@ class Line:
 
     title: str
     recipe: str = "maple"
-    flags: dict[str, Any] = field(default_factory=dict)  # of the training
+    flags: Values = field(default_factory=dict)  # of the training
     paper_clusters: bool = False  # with the paper's clustering, whose p counts epochs of a training of 200
     small: str = ""  # the backbone in profiles with small networks
     method: str = ""  # by default the squared distance, of raw embeddings and of normalised ones

@@ -5,7 +5,8 @@ from __future__ import annotations
 import csv
 import io
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -33,6 +34,18 @@ class TableRow:
         return float(np.std(values, ddof=1)) if len(values) > 1 else 0.0
 
 
+@dataclass(frozen=True)
+class Provenance:
+    """How a table was made."""
+
+    command: str
+    commit: str | None  # outside of a checkout there is none
+    maple: str
+    python: str
+    hardware: str
+    trainings: Mapping[str, str]  # what was trained, by folder
+
+
 @dataclass(frozen=True, eq=False)
 class SuiteResults:
     """A filled table and its provenance."""
@@ -41,7 +54,7 @@ class SuiteResults:
     profile: Profile
     seeds: tuple[int, ...]
     rows: list[TableRow]
-    provenance: dict[str, Any]
+    provenance: Provenance
 
 
 def table_cells(found: SuiteResults) -> tuple[list[str], list[list[str]]]:
@@ -70,20 +83,20 @@ def to_rows(found: SuiteResults) -> list[dict[str, str]]:
 
 def to_markdown(found: SuiteResults) -> str:
     """The table with its title, and how it was made."""
-    suite, profile, seeds = found.suite, found.profile, found.seeds
+    suite, profile, seeds, how = found.suite, found.profile, found.seeds, found.provenance
     headings, lines = table_cells(found)
     rows = [headings, ["---"] + ["---:"] * (len(headings) - 1), *lines]
     table = "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in rows)
     spread = f"mean ± deviation over {len(seeds)} seeds" if len(seeds) > 1 else f"seed {seeds[0]}"
-    made = f"Profile {profile.name} ({profile.about}); {spread}. `{found.provenance['command']}`, {made_with(found)}."
+    made = f"Profile {profile.name} ({profile.about}); {spread}. `{how.command}`, {made_with(how)}."
     body = f"{table}\n\n" if suite.columns else ""
     return f"# {suite.title}\n\n{suite.subtitle}.\n\n{body}{made}\n"
 
 
-def made_with(found: SuiteResults) -> str:
-    said = found.provenance
-    commit = f", commit {said['commit']}" if said["commit"] else ""
-    return f"maple {said['maple']}{commit}, Python {said['python']}, {said['hardware']}"
+def made_with(made: Provenance) -> str:
+    """Versions and hardware in a line."""
+    commit = f", commit {made.commit}" if made.commit else ""
+    return f"maple {made.maple}{commit}, Python {made.python}, {made.hardware}"
 
 
 def to_csv(found: SuiteResults) -> str:
@@ -107,7 +120,7 @@ def to_dict(found: SuiteResults) -> dict[str, Any]:
         "profile": found.profile.name,
         "seeds": list(found.seeds),
         "rows": [{"title": row.title, "figures": row.figures, "paper": row.paper} for row in found.rows],
-        "provenance": found.provenance,
+        "provenance": asdict(found.provenance),
     }
 
 

@@ -120,11 +120,7 @@ def count_images(clusters: Sequence[store.ClusterExemplars], sizes: np.ndarray) 
     for each in clusters:
         totals[each.class_name] += int(sizes[each.cluster])
     return [
-        replace(
-            each,
-            count=int(sizes[each.cluster]),
-            share=int(sizes[each.cluster]) / max(1, totals[each.class_name]),
-        )
+        replace(each, count=int(sizes[each.cluster]), share=int(sizes[each.cluster]) / max(1, totals[each.class_name]))
         for each in clusters
     ]
 
@@ -234,12 +230,7 @@ def main_axes(embeddings: np.ndarray) -> tuple[np.ndarray, tuple[float, float]]:
 
 
 def write_examples(
-    folder: Path,
-    kind: str,
-    images: ImageSet,
-    prediction: Prediction,
-    *,
-    source: str | None = None,
+    folder: Path, kind: str, images: ImageSet, prediction: Prediction, *, source: str | None = None
 ) -> None:
     """Store the first images of ``source`` in the order of one criterion.
 

@@ -42,7 +42,7 @@ def plot_trials(criterion: str, space: Space, trials: Sequence[Trial], best: int
 
 
 def _end_of_axis(values: np.ndarray) -> float:
-    """The largest value to draw as it is: a trial far off shall not flatten all others.
+    """The largest value to draw as it is: an outlier must not flatten all other trials.
 
     >>> _end_of_axis(np.array([1.0, 2.0, 3.0])), _end_of_axis(np.array([1.0, 2.0, 2.5, 900.0]))
     (3.0, 2.5)

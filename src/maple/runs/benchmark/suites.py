@@ -19,7 +19,7 @@ from maple.evaluation.paper.columns import CORRUPTED_COLUMN, read_figure
 from maple.evaluation.paper.profiles import PROFILES, Profile, find_profile
 from maple.evaluation.paper.rows import Row, Training
 from maple.evaluation.paper.suites import SUITES, Suite, find_suite
-from maple.evaluation.paper.tables import SuiteResults, TableRow, to_csv, to_dict, to_markdown
+from maple.evaluation.paper.tables import Provenance, SuiteResults, TableRow, to_csv, to_dict, to_markdown
 from maple.evaluation.results import Results
 from maple.files import save_json, write_atomic
 from maple.options import Values
@@ -154,14 +154,14 @@ def collect(suite: Suite, jobs: Sequence[Job], command: str) -> tuple[SuiteResul
     networks = {
         job.training: Network(job.folder, found[job.training, job.seed].results) for job in jobs if job.seed == seeds[0]
     }
-    provenance = {
-        "command": command,
-        "commit": find_commit(),
-        "maple": maple.__version__,
-        "python": platform.python_version(),
-        "hardware": describe_hardware(),
-        "trainings": {job.folder.name: job.title for job in jobs},
-    }
+    provenance = Provenance(
+        command=command,
+        commit=find_commit(),
+        maple=maple.__version__,
+        python=platform.python_version(),
+        hardware=describe_hardware(),
+        trainings={job.folder.name: job.title for job in jobs},
+    )
     return SuiteResults(suite, profile, seeds, rows, provenance), networks
 
 
