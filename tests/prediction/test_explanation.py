@@ -36,7 +36,7 @@ def test_sentences(plain: Explanation) -> None:
         "known images stay below 18.0.",
         "80 % of that distance comes from component 3 (4.0 standard deviations).",
         "81.2 % of the unusual distance lies in components that do not separate clusters (2 to 4): it would be unusual "
-        "in any cluster.",
+        "in any of them.",
         "Runner-up Nitzschia (0.05), squared distance 41.0: component 1 is the strongest evidence against it (21.0).",
         "Out-of-distribution: at most 0.4 % of known images look as unusual (p-value 0.004, at most the false-alarm "
         "rate 0.05).",

@@ -95,9 +95,8 @@ class MahalanobisClassifier(ClassNamePrefixFeaturesOutMixin, TransformerMixin, C
         self.classes_ = classes
         clusters = self._add(X, labels, cluster_ids, first=True)
         if self.covariance == "full":
-            self._densities: Densities = self._densities.with_full_covariances(
-                Batches(Outputs(X, cluster_ids=clusters))
-            )
+            again = Batches(Outputs(X, cluster_ids=clusters))
+            self._densities: Densities = self._densities.with_full_covariances(again)
         _ = self.gaussians_  # data that cannot be fitted raise an error now
         return self
 

@@ -33,7 +33,4 @@ class DetectorOptions:
         "whose distance best separates wrong from right validation images",
         rare=True,
     )
-    score_by: ScoreBy = option(
-        "auto",
-        "OOD score; 'auto' is fused, or normalised if there are few validation images",
-    )
+    score_by: ScoreBy = option("auto", "OOD score; 'auto' is fused, or normalised if there are few validation images")

@@ -53,8 +53,8 @@ def explain_outputs(
     >>> found.nearest.name, found.components.n_separating, found.degrees_of_freedom  # three clusters span a plane
     ('a', 2, 7)
     >>> print(found.sentences()[2])
-    100 % of the unusual distance lies in components that do not separate clusters (3 to 7): it would be unusual in any
-    cluster.
+    100 % of the unusual distance lies in components that do not separate clusters (3 to 7): it would be unusual in
+    any of them.
     """
     outputs = _in_float64(outputs)
     found = detector.describe(outputs)

@@ -201,7 +201,7 @@ class Explanation:
         if shared > separating:
             kind, verdict = (
                 f"do not separate clusters ({n_separating + 1} to {n})",
-                "it would be unusual in any cluster",
+                "it would be unusual in any of them",
             )
         else:
             kind, verdict = f"separate clusters (1 to {n_separating})", "it lies between or beyond them"

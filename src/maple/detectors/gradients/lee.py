@@ -107,8 +107,7 @@ class LeeOptions:
         "auto", "names of layers of the backbone's body, and 'embedding'; 'auto' takes one per stage and the embedding"
     )
     magnitude: Literal["auto"] | NonNegative = option(
-        "auto",
-        "size of the step on images in [0, 1]; 'auto' takes the one that separates images best",
+        "auto", "size of the step on images in [0, 1]; 'auto' takes the one that separates images best"
     )
 
 
