@@ -17,7 +17,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from clusters import spherical_blobs
 from maple.errors import UsageError
-from maple.stats._bisect import _ClusterTree, bisect_points, cluster_means, within_sum_of_squares
+from maple.stats._bisect import _Cluster, _Model, bisect_points, cluster_means, within_sum_of_squares
 from maple.stats.gmeans import GMeans
 from maple.stats.tmeans import TMeans
 from maple.stats.xmeans import XMeans
@@ -58,15 +58,23 @@ def test_equal_points_are_not_cut():
     assert bisect_points(np.full((10, 3), 0.1, np.float32)) is None
 
 
-def test_tree_gives_a_dissolved_leafs_place_to_its_sibling():
-    root = _ClusterTree(np.zeros(1), np.arange(6))
-    left, right = _ClusterTree(np.zeros(1), np.arange(2)), _ClusterTree(np.zeros(1), np.arange(2, 6))
-    first, second = _ClusterTree(np.zeros(1), np.arange(2, 4)), _ClusterTree(np.zeros(1), np.arange(4, 6))
-    root.children, right.children = (left, right), (first, second)
-    assert root.leaves() == [left, first, second]
-    assert root.model(1).labels.tolist() == [0, 0, 1, 1, 2, 2]
-    assert root.without(first).leaves() == [left, second]
-    assert root.without(left).leaves() == [second]
+def test_only_a_cluster_whose_points_change_is_tested_again():
+    cluster = _Cluster(np.zeros(1), np.arange(3), is_tested=True)
+    cluster.move(np.ones(1), np.arange(3))
+    assert cluster.is_tested and cluster.center == 1
+    cluster.move(np.ones(1), np.array([0, 1]))
+    assert not cluster.is_tested and cluster.indices.tolist() == [0, 1]
+
+
+def test_the_halves_with_the_largest_gain_take_the_place_of_their_cluster():
+    def cluster(first: int, gain: float = 0.0) -> _Cluster:
+        halves = [_Cluster(np.zeros(1), np.array([first])), _Cluster(np.zeros(1), np.array([first + 1]))]
+        return _Cluster(np.zeros(1), np.array([first, first + 1]), is_tested=True, gain=gain, halves=halves)
+
+    clusters = [cluster(0, gain=1.0), cluster(2), cluster(4, gain=3.0), cluster(6, gain=2.0)]
+    parts = XMeans(max_clusters=6)._improve_structure(np.zeros((8, 1)), clusters, np.random.RandomState(0))
+    assert [part.indices.tolist() for part in parts] == [[0, 1], [2, 3], [4], [5], [6], [7]]
+    assert _Model.of(parts, 1).labels.tolist() == [0, 0, 1, 1, 2, 3, 4, 5]
 
 
 @parametrize_with_checks([XMeans(), GMeans(), TMeans()])
@@ -124,27 +132,24 @@ def test_no_cluster_is_smaller_than_allowed(estimator, rng):
 
 
 def test_a_cluster_that_k_means_makes_too_small_is_dissolved():
-    """K-Means over all points leaves two of them alone: their cluster goes, and its sibling takes them."""
+    """K-Means over all points leaves two of them alone: their cluster goes, and its neighbour takes them."""
     points = np.concatenate([np.linspace(0, 1, 30), np.linspace(10, 11, 30), [30.0, 30.1]])[:, None]
-    tree = _ClusterTree(np.zeros(1), np.arange(62))
-    near, far = _ClusterTree(np.array([0.5]), np.arange(30)), _ClusterTree(np.array([15.0]), np.arange(30, 62))
-    far.children = (
-        _ClusterTree(np.array([10.0]), np.arange(30, 50)),
-        _ClusterTree(np.array([30.0]), np.arange(50, 62)),
-    )
-    tree.children = (near, far)
-    improved, n_iter = XMeans(min_cluster_size=5)._improve_parameters(points, tree)
+    starts = {0.5: np.arange(30), 10.0: np.arange(30, 50), 30.0: np.arange(50, 62)}
+    clusters = [_Cluster(np.array([center]), rows) for center, rows in starts.items()]
+    improved, n_iter = XMeans(min_cluster_size=5)._improve_parameters(points, clusters)
     assert n_iter >= 1
-    assert [len(leaf.indices) for leaf in improved.leaves()] == [30, 32]
+    assert [len(cluster.indices) for cluster in improved] == [30, 32]
 
 
 def test_a_cut_with_too_small_a_side_is_not_proposed(rng):
     points = np.concatenate([rng.standard_normal((50, 2)), [[90.0, 0.0], [90.0, 1.0], [91.0, 0.0]]])
     random = np.random.RandomState(0)
-    assert XMeans(min_cluster_size=4)._propose(points, 5, random) is None
-    proposal = XMeans(min_cluster_size=3)._propose(points, 5, random)
-    assert proposal.gain > 0
-    assert np.bincount(proposal.labels).tolist() == [50, 3]
+    whole = _Cluster(points.mean(axis=0), np.arange(53))
+    XMeans(min_cluster_size=4)._test(points, whole, 5, random)
+    assert whole.is_tested and whole.gain == 0 and not whole.halves
+    XMeans(min_cluster_size=3)._test(points, whole, 5, random)
+    assert whole.gain > 0
+    assert [len(half.indices) for half in whole.halves] == [50, 3]
 
 
 @ALL

@@ -1,6 +1,6 @@
-"""Search shared by X-Means, G-Means and T-Means: a tree of clusters that grows by bisection.
+"""Search shared by X-Means, G-Means and T-Means: clusters that grow in number by bisection.
 
-Each round bisects the leaves and keeps the bisections that pass a test ("improve structure"), then runs K-Means over
+Each round bisects the clusters and keeps the bisections that pass a test ("improve structure"), then runs K-Means over
 all points from the resulting centres ("improve parameters"). Shapes: n points, D dimensions, k clusters.
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import warnings
 from abc import ABCMeta, abstractmethod
+from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
 from numbers import Integral
 from typing import Any, NamedTuple, Self
@@ -123,60 +124,28 @@ class _Model(NamedTuple):
     centers: np.ndarray  # (k, D)
     n_iter: int  # iterations of the last K-Means run
 
-
-@dataclass(frozen=True, eq=False)
-class _Split:
-    """A proposed bisection of one cluster; accepted if its gain is positive."""
-
-    labels: np.ndarray  # (n,) 0 or 1, for the points of that cluster
-    centers: np.ndarray  # (2, D)
-    gain: float
+    @classmethod
+    def of(cls, clusters: Sequence[_Cluster], n_iter: int) -> _Model:
+        labels = np.empty(sum(len(cluster.indices) for cluster in clusters), np.int64)
+        for j, cluster in enumerate(clusters):
+            labels[cluster.indices] = j
+        return cls(labels, np.stack([cluster.center for cluster in clusters]), n_iter)
 
 
-class _ClusterTree:
-    """A node of the binary tree whose leaves are the current clusters."""
+@dataclass(eq=False)
+class _Cluster:
+    """One of the current clusters, and its bisection once it is tested."""
 
-    def __init__(self, center: np.ndarray, indices: np.ndarray) -> None:
-        self.center = center  # (D,)
-        self.indices = indices  # rows of its points
-        self.children: tuple[_ClusterTree, ...] = ()
-        self.is_tested = False
-        self.proposal: _Split | None = None
-
-    def __len__(self) -> int:
-        return len(self.leaves())
-
-    def leaves(self) -> list[_ClusterTree]:
-        """The current clusters; siblings are adjacent."""
-        return [leaf for child in self.children for leaf in child.leaves()] if self.children else [self]
-
-    def split(self) -> None:
-        """Apply the proposed bisection."""
-        assert self.proposal is not None
-        self.children = tuple(
-            _ClusterTree(center, self.indices[self.proposal.labels == side])
-            for side, center in enumerate(self.proposal.centers)
-        )
+    center: np.ndarray  # (D,)
+    indices: np.ndarray  # rows of its points
+    is_tested: bool = False
+    gain: float = 0.0  # of the bisection; accepted if positive
+    halves: Sequence[_Cluster] = ()
 
     def move(self, center: np.ndarray, indices: np.ndarray) -> None:
-        """Assign the result of K-Means to this leaf; a leaf whose points are unchanged is not tested again."""
+        """Take over the result of K-Means; a cluster whose points are unchanged is not tested again."""
         self.is_tested = self.is_tested and np.array_equal(indices, self.indices)
         self.center, self.indices = center, indices
-
-    def without(self, leaf: _ClusterTree) -> _ClusterTree:
-        """Remove ``leaf``; its sibling replaces the parent."""
-        if leaf in self.children:
-            return self.children[1 - self.children.index(leaf)]
-        self.children = tuple(child.without(leaf) for child in self.children)
-        return self
-
-    def model(self, n_iter: int) -> _Model:
-        """The clustering given by the leaves, after ``n_iter`` iterations of K-Means."""
-        leaves = self.leaves()
-        labels = np.empty(sum(len(leaf.indices) for leaf in leaves), np.int64)
-        for j, leaf in enumerate(leaves):
-            labels[leaf.indices] = j
-        return _Model(labels, np.stack([leaf.center for leaf in leaves]), n_iter)
 
 
 @dataclass(eq=False, repr=False)
@@ -240,52 +209,55 @@ class GrowingMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMix
     def _search(self, points: np.ndarray, random: np.random.RandomState) -> _Model:
         """Alternate between improving structure and parameters; return the best model visited."""
         everything = np.arange(len(points))
-        tree = _ClusterTree(cluster_means(points, np.zeros_like(everything))[0], everything)
-        models = [tree.model(n_iter=1)]  # one cluster: its mean
-        while len(tree) < self.max_clusters:
-            n_before = len(tree)
-            self._improve_structure(points, tree, random)
-            if len(tree) == n_before:
+        clusters = [_Cluster(cluster_means(points, np.zeros_like(everything))[0], everything)]
+        models = [_Model.of(clusters, n_iter=1)]  # one cluster: its mean
+        while len(clusters) < self.max_clusters:
+            n_before = len(clusters)
+            clusters = self._improve_structure(points, clusters, random)
+            if len(clusters) == n_before:
                 break
-            tree, n_iter = self._improve_parameters(points, tree)
-            if len(tree) <= n_before:  # the new clusters were removed as too small
+            clusters, n_iter = self._improve_parameters(points, clusters)
+            if len(clusters) <= n_before:  # the new clusters were removed as too small
                 break
-            models.append(tree.model(n_iter))
+            models.append(_Model.of(clusters, n_iter))
         return max(models, key=lambda model: self._score(points, model.labels, model.centers))
 
-    def _improve_structure(self, points: np.ndarray, tree: _ClusterTree, random: np.random.RandomState) -> None:
-        """Split the leaves with a positive gain, largest gain first, up to ``max_clusters``."""
-        leaves = tree.leaves()
-        room = self.max_clusters - len(leaves)
-        for leaf in leaves:
-            if not leaf.is_tested:
-                leaf.proposal, leaf.is_tested = self._propose(points[leaf.indices], room + 1, random), True
-        approved = [(leaf.proposal.gain, leaf) for leaf in leaves if leaf.proposal and leaf.proposal.gain > 0]
-        for _, leaf in sorted(approved, key=lambda pair: pair[0], reverse=True)[:room]:
-            leaf.split()
+    def _improve_structure(
+        self, points: np.ndarray, clusters: list[_Cluster], random: np.random.RandomState
+    ) -> list[_Cluster]:
+        """Replace the clusters with a positive gain by their halves, largest gain first, up to ``max_clusters``."""
+        room = self.max_clusters - len(clusters)
+        for cluster in clusters:
+            if not cluster.is_tested:
+                self._test(points, cluster, room + 1, random)
+        by_gain = sorted(clusters, key=lambda cluster: cluster.gain, reverse=True)
+        split = [cluster for cluster in by_gain if cluster.gain > 0][:room]
+        return [part for cluster in clusters for part in (cluster.halves if cluster in split else [cluster])]
 
-    def _improve_parameters(self, points: np.ndarray, tree: _ClusterTree) -> tuple[_ClusterTree, int]:
-        """Run K-Means from the centres of the leaves; remove the smallest cluster and repeat while it is too small.
+    def _test(self, points: np.ndarray, cluster: _Cluster, room: int, random: np.random.RandomState) -> None:
+        """Bisect a cluster, and measure the gain."""
+        own = points[cluster.indices]
+        labels = self._bisect(own, random)
+        cluster.is_tested, cluster.gain = True, 0.0
+        if labels is not None:
+            rows = [cluster.indices[labels == side] for side in (0, 1)]
+            cluster.halves = [_Cluster(*half) for half in zip(cluster_means(own, labels), rows)]
+            cluster.gain = self._gain(own, labels, room, random)
 
-        Returns the tree and the number of iterations of the last run.
+    def _improve_parameters(self, points: np.ndarray, clusters: list[_Cluster]) -> tuple[list[_Cluster], int]:
+        """Run K-Means from the centres of the clusters; remove the smallest and repeat while it is too small.
+
+        Returns the clusters and the number of iterations of the last run.
         """
         while True:
-            leaves = tree.leaves()
-            centers = np.stack([leaf.center for leaf in leaves])
-            model = run_k_means(points, len(leaves), init=centers, n_init=1, max_iter=self.max_iter)
-            for j, leaf in enumerate(leaves):
-                leaf.move(model.cluster_centers_[j], np.flatnonzero(model.labels_ == j))
-            smallest = min(leaves, key=lambda leaf: len(leaf.indices))
-            if len(leaves) == 1 or len(smallest.indices) >= self.min_cluster_size:
-                return tree, model.n_iter_
-            tree = tree.without(smallest)
-
-    def _propose(self, points: np.ndarray, room: int, random: np.random.RandomState) -> _Split | None:
-        """A tested bisection of the points (n, D) of one cluster; ``None`` if there is none."""
-        labels = self._bisect(points, random)
-        if labels is None:
-            return None
-        return _Split(labels, cluster_means(points, labels), self._gain(points, labels, room, random))
+            centers = np.stack([cluster.center for cluster in clusters])
+            model = run_k_means(points, len(clusters), init=centers, n_init=1, max_iter=self.max_iter)
+            for j, cluster in enumerate(clusters):
+                cluster.move(model.cluster_centers_[j], np.flatnonzero(model.labels_ == j))
+            smallest = min(clusters, key=lambda cluster: len(cluster.indices))
+            if len(clusters) == 1 or len(smallest.indices) >= self.min_cluster_size:
+                return clusters, model.n_iter_
+            clusters = [cluster for cluster in clusters if cluster is not smallest]
 
     def _bisect(self, points: np.ndarray, random: np.random.RandomState) -> np.ndarray | None:
         """Labels (n,) of the best bisection; ``None`` if points are too few or equal, or one side is too small.
