@@ -177,7 +177,7 @@ def test_unseen_images_are_split_and_seen_ones_left_out(here, digits, tmp_path):
     for images in (splits.validation, splits.calibration):
         assert set(images.labels) == set(range(N_CLASSES))
     assert sum("trained on it" in item.reason for item in splits.skipped) == 10
-    with pytest.raises(DataError, match="give images that it has not seen"):
+    with pytest.raises(DataError, match="--calibrate"):
         load_run_splits(replace(origin, calibrate="train.npz"), options, None)
     with pytest.raises(UsageError, match="both shares"):
         load_run_splits(origin, resolve_config({"splits": (0.8, 0.2, 0.0, 0.0)}).data, None)

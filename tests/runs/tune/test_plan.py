@@ -58,23 +58,23 @@ def test_learning_rates_are_those_around_the_optimisers_own(tmp_path):
         ({"parameters": ["max_cluster"]}, "'max_clusters'"),
         ({"parameters": ["margin"], "flags": {"recipe": "clustering"}}, "'margin'"),
         ({"parameters": ["dropout"]}, "'dropout'"),
-        ({"flags": {"recipe": "cross-entropy"}}, "name some with --parameters, known: learning_rate, weight_decay"),
-        ({"flags": {"recipe": "ensemble"}}, "tune its members with --recipe cross-entropy"),
+        ({"flags": {"recipe": "cross-entropy"}}, "learning_rate, weight_decay"),
+        ({"flags": {"recipe": "ensemble"}}, "--recipe cross-entropy"),
         ({"flags": {"dropout": 0.2}}, "--dropout"),
-        ({"flags": {"epochs": 3}}, "no class is ever split at relabel_every 5, 10, 15, 20"),
+        ({"flags": {"epochs": 3}}, "relabel_every 5, 10, 15, 20"),
         ({"values": {"margin": [-1]}}, "--margin -1"),
-        ({"values": {"margin": []}}, "names 0 values"),
-        ({"values": {"margin": [0.3]}, "flags": {"margin": 0.5}}, "--margin is searched"),
-        ({"values": {"margin": [0.3]}, "trials": 5}, "this grid has 1 trials"),
-        ({"values": {"margin": range(101)}}, "names 101 values: give 1 to 100"),
+        ({"values": {"margin": []}}, "--values margin"),
+        ({"values": {"margin": [0.3]}, "flags": {"margin": 0.5}}, "--margin"),
+        ({"values": {"margin": [0.3]}, "trials": 5}, "--trials"),
+        ({"values": {"margin": range(101)}}, "--values margin"),
         (
             {"values": dict.fromkeys(("margin", "max_clusters", "min_cluster_size"), range(1, 23))},
-            "this grid has 10648",
+            "10648",
         ),
-        ({"search": "bayes", "trials": 0}, "--trials is 0"),
-        ({"search": "random"}, "unknown search 'random'"),
-        ({"criterion": "auroc"}, "unknown criterion 'auroc'"),
-        ({"flags": {"epochs": 30, "devices": 2}}, "start the same maple tune several times"),
+        ({"search": "bayes", "trials": 0}, "--trials"),
+        ({"search": "random"}, "'random'"),
+        ({"criterion": "auroc"}, "'auroc'"),
+        ({"flags": {"epochs": 30, "devices": 2}}, "--devices"),
     ],
 )
 def test_wrong_requests(given, says, tmp_path):
@@ -91,7 +91,7 @@ def test_too_few_validation_images_for_the_false_alarm_rate(tmp_path, rng):
             pixels = rng.integers(level - 30, level + 30, (8, 8, 3)).astype(np.uint8)
             Image.fromarray(pixels).save(tmp_path / "images" / name / f"{i}.png")
     wrong = TuneRequest(str(tmp_path / "images"), tmp_path / "out", criterion="errors", flags={"epochs": 30})
-    with pytest.raises(DataError, match=r"6 validation images are too few .* at --false-alarm 0.05, which needs 38"):
+    with pytest.raises(DataError, match=r"\b6 .*--false-alarm 0.05.*\b38\b.*--splits"):
         tune_recipe(wrong)
     assert not (tmp_path / "out").exists()
 

@@ -61,7 +61,7 @@ def test_a_study_of_others_is_left_alone(tmp_path, formula):
     storage = f"sqlite:///{tmp_path / 'all.db'}"
     theirs = optuna.create_study(storage=storage, study_name="theirs")
     theirs.optimize(lambda trial: trial.suggest_float("x", 0, 1), n_trials=1)
-    with pytest.raises(UsageError, match="is not one of maple tune"):
+    with pytest.raises(UsageError, match="'theirs'"):
         tune_recipe(request_for(tmp_path / "out", values={"margin": [0.3]}, storage=storage, study="theirs"))
 
 

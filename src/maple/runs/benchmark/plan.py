@@ -78,17 +78,13 @@ def _state(seeds: Sequence[Job]) -> tuple[str, int]:
 
 def count_images(job: Job) -> int | None:
     """Images to learn from: those of the source, less the shares of other splits; none is opened."""
-    source, shares = job.protocol.source, job.config.data.splits
-    if is_built_in(source):
-        return round(_count_splits(source, None)["train"] * shares[0])
-    sizes = _count_splits(source, job.data_root)
+    source, sizes = job.protocol.source, _count_splits(job.protocol.source, job.data_root)
     name = source.partition("/")[0]
-    if "train" not in sizes:
-        known = CATALOGUE[name].splits if name in CATALOGUE else ()
-        sizes = {split.name: split.images for split in known}
+    if "train" not in sizes and name in CATALOGUE:
+        sizes = {split.name: split.images for split in CATALOGUE[name].splits}
     given = {*sizes, "test"} if job.protocol.test else {*sizes}
     held = [role for role in ("validation", "calibration", "test") if role in given]
-    return round(sizes["train"] * fold_shares(shares, held)[0]) if "train" in sizes else None
+    return round(sizes["train"] * fold_shares(job.config.data.splits, held)[0]) if "train" in sizes else None
 
 
 def _count_splits(source: str, data_root: Path | None) -> dict[str, int]:

@@ -127,8 +127,8 @@ def make_plan(request: TuneRequest) -> Plan:
         if name not in known:
             raise UsageError(f"unknown {what} '{name}': {suggest(name, known)}")
     config = resolve_config(request.flags, request.file, request.preset)
-    _check_config(config, request)
-    space = choose_space(request.search, config, request.parameters, request.values)
+    _check_config(config)
+    space = choose_space(request, config)
     for name, found in space.items():
         relative = list_parameters(config.model.recipe)[name].relative
         if name in request.flags and isinstance(found, Choices) and not relative:
@@ -153,7 +153,7 @@ def _count_trials(request: TuneRequest, size: float) -> int:
     return int(size)
 
 
-def _check_config(config: RunConfig, request: TuneRequest) -> None:
+def _check_config(config: RunConfig) -> None:
     """Refuse requests that would fail in the first trial."""
     if isinstance(config.recipe, EnsembleRecipe):
         raise UsageError("an ensemble has no settings of its own to tune: tune its members with --recipe cross-entropy")
@@ -197,28 +197,23 @@ def list_parameters(recipe: str) -> dict[str, Range]:
     return {name: each.metadata["search"] for name, each in known.items() if each.metadata.get("search")}
 
 
-def choose_space(
-    search: Search,
-    config: RunConfig,
-    parameters: Sequence[str] | None = None,
-    values: Mapping[str, Sequence[Any]] | None = None,
-) -> Space:
+def choose_space(request: TuneRequest, config: RunConfig) -> Space:
     """The space of a search: ``parameters`` by name, those in ``values`` with the values given there.
 
     Without either, the paper's grid, or those of ``BAYES`` and of the recipe's own options that it has.
 
-    >>> space = choose_space("grid", resolve_config(), values={"max_clusters": ["3", 5]})
-    >>> print({name: str(found) for name, found in space.items()})
+    >>> request = TuneRequest("digits", Path("runs/tuned"), search="grid", values={"max_clusters": ["3", 5]})
+    >>> print({name: str(found) for name, found in choose_space(request, resolve_config()).items()})
     {'max_clusters': '3, 5'}
     """
-    recipe, values = config.model.recipe, values or {}
-    names = list(dict.fromkeys([*(parameters or ()), *values])) or _default_parameters(search, recipe)
+    recipe, given = config.model.recipe, request.values
     known = list_parameters(recipe)
+    names = [*(request.parameters or ()), *given] or _default_parameters(request.search, recipe)
     for name in names:
         if name not in known:
             raise UsageError(f"'{name}' cannot be searched with recipe '{recipe}': {suggest(name, known)}")
     space = {
-        name: _given_values(name, values[name], config) if name in values else _own_range(name, search, config)
+        name: _given_values(name, given[name], config) if name in given else _own_range(name, request.search, config)
         for name in names
     }
     return _within_epochs(space, config.train.epochs)
