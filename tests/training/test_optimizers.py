@@ -149,11 +149,12 @@ def test_filters_are_orthogonalised_and_head_and_biases_are_not() -> None:
 
 def test_weight_decay_is_the_share_lost_per_step_whatever_the_rate() -> None:
     module = nn.ModuleDict({"body": nn.Conv2d(3, 4, 3), "head": nn.Linear(4, 2)})
-    for group in make_muon(module, 0.24, 0.6, weight_decay=0.01).param_groups[1:]:
+    options = TrainOptions(learning_rate=0.24, momentum=0.6, weight_decay=0.01)
+    for group in make_muon(module, options).param_groups[1:]:
         assert group["weight_decay"] * group["rate_factor"] * 0.24 == pytest.approx(0.01)
 
 
 def test_nothing_to_optimise_is_an_error() -> None:
     module = nn.ModuleDict({"body": nn.BatchNorm2d(3), "head": nn.Linear(3, 2)})
     with pytest.raises(UsageError, match="muon"):
-        make_muon(module, 0.24, 0.6, 0.0)
+        make_muon(module, TrainOptions())

@@ -17,6 +17,7 @@ from maple.networks.embedding import as_image_batch
 from maple.networks.hooks import evaluating, listening
 from maple.networks.origin import Origin
 
+Array = Tensor | np.ndarray
 EXAMPLE_SIZES = (32, 64, 224)  # tried in turn where the size of a module's images is not known
 
 
@@ -48,7 +49,7 @@ def wrap_backbone(
     head: str | None = None,
     mean: Sequence[float] | None = None,
     std: Sequence[float] | None = None,
-    example: Tensor | np.ndarray | None = None,
+    example: Array | None = None,
     shallow: str | None = None,
 ) -> Backbone:
     """A trained classifier as a backbone: its embedding is the input of the linear layer that gives its logits.
@@ -67,16 +68,11 @@ def wrap_backbone(
     8
     """
     size = None if example is None else int(np.shape(example)[-2])  # of (N, 3, H, W) or (N, H, W, 3): a square
-    return wrap_module(module, Preprocessing(mean, std, size), head=head, example=example, shallow=shallow)
+    return wrap_module(module, Preprocessing(mean, std, size), head, shallow, example)
 
 
 def wrap_module(
-    module: nn.Module,
-    wanted: Preprocessing,
-    *,
-    head: str | None = None,
-    example: Tensor | np.ndarray | None = None,
-    shallow: str | None = None,
+    module: nn.Module, wanted: Preprocessing, head: str | None, shallow: str | None, example: Array | None = None
 ) -> Backbone:
     """Like :func:`wrap_backbone`; the preprocessing that is ``wanted`` goes before that of a timm model."""
     if isinstance(module, Backbone):
@@ -158,7 +154,7 @@ def run_example(
     module: nn.Module,
     wanted: Preprocessing,
     layers: Mapping[str, nn.Module] | None = None,
-    example: Tensor | np.ndarray | None = None,
+    example: Array | None = None,
 ) -> tuple[Tensor, dict[str, _Call], Any]:
     """Run the module once; returns normalised input, last call of each layer (in order of calls), and output."""
     tensors = [*module.parameters(), *module.buffers()]

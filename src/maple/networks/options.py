@@ -18,8 +18,6 @@ class ModelOptions:
         None, "size of a linear embedding in front of the head (default: none)", rare=True
     )
     embedding_branch: bool = option(
-        False,
-        "let the head read the output of the network beside that embedding, as in the published code",
-        rare=True,
+        False, "let the head read the output of the network beside that embedding, as in the published code", rare=True
     )
     recipe: str = option("maple", "training method: maple, cross-entropy or another name in maple methods")

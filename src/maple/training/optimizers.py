@@ -93,26 +93,27 @@ class Muon(torch.optim.Optimizer):
             parameter.sub_(rate * update)
 
 
-def make_muon(module: nn.Module, learning_rate: float, momentum: float, weight_decay: float) -> Muon:
+def make_muon(module: nn.Module, options: TrainOptions) -> Muon:
     """An optimiser of all parameters: Muon for trainable matrices and filters outside the head, SGD for the rest.
 
-    ``momentum`` is Muon's; that of SGD is 0.85. ``weight_decay`` is for the parameters that SGD trains. The learning
-    rate of the head is airbench's, for a mean loss and a head whose output is not divided by the embedding size.
+    The option ``momentum`` is Muon's; that of SGD is 0.85. ``weight_decay`` is for the parameters that SGD trains. The
+    learning rate of the head is airbench's, for a mean loss and a head whose output is not divided by the embedding
+    size.
 
     >>> network = nn.ModuleDict({"body": nn.Conv2d(3, 8, 3), "head": nn.Linear(8, 2)})
-    >>> [len(group["params"]) for group in make_muon(network, 0.24, 0.6, 0.0).param_groups]
+    >>> [len(group["params"]) for group in make_muon(network, TrainOptions()).param_groups]
     [1, 2, 1]
     """
     matrices, head, others = _sort_parameters(module)
     if not matrices:
         raise UsageError("optimizer 'muon' finds no filter or matrix to train before the head: use --optimizer sgd")
-    groups: list[dict[str, Any]] = [{"params": matrices, "orthogonal": True, "momentum": momentum}]
+    groups: list[dict[str, Any]] = [{"params": matrices, "orthogonal": True, "momentum": options.momentum}]
     size = max((parameter.shape[-1] for parameter in head if parameter.ndim == 2), default=256)
     for parameters, factor in ((head, min(1.0, HEAD_RATE / size**2)), (others, BIAS_RATE)):
         if parameters:
-            decay = weight_decay / (factor * learning_rate)
+            decay = options.weight_decay / (factor * options.learning_rate)
             groups.append({"params": parameters, "rate_factor": factor, "weight_decay": decay})
-    return Muon(groups, learning_rate)
+    return Muon(groups, options.learning_rate)
 
 
 def _sort_parameters(module: nn.Module) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
@@ -143,10 +144,6 @@ def _adam(module: nn.Module, options: TrainOptions) -> torch.optim.Optimizer:
     return torch.optim.Adam(module.parameters(), lr=options.learning_rate, weight_decay=options.weight_decay)
 
 
-def _muon(module: nn.Module, options: TrainOptions) -> torch.optim.Optimizer:
-    return make_muon(module, options.learning_rate, options.momentum, options.weight_decay)
-
-
 def _triangular(progress: float, options: TrainOptions) -> float:
     """Rise from a tenth of the peak over the first quarter of all steps, then fall to zero."""
     rise = 0.25
@@ -167,7 +164,7 @@ def _step(progress: float, options: TrainOptions) -> float:
 OPTIMIZERS: dict[str, Callable[[nn.Module, TrainOptions], torch.optim.Optimizer]] = {
     "sgd": _sgd,
     "adam": _adam,
-    "muon": _muon,
+    "muon": make_muon,
 }
 SCHEDULES: dict[str, Callable[[float, TrainOptions], float]] = {  # share of the steps done to share of the peak rate
     "triangular": _triangular,

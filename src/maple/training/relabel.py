@@ -44,12 +44,7 @@ class PseudoLabels:
         return after if after is not None and len(changed_classes(self.current, after)) else None
 
     def adopt(
-        self,
-        after: Relabelling,
-        backbone: Backbone,
-        state: NamedState,
-        validation: Outputs,
-        probabilities: np.ndarray,
+        self, after: Relabelling, backbone: Backbone, state: NamedState, validation: Outputs, probabilities: np.ndarray
     ) -> Adopted:
         """Make ``after`` the current clusters and grow the head; ``state`` is that of the optimiser before."""
         classes = tuple(int(c) for c in changed_classes(self.current, after))

@@ -27,12 +27,7 @@ Forward = Callable[[Tensor], tuple[Tensor, Tensor]]  # images to embeddings and 
 
 
 def forward_batch(
-    recipe: Recipe,
-    backbone: Backbone,
-    images: Tensor,
-    targets: Tensor,
-    progress: float,
-    forward: Forward | None = None,
+    recipe: Recipe, backbone: Backbone, images: Tensor, targets: Tensor, progress: float, forward: Forward | None = None
 ) -> Step:
     """Run images (B, 3, H, W) with targets (B,) through the backbone, on its device.
 

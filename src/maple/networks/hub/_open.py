@@ -269,7 +269,7 @@ def _load_layers(request: _Request, origin: Origin) -> tuple[nn.Module, Preproce
 def _wrap(request: _Request, module: nn.Module, own: Preprocessing, origin: Origin) -> Backbone:
     """The backbone around a module; the preprocessing asked for goes before the network's ``own``."""
     wanted = request.wanted.over(own)
-    backbone = wrap_module(module, wanted, head=request.head, shallow=request.shallow)
+    backbone = wrap_module(module, wanted, request.head, request.shallow)
     backbone.size = wanted.size or backbone.size
     if (found := backbone.origin) is not None:  # a Backbone from a function may have been opened itself
         origin = found if found.kind is not None else replace(origin, head=found.head, path=found.path)
