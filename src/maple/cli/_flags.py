@@ -16,6 +16,7 @@ import typer
 from maple.errors import ConfigError, UsageError
 
 Request = TypeVar("Request")
+Flags = dict[str, str | bool]  # values of flags as they were given, by option or by name.option
 DataRoot = Annotated[
     Path | None,
     typer.Option(help="folder of named data sets, <name>/<split>.parquet [dim]\\[default: environment MAPLE_DATA][/]"),
@@ -138,7 +139,7 @@ class Command:
         shared = [_keyword("settings", _SETTINGS)] * self.settable + [_keyword("plugins", _PLUGINS)] * self.plugins
 
         def run(**given: Any) -> None:
-            flags = {each.name: given[each.name] for each in made if given[each.name] is not None}
+            flags: Flags = {each.name: given[each.name] for each in made if given[each.name] is not None}
             flags |= read_settings(given.get("settings"))
             record = arguments(**{each.name: given[each.name] for each in own})
             self.function(record, *([flags] if "flags" in hints else []))

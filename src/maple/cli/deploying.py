@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from maple.cli import _flags as cli
 
@@ -49,7 +48,7 @@ class ServeArguments:
 
 
 @cli.command("serve", "decision", rare=True, default="the model's")
-def serve(given: ServeArguments, flags: dict[str, Any]) -> None:
+def serve(given: ServeArguments, flags: cli.Flags) -> None:
     """Answer requests over HTTP, with a page for the browser, until Ctrl-C or SIGTERM.
 
     Accepted requests are answered before it stops. Without --host it listens on this machine only.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from maple.cli import _flags as cli
 from maple.cli._output import print_described, print_line, print_results, print_rows
@@ -32,7 +31,7 @@ class EvaluateArguments:
 
 
 @cli.command("decision", settable=True, rare=True, default="the run's")
-def evaluate(given: EvaluateArguments, flags: dict[str, Any]) -> None:
+def evaluate(given: EvaluateArguments, flags: cli.Flags) -> None:
     """Measure accuracy, calibration and detection of unknown images, and update the report."""
     from maple.options import read_names
     from maple.runs.evaluate import EvaluateRequest, create_detectors, evaluate_run
@@ -101,7 +100,7 @@ class BenchmarkArguments:
 
 
 @cli.command("train", settable=True, default="the profile's")
-def benchmark(given: BenchmarkArguments, flags: dict[str, Any]) -> None:
+def benchmark(given: BenchmarkArguments, flags: cli.Flags) -> None:
     """Compute a table or figure of the paper, beside the paper's own numbers; finished trainings are not repeated."""
     from maple.evaluation.paper.tables import to_dict, to_rows
     from maple.progress import say

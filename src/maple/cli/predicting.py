@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import typer
 
@@ -47,7 +46,7 @@ class PredictArguments(_ImageArguments):
 
 
 @cli.command("decision", rare=True, default="the run's")
-def predict(given: PredictArguments, flags: dict[str, Any]) -> None:
+def predict(given: PredictArguments, flags: cli.Flags) -> None:
     """Class, probability, uncertainty and in/out decision for each image: one row each.
 
     Memory does not grow with the number of images. If the command is interrupted or killed, rerun it to resume.
@@ -71,7 +70,7 @@ class ExplainArguments(_ImageArguments):
 
 
 @cli.command("decision", rare=True, default="the run's")
-def explain(given: ExplainArguments, flags: dict[str, Any]) -> None:
+def explain(given: ExplainArguments, flags: cli.Flags) -> None:
     """Explain the prediction of each image: nearest cluster, runner-up, and the features that deviate most."""
     from maple.runs.explain import ExplainRequest, explain_images, to_json, to_text
 

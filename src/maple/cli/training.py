@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import MISSING, dataclass
 from pathlib import Path
-from typing import Any
 
 from maple.cli import _flags as cli
 from maple.cli._output import print_described, print_results
@@ -71,7 +70,7 @@ class TrainArguments(_TrainingArguments):
 
 
 @cli.command(*_TRAINING, settable=True)
-def train(given: TrainArguments, flags: dict[str, Any]) -> None:
+def train(given: TrainArguments, flags: cli.Flags) -> None:
     """Train a network on DATA, fit its detector and test it; the run folder holds everything.
 
     --init continues the training of a network: its weights, normalisation and image size are kept, and its head if it
@@ -136,7 +135,7 @@ class FitArguments:
 
 
 @cli.command("data", "detector", "decision", settable=True)
-def fit(given: FitArguments, flags: dict[str, Any]) -> None:
+def fit(given: FitArguments, flags: cli.Flags) -> None:
     """Make a run of an already trained network, without training; the run folder holds everything."""
     from maple.options import read_names
     from maple.runs.fit import FitRequest, fit_run
@@ -182,7 +181,7 @@ class TuneArguments(_TrainingArguments):
 
 
 @cli.command(*_TRAINING, settable=True)
-def tune(given: TuneArguments, flags: dict[str, Any]) -> None:
+def tune(given: TuneArguments, flags: cli.Flags) -> None:
     """Search for better settings of a recipe on in-distribution images alone; rerun the command to resume."""
     from maple.options import read_names
     from maple.runs.setup.request import default_out

@@ -13,6 +13,7 @@ import io
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import partial
+from itertools import islice, zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -254,7 +255,7 @@ def _gallery_images(gallery: Gallery, size: int) -> np.ndarray:
     """Images (n, S, S, 3) of the gallery in the size of the network, examples and exemplars in turn."""
     examples = [image.thumbnail for each in gallery.examples for image in each.images]
     exemplars = [thumbnail for each in gallery.clusters for thumbnail in each.thumbnails]
-    turns = [image for pair in zip(examples, exemplars) for image in pair]
-    chosen = (turns + examples[len(exemplars) :] + exemplars[len(examples) :])[:CHECK_IMAGES]
+    turns = (image for pair in zip_longest(examples, exemplars) for image in pair if image is not None)
+    chosen = islice(turns, CHECK_IMAGES)
     resized = [np.asarray(Image.fromarray(image).resize((size, size), Image.Resampling.BILINEAR)) for image in chosen]
     return np.stack(resized) if resized else np.empty((0, size, size, 3), np.uint8)

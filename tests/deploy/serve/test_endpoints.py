@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import concurrent.futures
 import io
 import json
@@ -116,10 +117,21 @@ def test_before_it_started_and_after_it_ended_nothing_is_accepted():
 
 def test_bodies_are_counted_as_they_arrive():
     service = Endpoints(Colours(), ServeOptions(max_bytes=1000), {})
-    with service._holding() as hold:
-        for _ in range(N_BODIES):
-            hold(bytes(1000))
-        with service._holding() as other, pytest.raises(Busy, match="too many uploads"):
-            other(b"a")
-    with service._holding() as hold:  # all given back
-        hold(bytes(1000))
+
+    async def chunks(n: int):
+        for _ in range(n):
+            yield bytes(1000)
+
+    async def read(body) -> int:
+        return sum([len(chunk) async for chunk in body])
+
+    async def scene() -> None:
+        with service._holding(chunks(N_BODIES)) as body:
+            assert await read(body) == 1000 * N_BODIES
+            with service._holding(chunks(1)) as other, pytest.raises(Busy) as refused:
+                await read(other)
+            assert refused.value.reason == "uploads"
+        with service._holding(chunks(1)) as body:  # all given back
+            assert await read(body) == 1000
+
+    asyncio.run(scene())

@@ -17,8 +17,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field
-from typing import Generic, Literal, TypeVar
+from dataclasses import dataclass
+from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -79,15 +79,27 @@ class BatchLimits:
 
 
 @dataclass(eq=False)
-class _Job(Generic[Result]):
-    """The images of one request, decoded; batches take them from the front."""
+class _Request(Generic[Result]):
+    """The decoded images of one request: when they arrived and expire, and the answer for each image."""
 
-    images: list[np.ndarray]
     arrived: float
     expires: float
-    answer: asyncio.Future[list[Result]]
-    n_taken: int = 0
-    results: list[Result] = field(default_factory=list)
+    answers: list[asyncio.Future[Result]]
+    begun: bool = False  # whether an image is in a batch already
+
+    def fail(self, error: Exception) -> None:
+        """Give this error to the client, unless it has disconnected."""
+        for answer in self.answers:
+            if not answer.done():
+                answer.set_exception(error)
+
+
+class _Image(NamedTuple):
+    """A decoded image that waits for its batch."""
+
+    pixels: np.ndarray
+    answer: asyncio.Future[Any]
+    request: _Request[Any]
 
 
 class Batcher(Generic[Item, Result]):
@@ -114,7 +126,7 @@ class Batcher(Generic[Item, Result]):
         self.n_accepted = 0  # images without an answer yet
         self._n_decoding = 0
         self._left: list[Future[np.ndarray]] = []  # decoding of cancelled requests
-        self._jobs: deque[_Job[Result]] = deque()
+        self._waiting: deque[_Image] = deque()
         self._closing = False
         self._changed = asyncio.Event()  # wakes the loop that makes the batches
         self._decoders = ThreadPoolExecutor(limits.decoders, "decode")
@@ -198,26 +210,28 @@ class Batcher(Generic[Item, Result]):
             return []
         arrived, expected = self._clock(), self._work_seconds(len(items))
         self.n_accepted += len(items)
-        job: _Job[Result] | None = None
         try:
             try:
                 async with asyncio.timeout(self.limits.deadline):
                     images = await self._decode_all(items)
             except TimeoutError:
                 raise self._late() from None
-            answer = asyncio.get_running_loop().create_future()
-            job = _Job(images, self._clock(), arrived + self.limits.deadline, answer)
-            self._jobs.append(job)
-            self._changed.set()
-            results = await answer
+            results = await asyncio.gather(*self._enqueue(images, arrived + self.limits.deadline))
             beyond = max(0.0, self._clock() - arrived - expected)
             self._lag = MEMORY * self._lag + (1 - MEMORY) * beyond
             return results
         finally:  # also if the client has disconnected: cancel its work
-            if job is not None and job in self._jobs:
-                self._jobs.remove(job)
+            self._waiting = deque(image for image in self._waiting if not image.answer.done())
             self.n_accepted -= len(items)
             self._changed.set()
+
+    def _enqueue(self, images: list[np.ndarray], expires: float) -> list[asyncio.Future[Result]]:
+        """Let the decoded images of a request wait for a batch; the answer for each."""
+        loop = asyncio.get_running_loop()
+        request = _Request[Result](self._clock(), expires, [loop.create_future() for _ in images])
+        self._waiting.extend(_Image(*pair, request) for pair in zip(images, request.answers, strict=True))
+        self._changed.set()
+        return request.answers
 
     async def _decode_all(self, items: Sequence[Item]) -> list[np.ndarray]:
         """All images decoded, or the error of the first failure, which stops the others."""
@@ -260,9 +274,8 @@ class Batcher(Generic[Item, Result]):
 
     async def _make_batches(self) -> None:
         while await self._wait_for_company():
-            batch, shares = self._take()
-            if batch:
-                await self._compute(batch, shares)
+            if batch := self._take():
+                await self._compute(batch)
 
     async def _wait_for_company(self) -> bool:
         """Wait until there is a batch to compute; False at the end.
@@ -270,13 +283,13 @@ class Batcher(Generic[Item, Result]):
         Waits up to ``max_wait`` for images that are being decoded, never for requests that have not arrived: while a
         batch is computed, the next one fills by itself.
         """
-        while not self._jobs:
+        while not self._waiting:
             if self._closing and not self.n_accepted:
                 return False
             self._changed.clear()
             await self._changed.wait()
-        until = self._jobs[0].arrived + self.limits.max_wait
-        while self._n_decoding and sum(len(job.images) - job.n_taken for job in self._jobs) < self.limits.max_batch:
+        until = self._waiting[0].request.arrived + self.limits.max_wait
+        while self._n_decoding and len(self._waiting) < self.limits.max_batch:
             if (left := until - self._clock()) <= 0:
                 break
             self._changed.clear()
@@ -285,50 +298,30 @@ class Batcher(Generic[Item, Result]):
                     await self._changed.wait()
         return True
 
-    def _take(self) -> tuple[list[np.ndarray], list[tuple[_Job[Result], int]]]:
-        """The images of the next batch and the share of each request; expired requests are dropped."""
-        batch: list[np.ndarray] = []
-        shares: list[tuple[_Job[Result], int]] = []
-        while self._jobs and len(batch) < self.limits.max_batch:
-            job = self._jobs[0]
-            if job.n_taken == 0 and self._clock() > job.expires:
-                self._finish(job, self._late())
-                continue
-            own = job.images[job.n_taken : job.n_taken + self.limits.max_batch - len(batch)]
-            batch += own
-            shares.append((job, len(own)))
-            job.n_taken += len(own)
-            if job.n_taken == len(job.images):
-                self._jobs.popleft()
-        return batch, shares
+    def _take(self) -> list[_Image]:
+        """The images of the next batch; expired requests, and images of failed ones, are dropped."""
+        batch: list[_Image] = []
+        while self._waiting and len(batch) < self.limits.max_batch:
+            image = self._waiting.popleft()
+            if not image.request.begun and self._clock() > image.request.expires:
+                image.request.fail(self._late())
+            if not image.answer.done():
+                image.request.begun = True
+                batch.append(image)
+        return batch
 
-    async def _compute(self, batch: list[np.ndarray], shares: list[tuple[_Job[Result], int]]) -> None:
-        start = self._clock()
+    async def _compute(self, batch: list[_Image]) -> None:
+        start, pixels = self._clock(), [image.pixels for image in batch]
         try:
-            results = await asyncio.get_running_loop().run_in_executor(
-                self._worker, lambda: list(self._predict(np.stack(batch)))
-            )
+            loop = asyncio.get_running_loop()
+            results = await loop.run_in_executor(self._worker, lambda: list(self._predict(np.stack(pixels))))
             if len(results) != len(batch):
                 raise RuntimeError(f"{len(results)} results for {len(batch)} images")
         except Exception as error:
-            for job, _ in shares:
-                self._finish(job, error)
+            for image in batch:
+                image.request.fail(error)
             return
         self._predict_pace.note(self._clock() - start, len(batch))
-        done = 0
-        for job, n in shares:
-            job.results += results[done : done + n]
-            done += n
-            if len(job.results) == len(job.images):
-                self._finish(job)
-
-    def _finish(self, job: _Job[Result], error: Exception | None = None) -> None:
-        """Answer a request, unless its client has disconnected."""
-        if job in self._jobs:
-            self._jobs.remove(job)
-        if job.answer.done():
-            return
-        if error is None:
-            job.answer.set_result(job.results)
-        else:
-            job.answer.set_exception(error)
+        for image, result in zip(batch, results, strict=True):
+            if not image.answer.done():  # unless the client has disconnected
+                image.answer.set_result(result)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from typing import Annotated
 
@@ -89,10 +89,10 @@ class Endpoints:
     async def predict(self, request: Request) -> Response:
         """Class, probability, uncertainty and in/out decision for each image."""
         self._batcher.check(1)
-        with self._holding() as hold:
+        with self._holding(request.stream()) as body:
             try:
                 async with asyncio.timeout(UPLOAD_SECONDS):
-                    uploads = await read_uploads(request.headers, _passing(request.stream(), hold), self.options)
+                    uploads = await read_uploads(request.headers, body, self.options)
             except TimeoutError:
                 raise HTTPException(408, f"the body took longer than {UPLOAD_SECONDS} s: send less at a time") from None
             except ClientDisconnect:
@@ -107,19 +107,21 @@ class Endpoints:
         return _json(PredictAnswer(model=model, predictions=named))
 
     @contextmanager
-    def _holding(self) -> Iterator[Callable[[bytes], None]]:
-        """Account for the bytes of a body while it is held; the sum over all requests is bounded."""
+    def _holding(self, stream: AsyncIterator[bytes]) -> Iterator[AsyncIterator[bytes]]:
+        """The same chunks, accounted for until the end of the request; the sum over all requests is bounded."""
         n_bytes = 0
 
-        def hold(chunk: bytes) -> None:
+        async def held() -> AsyncIterator[bytes]:
             nonlocal n_bytes
-            if self._n_bytes + len(chunk) > N_BODIES * self.options.max_bytes:
-                raise Busy("uploads", "too many uploads at the same time: try again later", 1)
-            self._n_bytes += len(chunk)
-            n_bytes += len(chunk)
+            async for chunk in stream:
+                if self._n_bytes + len(chunk) > N_BODIES * self.options.max_bytes:
+                    raise Busy("uploads", "too many uploads at the same time: try again later", 1)
+                self._n_bytes += len(chunk)
+                n_bytes += len(chunk)
+                yield chunk
 
         try:
-            yield hold
+            yield held()
         finally:
             self._n_bytes -= n_bytes
 
@@ -157,13 +159,6 @@ class Endpoints:
     def prometheus(self) -> Response:
         """Counts for Prometheus."""
         return Response(self.metrics.to_text(), media_type=CONTENT_TYPE_LATEST)
-
-
-async def _passing(stream: AsyncIterator[bytes], note: Callable[[bytes], None]) -> AsyncIterator[bytes]:
-    """The same chunks, each noted when it arrives."""
-    async for chunk in stream:
-        note(chunk)
-        yield chunk
 
 
 async def _disconnected(request: Request) -> None:
