@@ -1,4 +1,4 @@
-"""What long work shows: a live bar on a terminal, one line per step of the work elsewhere."""
+"""Progress of long work: a live bar on a terminal, one line per step elsewhere; messages and warnings."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Item = TypeVar("Item")
 
 
 def is_first_process() -> bool:
-    """Whether this process speaks for all: those that Fabric, torchrun or SLURM started carry their rank."""
+    """Whether this process prints: those that Fabric, torchrun or SLURM started know their rank."""
     return all(os.environ.get(name, "0") == "0" for name in ("RANK", "LOCAL_RANK", "SLURM_PROCID"))
 
 
@@ -57,8 +57,7 @@ class TrainDisplay:
         self._last = accuracy
         if not self._enabled:
             return
-        known: list[str] = ["cross_entropy", "triplet"]
-        named = [name for name in known if name in row] or ["loss"]
+        named = [name for name in ("cross_entropy", "triplet") if name in row] or ["loss"]
         losses = "  ".join(f"{name} {row[name]:.3f}" for name in named)
         split = f"  split {row['relabelled'].replace(';', ', ')}" if row["relabelled"] else ""
         say(f"epoch {row['epoch']}/{self._epochs}  {losses}  {accuracy}  {row['seconds']:.0f} s{split}")
@@ -69,12 +68,12 @@ class TrainDisplay:
 
 
 def say(message: str) -> None:
-    """A line for the person at the terminal; names in it are not markup, and lines are not broken."""
+    """Print a line on standard error; names in it are not markup, and lines are not broken."""
     console.print(message, markup=False, highlight=False, soft_wrap=True)
 
 
 def warn(message: str) -> None:
-    """A warning for the person at the terminal."""
+    """Print a warning on standard error."""
     console.print("[yellow]warning:[/] ", end="")
     say(message)
 

@@ -47,7 +47,7 @@ def test_flags_are_documented_and_distinct(name):
     infos = [parameter.annotation.__metadata__[0] for parameter in signature.parameters.values()]
     assert all(info.help and not info.help.startswith("None") for info in infos)
     assert ("plugins" in signature.parameters) == COMMANDS[name].plugins
-    assert ("settings" in signature.parameters) == COMMANDS[name].settable
+    assert ("settings" in signature.parameters) == COMMANDS[name].settings
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Arguments:
 def test_a_record_becomes_flags():
     seen: list[Any] = []
 
-    @cli.command("decision", settable=True, rare=True, default="the run's")
+    @cli.command("decision", settings=True, rare=True, default="the run's")
     def mine(given: Arguments, flags: dict[str, Any]) -> None:
         """A command."""
         seen.extend([given, flags])

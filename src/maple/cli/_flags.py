@@ -54,39 +54,6 @@ SECTIONS = {
     "decision": Section("Decision", "maple.decisions.options:DecisionOptions"),
     "serve": Section("Serving", "maple.deploy.serve.options:ServeOptions"),
 }
-_METHODS = "Methods"
-_SETTINGS = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--set",
-        metavar="NAME.OPTION=VALUE",
-        help="any option of a method or section, such as sngp.features=1024; may be repeated; see maple methods NAME",
-        rich_help_panel=_METHODS,
-    ),
-]
-
-
-def _load_plugins(modules: list[str] | None) -> list[str] | None:
-    if modules:
-        from maple.registry import load_plugin
-
-        for module in modules:
-            load_plugin(module)
-    return modules
-
-
-_PLUGINS = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--plugin",
-        metavar="MODULE",
-        callback=_load_plugins,
-        help="Python module that registers methods, installed or in the current folder; may be repeated",
-        rich_help_panel=_METHODS,
-    ),
-]
-
-
 # --- declaring commands -----------------------------------------------------------------------------------------------
 
 
@@ -115,16 +82,53 @@ def flag(
     return field(default=default, metadata={"typer": make})
 
 
+def _load_plugins(modules: list[str] | None) -> list[str] | None:
+    if modules:
+        from maple.registry import load_plugin
+
+        for module in modules:
+            load_plugin(module)
+    return modules
+
+
+@dataclass(frozen=True)
+class _MethodFlags:
+    """Flags of commands that know methods."""
+
+    settings: list[str] | None = flag(
+        None,
+        "any option of a method or section, such as sngp.features=1024; may be repeated; see maple methods NAME",
+        "--set",
+        panel="Methods",
+        metavar="NAME.OPTION=VALUE",
+    )
+    plugins: list[str] | None = flag(
+        None,
+        "Python module that registers methods, installed or in the current folder; may be repeated",
+        "--plugin",
+        panel="Methods",
+        metavar="MODULE",
+        callback=_load_plugins,
+    )
+
+
 @dataclass(frozen=True)
 class Command:
-    """A function as a command; see :func:`command`."""
+    """A function of ``given``, a dataclass of arguments and flags, and perhaps of ``flags``, as a command.
+
+    Each option of the ``sections`` becomes a flag; values given arrive in ``flags``. ``settings`` adds ``--set``, whose
+    values arrive there by ``name.option``; ``plugins`` adds ``--plugin``. ``rare`` options are hidden from the help
+    unless asked for. ``default`` is shown for flags whose default is not the option's own.
+
+    Flags are made when the command is run: ``maple --help`` needs only names and docstrings.
+    """
 
     function: Callable[..., None]
     sections: tuple[str, ...]
-    settable: bool
-    rare: bool
-    default: str
-    plugins: bool
+    settings: bool = False
+    plugins: bool = True
+    rare: bool = False
+    default: str = ""
 
     @property
     def name(self) -> str:
@@ -136,7 +140,7 @@ class Command:
         arguments = hints["given"]
         own = list(_argument_flags(arguments))
         made = [each for section in self.sections for each in self._section_flags(section)]
-        shared = [_keyword("settings", _SETTINGS)] * self.settable + [_keyword("plugins", _PLUGINS)] * self.plugins
+        shared = [each for each in _argument_flags(_MethodFlags) if getattr(self, each.name)]
 
         def run(**given: Any) -> None:
             flags: Flags = {each.name: given[each.name] for each in made if given[each.name] is not None}
@@ -167,18 +171,9 @@ class Command:
                 yield _keyword(option.name, Annotated[kind, settings])
 
 
-def command(
-    *sections: str, settable: bool = False, rare: bool = False, default: str = "", plugins: bool = True
-) -> Callable[[Callable[..., None]], Command]:
-    """Make a command of a function of ``given``, a dataclass of arguments and flags, and perhaps of ``flags``.
-
-    Each option of these ``sections`` becomes a flag; values given arrive in ``flags``. ``settable`` adds ``--set``,
-    whose values arrive there by ``name.option``; ``plugins`` adds ``--plugin``. ``rare`` options are hidden from the
-    help unless asked for. ``default`` is shown for flags whose default is not the option's own.
-
-    Flags are made when the command is run: ``maple --help`` needs only names and docstrings.
-    """
-    return lambda function: Command(function, sections, settable, rare, default, plugins)
+def command(*sections: str, **about: Any) -> Callable[[Callable[..., None]], Command]:
+    """Make a :class:`Command` of a function."""
+    return lambda function: Command(function, sections, **about)
 
 
 def _argument_flags(arguments: type) -> Iterator[inspect.Parameter]:

@@ -30,7 +30,7 @@ class EvaluateArguments:
     as_json: cli.AsJson = False
 
 
-@cli.command("decision", settable=True, rare=True, default="the run's")
+@cli.command("decision", settings=True, rare=True, default="the run's")
 def evaluate(given: EvaluateArguments, flags: cli.Flags) -> None:
     """Measure accuracy, calibration and detection of unknown images, and update the report."""
     from maple.options import read_names
@@ -99,7 +99,7 @@ class BenchmarkArguments:
     as_json: cli.AsJson = False
 
 
-@cli.command("train", settable=True, default="the profile's")
+@cli.command("train", settings=True, default="the profile's")
 def benchmark(given: BenchmarkArguments, flags: cli.Flags) -> None:
     """Compute a table or figure of the paper, beside the paper's own numbers; finished trainings are not repeated."""
     from maple.evaluation.paper.tables import to_dict, to_rows

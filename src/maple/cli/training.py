@@ -69,7 +69,7 @@ class TrainArguments(_TrainingArguments):
     trust: bool = cli.flag(False, "allow a network that runs code: python:", panel=_START)
 
 
-@cli.command(*_TRAINING, settable=True)
+@cli.command(*_TRAINING, settings=True)
 def train(given: TrainArguments, flags: cli.Flags) -> None:
     """Train a network on DATA, fit its detector and test it; the run folder holds everything.
 
@@ -108,7 +108,7 @@ class FitArguments:
     calibrate: str | None = cli.flag(
         None, "labelled images that it was not trained on: --splits divides them into validation and calibration"
     )
-    test: str | None = cli.flag(None, "labelled test images, which it was not trained on either")
+    test: str | None = cli.flag(None, "labelled test images that it was not trained on")
     out: Path | None = cli.flag(None, "run folder to write", shown="runs/<name of the data>")
     weights: Path | None = cli.flag(None, "weights of the network: .safetensors or a torch file")
     n_classes: int | None = cli.flag(None, "number of classes", "--classes", shown="as in the weights", min=1)
@@ -134,7 +134,7 @@ class FitArguments:
     as_json: cli.AsJson = False
 
 
-@cli.command("data", "detector", "decision", settable=True)
+@cli.command("data", "detector", "decision", settings=True)
 def fit(given: FitArguments, flags: cli.Flags) -> None:
     """Make a run of an already trained network, without training; the run folder holds everything."""
     from maple.options import read_names
@@ -159,8 +159,8 @@ def fit(given: FitArguments, flags: cli.Flags) -> None:
 class TuneArguments(_TrainingArguments):
     """The arguments of ``maple tune``."""
 
-    calibration: str | None = cli.flag(None, "calibration images, which are kept aside")
-    test: str | None = cli.flag(None, "test images, which are kept aside")
+    calibration: str | None = cli.flag(None, "calibration images, which the search does not use")
+    test: str | None = cli.flag(None, "test images, which the search does not use")
     out: Path | None = cli.flag(None, "folder of the study", shown="runs/<name of DATA>-tune")
     search: str = cli.flag("bayes", "bayes (Optuna's TPE) or grid", metavar="bayes|grid")
     trials: int | None = cli.flag(None, "trials of a Bayesian search, over all processes", shown="20")
@@ -180,7 +180,7 @@ class TuneArguments(_TrainingArguments):
     as_json: cli.TextAsJson = False
 
 
-@cli.command(*_TRAINING, settable=True)
+@cli.command(*_TRAINING, settings=True)
 def tune(given: TuneArguments, flags: cli.Flags) -> None:
     """Search for better settings of a recipe on in-distribution images alone; rerun the command to resume."""
     from maple.options import read_names

@@ -30,15 +30,11 @@ def make_graph(predictor: Predictor, preprocess: bool) -> PredictorGraph:
             f"an MC-Dropout network takes {backbone.n_samples + 1} passes with random masks and cannot be exported: "
             "predict with the run itself, or export a run of another recipe"
         )
-    if isinstance(backbone, OnnxBackbone):
+    scripted = any(isinstance(layer, torch.jit.ScriptModule) for layer in backbone.modules())
+    if scripted or isinstance(backbone, OnnxBackbone):
         raise UsageError(
-            f"the network of the run is an ONNX file ('{backbone.name}'), which torch cannot trace: predict with the "
-            "run itself, or fit the PyTorch network that the file was made from"
-        )
-    if any(isinstance(layer, torch.jit.ScriptModule) for layer in backbone.modules()):
-        raise UsageError(
-            f"the network of the run is a TorchScript file ('{backbone.name}'), which cannot be traced again: predict "
-            "with the run itself, or fit the PyTorch network that the file was made from"
+            f"the network of the run is {'a TorchScript' if scripted else 'an ONNX'} file ('{backbone.name}'), which "
+            "cannot be traced: predict with the run itself, or fit the PyTorch network that the file was made from"
         )
     graph = PredictorGraph(predictor, preprocess)
     if backbone.mean.device.type != "cpu":

@@ -1,4 +1,4 @@
-"""Batches across requests: nothing is lost, nothing is mixed up, and whoever would wait in vain is refused at once."""
+"""Batches across requests: nothing is lost or mixed up, and requests that would miss their deadline are refused."""
 
 from __future__ import annotations
 

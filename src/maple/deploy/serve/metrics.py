@@ -49,8 +49,8 @@ def score_buckets(calibration_scores: np.ndarray) -> tuple[float, ...]:
 class DriftWatch:
     """Recent scores compared with the calibration scores, in constant memory.
 
-    Betting costs about as much as a small network. Since any way to cut a stream gives the same wealth, scores wait
-    until somebody looks or ``PENDING_IMAGES`` have come.
+    Updating the martingale costs about as much as a small network. Since its value does not depend on how the stream
+    is cut, scores are collected until a value is read or ``PENDING_IMAGES`` have arrived.
 
     >>> watch = DriftWatch(np.random.default_rng(0).normal(size=300))
     >>> watch.update(np.random.default_rng(1).normal(2, size=200))

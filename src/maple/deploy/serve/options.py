@@ -19,7 +19,7 @@ class ServeOptions:
 
     host: str = option("127.0.0.1", "address to listen at; 0.0.0.0 is every address of this machine")
     port: Annotated[int, Interval(ge=0, le=65535)] = option(8000, "port to listen at; 0 takes any that is free")
-    api_key: str | None = option(None, "what requests must send in the header X-API-Key", flag=False)
+    api_key: str | None = option(None, "key that requests must send in the header X-API-Key", flag=False)
     max_batch: Annotated[int, Interval(ge=1, le=4096)] = option(32, "images per forward pass, at most")
     max_wait_ms: Annotated[float, Interval(ge=0, le=10_000)] = option(5.0, "longest wait of a batch for more images")
     queue: Annotated[int, Interval(ge=1, le=1_000_000)] = option(256, "images accepted and not answered yet, at most")

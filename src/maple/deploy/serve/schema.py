@@ -100,7 +100,7 @@ class ClusterAnswer(Answer):
 
 
 class DecisionAnswer(Answer):
-    """When an image is flagged, and what is promised."""
+    """When an image is flagged, and with which guarantee."""
 
     kind: str
     false_alarm: Share
@@ -114,7 +114,7 @@ class DecisionAnswer(Answer):
 
 
 class LimitsAnswer(Answer):
-    """What one request may bring."""
+    """Limits of one request."""
 
     max_images: int
     max_bytes: int
@@ -122,15 +122,15 @@ class LimitsAnswer(Answer):
 
 
 class ModelAnswer(Answer):
-    """What there is to know before asking."""
+    """Description of the model and of the limits of requests."""
 
     name: Annotated[str, Field(description="of the network")]
     version: Annotated[str, Field(description="of maple")]
-    runtime: Annotated[str, Field(description="what computes: torch or onnxruntime")]
+    runtime: Annotated[str, Field(description="torch or onnxruntime")]
     classes: list[str]
-    size: Annotated[int, Field(description="side of the images as the network sees them, in pixels")]
-    fit: Annotated[str, Field(description="how images that are not square become so")]
-    score: Annotated[str, Field(description="what ranks the images")]
+    size: Annotated[int, Field(description="side of the input images of the network, in pixels")]
+    fit: Annotated[str, Field(description="how images that are not square are made square")]
+    score: Annotated[str, Field(description="score by which images are ranked")]
     clusters: list[ClusterAnswer]
     map_radius: Annotated[float | None, Field(description="a standard deviation of each cluster on the map")]
     decision: DecisionAnswer
@@ -139,7 +139,7 @@ class ModelAnswer(Answer):
 
 
 def describe_images(prediction: Prediction) -> list[ImageAnswer]:
-    """One answer per image, which does not know its name yet."""
+    """One answer per image, without its file name."""
     names = prediction.class_names
     best = np.argsort(-prediction.probabilities, axis=1, kind="stable")[:, :MOST_PROBABLE]  # (N, 5)
     positions = np.zeros((len(prediction), 2)) if prediction.position is None else prediction.position  # (N, 2)
@@ -162,7 +162,7 @@ def describe_images(prediction: Prediction) -> list[ImageAnswer]:
 
 
 def _share(value: float) -> float:
-    """A share that rounding may have carried beyond its ends."""
+    """A share within [0, 1], which rounding may have left."""
     return min(max(float(value), 0.0), 1.0)
 
 
