@@ -57,8 +57,8 @@ class TrainDisplay:
         self._last = accuracy
         if not self._enabled:
             return
-        named = [name for name in ("cross_entropy", "triplet") if name in row] or ["loss"]
-        losses = "  ".join(f"{name} {row[name]:.3f}" for name in named)
+        named: list[str] = [name for name in ("cross_entropy", "triplet") if name in row]
+        losses = "  ".join(f"{name} {row[name]:.3f}" for name in named or ["loss"])
         split = f"  split {row['relabelled'].replace(';', ', ')}" if row["relabelled"] else ""
         say(f"epoch {row['epoch']}/{self._epochs}  {losses}  {accuracy}  {row['seconds']:.0f} s{split}")
 
