@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -57,15 +58,23 @@ def test_provenance(results, predictor, ind):
     assert kept == {"folder": "runs/a", "shares": [0.5, 0.5], "n": 3, "x": None}
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "null", '{"methods": {}}', b"\xff\xfe"])
-def test_damaged_results_are_refused(text):
-    with pytest.raises(RunError, match="evaluate the run again"):
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [("", "JSON"), ("{", "JSON"), (b"\xff\xfe", "JSON"), ("[]", "file"), ("null", "file"), ('{"methods": {}}', "'")],
+)
+def test_damaged_results_are_refused(text, named):
+    with pytest.raises(RunError, match=named):
         Results.from_json(text)
+
+
+def test_the_damaged_part_is_named(results):
+    with pytest.raises(RunError, match=r"methods\.softmax\.classification\.ece"):
+        Results.from_json(re.sub(r'"ece": [^,]*', '"ece": "high"', results.to_json(), count=1))
 
 
 def test_results_of_a_newer_format_are_refused(results):
     text = results.to_json().replace('"format_version": 2', '"format_version": 3')
-    with pytest.raises(RunError, match="newer"):
+    with pytest.raises(RunError, match="format 3"):
         Results.from_json(text)
 
 

@@ -36,7 +36,7 @@ def test_table_of_several_runs_shows_the_spread(results, predictor, ood):
     pair = [run.methods["softmax"].classification.accuracy for run in (results, other)]
     assert metrics.format_spread(pair) in text
     assert "over 2 runs" in text
-    with pytest.raises(UsageError, match="OOD sets"):
+    with pytest.raises(UsageError, match="OOD"):
         format_table(results, evaluate(predictor, blobs(9)))
 
 

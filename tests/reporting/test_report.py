@@ -30,6 +30,7 @@ def test_full_report(run: Path, tmp_path: Path) -> None:
     assert path.stat().st_size < 2e6
 
 
+@pytest.mark.usefixtures("no_plots")
 def test_detection_by_class_is_shown_where_a_set_has_several(run: Path, tmp_path: Path) -> None:
     page = Page(write_report(run, tmp_path / "r.html"))
     row = r'<th scope="row">(\w+)</th><td class="num">(\d+)</td><td><span class="bar"[^>]*></span> (\d+)\s?%'
