@@ -13,6 +13,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from safetensors.torch import save_file
 from torch import nn
 
@@ -27,7 +29,7 @@ from maple.networks import create_backbone, load_weights, open_model, wrap_backb
 from maple.options import read_toml
 from maple.prediction.fit import fit_predictor
 from maple.prediction.store import load_predictor
-from maple.runs.fit import FitRequest, check_head, fit_run
+from maple.runs.fit import FitRequest, check_head, fit_run, prepare_folder, sample_rows
 from maple.runs.folder import RunFolder, RunOrigin
 from maple.runs.setup.config import resolve_config
 from maple.runs.setup.splits import load_run_splits, reopen_splits
@@ -288,3 +290,33 @@ def test_public_resnet20_through_the_command_line(shared_dir, tmp_path, capsys):
         np.testing.assert_allclose([float(row[column]) for row in found], values, rtol=1e-3, atol=1e-6)
     by_head = (said.softmax_class_id == test.labels).mean()
     assert results["methods"]["softmax"]["classification"]["accuracy"] == pytest.approx(by_head) and by_head > 0.85
+
+
+# --- steps that training shares ---------------------------------------------------------------------------------------
+
+
+@given(st.lists(st.integers(0, 4), min_size=1, max_size=60), st.integers(1, 8))
+def test_every_cluster_gives_some_rows_and_none_too_many(cluster_ids, most):
+    ids = np.array(cluster_ids)
+    rows = sample_rows(ids, most)
+    assert (np.diff(rows) > 0).all(), "in order, each once"
+    for cluster in np.unique(ids):
+        members, taken = np.flatnonzero(ids == cluster), rows[ids[rows] == cluster]
+        assert 1 <= len(taken) <= most and taken[0] == members[0]
+        steps = np.diff(np.searchsorted(members, taken))
+        assert len(set(steps.tolist())) <= 1, "evenly spread"
+        assert len(taken) == len(members) or len(members) > most
+
+
+def test_a_run_that_is_replaced_leaves_nothing_behind(tmp_path, monkeypatch):
+    monkeypatch.setenv("MAPLE_DATA", str(tmp_path / "data"))
+    run = RunFolder(tmp_path / "run")
+    asked = FitRequest(source="digits", out=run.path, model="net", command="maple fit net")
+    prepare_folder(asked, {"model": {"backbone": "net"}})
+    origin = run.read_config().origin
+    assert (origin.command, origin.data_root, origin.plugin) == ("maple fit net", str(tmp_path / "data"), None)
+    (run / "results.json").touch()
+    (run / "notes.txt").touch()
+    prepare_folder(replace(asked, overwrite=True), {"model": {"backbone": "other"}})
+    assert sorted(path.name for path in run.path.iterdir()) == ["config.toml", "notes.txt"]
+    assert run.read_config().sections["model"]["backbone"] == "other"

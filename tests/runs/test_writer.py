@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from cheap import files_in
 from maple.errors import RunError, UsageError
@@ -52,17 +55,21 @@ def expected(path: Path, rows: list[dict[str, Any]]) -> str | list[dict[str, Any
     return to_csv(rows, COLUMNS, header=True) if path.suffix == ".csv" else to_json_lines(rows)
 
 
-@pytest.mark.parametrize("sizes", [(7,), (3, 4), (1, 0, 5, 1)])
-def test_any_division_into_parts_gives_the_same_file(path, sizes):
-    start = 0
-    with open_file(path) as file:
-        for size in sizes:
-            file.append(make_rows(start, start + size), [], start + size)
-            start += size
-        assert not path.exists()
-        file.finish()
-    assert read(path) == expected(path, make_rows(0, 7))
-    assert files_in(path.parent) == {path.name}
+@pytest.mark.parametrize("form", ["csv", "jsonl", "ndjson", "parquet"])
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(sizes=st.lists(st.integers(0, 5), min_size=1, max_size=5).filter(any), read_rows=st.integers(1, 4))
+def test_any_division_into_parts_gives_the_same_file(form, sizes, read_rows):
+    with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(writer, "READ_ROWS", read_rows)
+        path, start = Path(folder) / f"p.{form}", 0
+        with open_file(path) as file:
+            for size in sizes:
+                file.append(make_rows(start, start + size), [], start + size)
+                start += size
+            assert not path.exists()
+            file.finish()
+        assert read(path) == expected(path, make_rows(0, start))
+        assert files_in(path.parent) == {path.name}
 
 
 def test_decisions_over_all_rows_replace_those_in_the_parts(path, monkeypatch):

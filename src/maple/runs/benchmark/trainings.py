@@ -29,19 +29,18 @@ _EVALUATIONS = "evaluations"
 
 @contextmanager
 def locked(job: Job, wait: bool = True) -> Iterator[bool]:
-    """Keep other processes from a training. Without ``wait``, whether the lock was free, and is held now."""
-    lock = take_lock(job.lock) if is_first_process() else None
+    """Keep other processes from a training; yields whether the lock is held, always so with ``wait``."""
     if not is_first_process():  # the others of one training work under the lock of their first
         yield True
-    elif lock is None and not wait:
-        yield False
-    else:
-        if lock is None:
-            say(f"waiting for another process: {job.title}")
-            lock = take_lock(job.lock, wait=True)
-        try:
-            yield True
-        finally:
+        return
+    lock = take_lock(job.lock)
+    if lock is None and wait:
+        say(f"waiting for another process: {job.title}")
+        lock = take_lock(job.lock, wait=True)
+    try:
+        yield lock is not None
+    finally:
+        if lock is not None:
             lock.release()
 
 
