@@ -72,6 +72,6 @@ def test_options_show_default_and_help(monkeypatch):
     monkeypatch.setattr(DETECTORS, "_methods", {**DETECTORS._methods})
     DETECTORS.register("toy", About("A toy", paper=""))(Toy)
     (found,) = find_methods("toy")
-    (shown,) = found.options
-    assert (shown.name, shown.annotation, shown.default, shown.help) == ("k", int, 3, "neighbours")
+    ((name, (annotation, field)),) = found.options().items()
+    assert (name, annotation, field.default, field.metadata["help"]) == ("k", int, 3, "neighbours")
     assert found.to_dict()["title"] == "A toy"

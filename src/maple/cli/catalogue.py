@@ -96,12 +96,12 @@ def _method_dict(found: MethodFacts) -> dict[str, Any]:
 def _option_rows(found: MethodFacts) -> list[dict[str, Any]]:
     return [
         {
-            "name": each.name,
-            "takes": cli.value_text(each.annotation) or ("true|false" if each.annotation is bool else "TEXT"),
+            "name": name,
+            "takes": cli.value_text(annotation) or ("true|false" if annotation is bool else "TEXT"),
             "default": list(each.default) if isinstance(each.default, tuple) else each.default,
-            "help": each.help,
+            "help": each.metadata.get("help", ""),
         }
-        for each in found.options
+        for name, (annotation, each) in found.options().items()
     ]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import Field, asdict, dataclass
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -68,51 +68,35 @@ def describe_source(source: str, data_root: Path | None = None) -> dict[str, Any
 
 
 @dataclass(frozen=True)
-class OptionFacts:
-    """An option of a method: its type annotation, default and help."""
-
-    name: str
-    annotation: Any
-    default: Any
-    help: str
-
-
-@dataclass(frozen=True)
 class MethodFacts:
-    """A method of one kind, with the options that have an effect."""
+    """A method and its kind."""
 
     kind: str  # recipe or detector
     method: Method[Any]
-    options: tuple[OptionFacts, ...]
 
     def to_dict(self) -> dict[str, Any]:
         return {"kind": self.kind, "name": self.method.name, **asdict(self.method.about)}
 
+    def options(self) -> dict[str, tuple[Any, Field[Any]]]:
+        """Type annotation and field of each option that has an effect and a flag."""
+        hints = get_type_hints(self.method.kind, include_extras=True) if self.method.options else {}
+        return {n: (hints[n], each) for n, each in self.method.options.items() if each.metadata.get("flag", True)}
+
 
 def list_methods() -> list[dict[str, Any]]:
-    """All recipes and detectors: what they are, their papers, their cost and what they need."""
-    return [_facts(registry, name).to_dict() for registry in _REGISTRIES for name in registry.names()]
+    """All recipes and detectors: title, paper, cost and what each needs."""
+    every = [(registry, name) for registry in _REGISTRIES for name in registry.names()]
+    return [MethodFacts(registry.word, registry.find(name)).to_dict() for registry, name in every]
 
 
 def find_methods(name: str) -> list[MethodFacts]:
     """The recipe and the detector called ``name``, those that exist.
 
-    >>> [(found.kind, len(found.options)) for found in find_methods("knn")]
-    [('detector', 3)]
+    >>> [(found.kind, list(found.options())) for found in find_methods("knn")]
+    [('detector', ['k', 'share', 'seed'])]
     """
-    found = [_facts(registry, name) for registry in _REGISTRIES if name in registry]
+    found = [MethodFacts(registry.word, registry.find(name)) for registry in _REGISTRIES if name in registry]
     if not found:
         known = {*RECIPES.names(), *DETECTORS.names()}
         raise UsageError(f"unknown method '{name}': {suggest(name, known)}")
     return found
-
-
-def _facts(registry: Registry[Any], name: str) -> MethodFacts:
-    method = registry.find(name)
-    hints = get_type_hints(method.kind, include_extras=True) if method.options else {}
-    options = (
-        OptionFacts(name, hints[name], field.default, field.metadata.get("help", ""))
-        for name, field in method.options.items()
-        if field.metadata.get("flag", True)
-    )
-    return MethodFacts(registry.word, method, tuple(options))
