@@ -17,10 +17,8 @@ from maple.data import batches
 from maple.data.batches import (
     Epoch,
     alternate_flips,
-    augment_batch,
     count_batches,
     evaluation_batches,
-    parse_augment,
 )
 from maple.data.image_set import ImageSet
 from maple.data.sources import open_images
@@ -61,77 +59,6 @@ def epoch_of(images: ImageSet, **changes: object) -> list[tuple[torch.Tensor, to
 
 
 # --- augmentation -----------------------------------------------------------------------------------------------------
-
-
-def reference_augment(image: np.ndarray, dy: int, dx: int, left_right: bool, up_down: bool) -> np.ndarray:
-    """Pad by reflection, cut out, mirror: one image, step by step."""
-    size = len(image)
-    reach = size // 8
-    padded = np.pad(image, ((reach, reach), (reach, reach), (0, 0)), mode="reflect")
-    flipped = image_crop = padded[reach + dy : reach + dy + size, reach + dx : reach + dx + size]
-    if left_right:
-        flipped = flipped[:, ::-1]
-    if up_down:
-        flipped = flipped[::-1]
-    assert image_crop.shape == image.shape
-    return flipped
-
-
-@pytest.mark.parametrize("augment", ["crop", "flip", "flip-both", "crop,flip", "crop,flip-both"])
-def test_every_augmented_image_is_one_of_the_allowed_ones(augment: str) -> None:
-    rng = np.random.default_rng(2)
-    one = rng.integers(0, 256, (16, 16, 3), dtype=np.uint8)
-    batch = torch.from_numpy(np.repeat(one[None], 400, axis=0))
-    result = augment_batch(batch, augment, torch.Generator().manual_seed(0)).numpy()
-    shifts = range(-2, 3) if "crop" in augment else [0]
-    allowed = {
-        reference_augment(one, dy, dx, left_right, up_down).tobytes()
-        for dy in shifts
-        for dx in shifts
-        for left_right in ([False, True] if "flip" in augment else [False])
-        for up_down in ([False, True] if "both" in augment else [False])
-    }
-    seen = Counter(image.tobytes() for image in result)
-    assert set(seen) <= allowed
-    assert len(seen) > 0.95 * len(allowed)  # each image in its own way, all ways occur
-    assert max(seen.values()) < 6 * 400 / len(allowed) or len(allowed) < 5
-
-
-def test_flips_happen_to_half_of_the_images() -> None:
-    batch = torch.zeros((4000, 8, 8, 3), dtype=torch.uint8)
-    batch[:, 0, 0] = 255  # a mark in the upper left corner
-    result = augment_batch(batch, "flip-both", torch.Generator().manual_seed(0))
-    for corner in ((0, 0), (0, 7), (7, 0), (7, 7)):
-        assert abs((result[:, corner[0], corner[1], 0] == 255).float().mean() - 0.25) < 0.03
-    result = augment_batch(batch, "flip", torch.Generator().manual_seed(0))
-    assert abs((result[:, 0, 0, 0] == 255).float().mean() - 0.5) < 0.03
-    assert (result[:, 7] == 0).all()  # never upside down
-
-
-def test_augmentation_leaves_its_input_alone_and_none_changes_nothing() -> None:
-    batch = torch.randint(0, 256, (16, 8, 8, 3), dtype=torch.uint8)
-    before = batch.clone()
-    generator = torch.Generator().manual_seed(0)
-    assert not torch.equal(augment_batch(batch, "crop,flip", generator), before)
-    assert torch.equal(batch, before)
-    assert torch.equal(augment_batch(batch, "none", generator), before)
-
-
-@pytest.mark.parametrize("size", [1, 2, 7, 8, 9, 33])
-def test_any_side_can_be_augmented(size: int) -> None:
-    batch = torch.randint(0, 256, (5, size, size, 3), dtype=torch.uint8)
-    assert augment_batch(batch, "crop,flip-both", torch.Generator().manual_seed(0)).shape == batch.shape
-
-
-def test_unknown_augmentations_get_a_suggestion() -> None:
-    for wrong, named in (("crop,flipp", "flipp"), ("auto", "auto"), ("", ""), ("none,crop", "none")):
-        with pytest.raises(UsageError, match=f"'{named}'"):
-            parse_augment(wrong)
-    with pytest.raises(UsageError, match="'flip'"):
-        training_batches(image_set(), np.zeros(40), batch_size=8, augment="flipp", seed=0, epoch=1)
-
-
-# --- the order of an epoch --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3])
@@ -318,6 +245,11 @@ def test_a_file_that_disappears_is_named_in_one_sentence(streamed: tuple[ImageSe
     assert stream.files[4] in str(caught.value) and "\n" not in str(caught.value)
 
 
+def test_an_unknown_augmentation_is_refused_before_the_first_batch() -> None:
+    with pytest.raises(UsageError, match="'flip'"):
+        training_batches(image_set(), np.zeros(40), batch_size=8, augment="flipp", seed=0, epoch=1)
+
+
 def test_targets_may_be_clusters_and_must_fit() -> None:
     images = image_set()
     clusters = np.arange(40) % 7
@@ -344,35 +276,3 @@ def test_batches_follow_the_alternate_flips() -> None:
             for image, row in zip(x, index.tolist()):
                 expected = pixels[row][:, ::-1] if mirrored[row] else pixels[row]
                 np.testing.assert_array_equal(np.rint(image.permute(1, 2, 0).numpy() * 255), expected)
-
-
-def test_translate_shifts_by_a_sixteenth_with_reflected_borders() -> None:
-    images = torch.arange(32 * 32).reshape(1, 32, 32, 1).expand(400, 32, 32, 3)
-    shifted = augment_batch(images, "translate", torch.Generator().manual_seed(0))
-    reflected = torch.nn.functional.pad(images[:1, :, :, 0].double(), (2, 2, 2, 2), mode="reflect")[0]
-    windows = {(i, j): reflected[i : i + 32, j : j + 32].long() for i in range(5) for j in range(5)}
-    seen = {next(place for place, w in windows.items() if torch.equal(w, image[:, :, 0])) for image in shifted}
-    assert seen == set(windows)
-
-
-@pytest.mark.parametrize("augment", ["flip,alternate-flip", "crop,translate", "flip-both,alternate-flip"])
-def test_augmentations_that_exclude_each_other_are_errors(augment: str) -> None:
-    with pytest.raises(UsageError):
-        augment_batch(torch.zeros(2, 8, 8, 3), augment, torch.Generator())
-
-
-def test_cutout_covers_a_square_of_at_most_half_the_side() -> None:
-    images = torch.cat([torch.zeros(300, 16, 16, 3), torch.full((300, 16, 16, 3), 200)]).to(torch.uint8)
-    cut = augment_batch(images, "cutout", torch.Generator().manual_seed(0))
-    covered = (cut != images).any(3)
-    assert (cut[covered] == 100).all()  # the mean colour
-    areas = covered.sum((1, 2))
-    assert areas.max() == 64 and areas.min() >= 16
-    rows, columns = covered.any(2).sum(1), covered.any(1).sum(1)
-    assert torch.equal(rows * columns, areas)  # rectangles
-
-
-def test_mix_and_cutout_go_with_shifts_and_flips() -> None:
-    images = torch.from_numpy(np.random.default_rng(0).integers(0, 256, (8, 16, 16, 3), dtype=np.uint8))
-    changed = augment_batch(images, "translate,flip,mix,cutout", torch.Generator().manual_seed(0))
-    assert changed.shape == images.shape and changed.dtype == torch.uint8

@@ -1,8 +1,8 @@
-"""Batches for a network: order, augmentation, decoding ahead.
+"""Batches for a network: order, decoding ahead, augmentation.
 
 Training batches are a function of (seed, epoch, rank) alone, so that a resumed run gets the batches of an uninterrupted
-one, and torch's global random state is left alone. Only
-:func:`training_batches` can augment; :func:`evaluation_batches`, which statistics and evaluation use, cannot.
+one, and torch's global random state is left alone. Only :func:`training_batches` can augment;
+:func:`evaluation_batches`, which statistics and evaluation use, cannot.
 
 Letters for shapes: B images in a batch, S side of the square.
 """
@@ -17,118 +17,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from maple.data._mixing import mix_batch
+from maple.data.augment import augment_batch, parse_augment
 from maple.data.image_set import ImageSet, read_pixels
 from maple.errors import DataError, UsageError, suggest
 from maple.text import plural
 
 Sampler = Literal["auto", "shuffle", "balanced"]
 
-AUGMENTATIONS = ("crop", "translate", "flip", "alternate-flip", "flip-both", "cutout", "mix")
 IMAGES_PER_CLASS = 4  # K of the balanced sampler
 _ORDER, _AUGMENT, _SIDE = 0, 1, 2  # random streams
-
-
-# --- augmentation ----------------------------------------------------------------------------------------------------
-
-
-def parse_augment(augment: str) -> frozenset[str]:
-    """Parse ``'crop,flip'`` to a set of names; ``'none'`` is the empty set.
-
-    >>> sorted(parse_augment("crop, flip-both"))
-    ['crop', 'flip-both']
-    """
-    names = frozenset(name.strip() for name in augment.split(","))
-    if names == {"none"}:
-        return frozenset()
-    for name in sorted(names - set(AUGMENTATIONS)):
-        raise UsageError(f"unknown augmentation '{name}': {suggest(name, [*AUGMENTATIONS, 'none'])}")
-    for pair in ({"crop", "translate"}, {"flip", "alternate-flip"}, {"flip-both", "alternate-flip"}):
-        if pair <= names:
-            raise UsageError(f"augmentation '{augment}': '{max(pair)}' and '{min(pair)}' exclude each other")
-    return names
-
-
-def augment_batch(images: Tensor, augment: str, generator: torch.Generator, mirrored: Tensor | None = None) -> Tensor:
-    """Augment each image of a batch (B, S, S, 3) on its own.
-
-    ``crop`` shifts by up to S / 8 pixels in both directions, with the border reflected, ``translate`` by up to S / 16;
-    ``flip`` mirrors left-right, ``flip-both`` left-right and up-down, each with probability one half;
-    ``alternate-flip`` mirrors the images in the mask ``mirrored`` (B,) of :func:`alternate_flips`. These only choose
-    the row and the column that a pixel is taken from, so one gather does everything. After it, ``mix`` mixes images
-    with fractals (:func:`~maple.data._mixing.mix_batch`) and ``cutout`` covers a square of half the side with the mean
-    colour of the batch (DeVries & Taylor 2017, https://arxiv.org/abs/1708.04552).
-
-    >>> batch = torch.arange(2 * 8 * 8 * 3, dtype=torch.uint8).reshape(2, 8, 8, 3)
-    >>> augment_batch(batch, "crop,flip", torch.Generator().manual_seed(0)).shape
-    torch.Size([2, 8, 8, 3])
-    """
-    names = parse_augment(augment)
-    if not names:
-        return images
-    n, size = images.shape[:2]
-    rows = torch.arange(size).expand(n, size)  # (B, S): the row that each row of the result is taken from
-    columns = rows
-    if names & {"crop", "translate"}:
-        reach = size // 8 if "crop" in names else max(1, size // 16)
-        rows = _shift(rows, size, reach, generator)
-        columns = _shift(columns, size, reach, generator)
-    if names & {"flip", "flip-both"}:
-        columns = _mirror(columns, size, generator)
-    if "alternate-flip" in names:
-        if mirrored is None:
-            raise UsageError("augmentation 'alternate-flip' needs the mask of mirrored images: call alternate_flips")
-        columns = torch.where(mirrored[:, None], size - 1 - columns, columns)
-    if "flip-both" in names:
-        rows = _mirror(rows, size, generator)
-    first = torch.arange(n)[:, None] * size  # (B, 1)
-    flat = (first + rows)[:, :, None] * size + columns[:, None, :]  # (B, S, S): pixels of the whole batch, counted
-    images = images.reshape(n * size * size, -1).index_select(0, flat.reshape(-1)).reshape(images.shape)
-    if "mix" in names:
-        images = mix_batch(images, generator)
-    return _cut_out(images, generator) if "cutout" in names else images
-
-
-def alternate_flips(n_images: int, seed: int, epoch: int) -> Tensor:
-    """Mask (N,) of the training images that are mirrored in an epoch: half of them, and the other half in the next.
-
-    Each image is seen from both sides in any two epochs, which random flips leave to chance (Jordan 2024,
-    https://arxiv.org/abs/2404.00498).
-
-    >>> bool((alternate_flips(5, seed=0, epoch=1) ^ alternate_flips(5, seed=0, epoch=2)).all())
-    True
-    """
-    first = torch.rand(n_images, generator=_generator(seed, 0, _SIDE)) < 0.5
-    return first if epoch % 2 else ~first
-
-
-def _cut_out(images: Tensor, generator: torch.Generator) -> Tensor:
-    """Cover a square of half the side of each image (B, S, S, 3), around a random pixel."""
-    n, size = images.shape[:2]
-    centres = torch.randint(0, size, (2, n, 1), generator=generator)
-    reach = size // 4
-    index = torch.arange(size)
-    rows, columns = ((index >= centre - reach) & (index < centre + reach) for centre in centres)  # (B, S) each
-    covered = (rows[:, :, None] & columns[:, None, :])[..., None]  # (B, S, S, 1)
-    colour = images.float().mean((0, 1, 2)).round().to(images.dtype)  # (3,)
-    return torch.where(covered, colour, images)
-
-
-def _shift(index: Tensor, size: int, reach: int, generator: torch.Generator) -> Tensor:
-    """Shift (B, S) indices by up to ``reach`` per image; indices beyond the border are reflected."""
-    shifted = index + torch.randint(-reach, reach + 1, (len(index), 1), generator=generator)
-    return (size - 1) - ((size - 1) - shifted.abs()).abs()
-
-
-def _mirror(index: Tensor, size: int, generator: torch.Generator) -> Tensor:
-    """Reverse the (B, S) indices of half of the images."""
-    mirrored = torch.rand((len(index), 1), generator=generator) < 0.5
-    return torch.where(mirrored, size - 1 - index, index)
-
-
-def to_input(images: Tensor) -> Tensor:
-    """Convert uint8 images (B, S, S, 3) to float32 (B, 3, S, S) in [0, 1], in channels_last memory."""
-    return images.permute(0, 3, 1, 2).to(torch.float32).div_(255)
 
 
 # --- the order of an epoch -------------------------------------------------------------------------------------------
@@ -242,6 +139,24 @@ def _seed(*numbers: int) -> np.random.SeedSequence:
 
 
 # --- batches ---------------------------------------------------------------------------------------------------------
+
+
+def to_input(images: Tensor) -> Tensor:
+    """Convert uint8 images (B, S, S, 3) to float32 (B, 3, S, S) in [0, 1], in channels_last memory."""
+    return images.permute(0, 3, 1, 2).to(torch.float32).div_(255)
+
+
+def alternate_flips(n_images: int, seed: int, epoch: int) -> Tensor:
+    """Mask (N,) of the training images that are mirrored in an epoch: half of them, and the other half in the next.
+
+    Each image is seen from both sides in any two epochs, which random flips leave to chance (Jordan 2024,
+    https://arxiv.org/abs/2404.00498).
+
+    >>> bool((alternate_flips(5, seed=0, epoch=1) ^ alternate_flips(5, seed=0, epoch=2)).all())
+    True
+    """
+    first = torch.rand(n_images, generator=_generator(seed, 0, _SIDE)) < 0.5
+    return first if epoch % 2 else ~first
 
 
 def training_batches(

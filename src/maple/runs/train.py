@@ -16,7 +16,7 @@ from lightning_fabric import Fabric
 
 from maple.baselines.ensemble import EnsembleRecipe
 from maple.baselines.ensemble_training import train_ensemble
-from maple.data.batches import parse_augment
+from maple.data.augment import parse_augment
 from maple.data.image_set import channel_statistics
 from maple.data.splits import Splits
 from maple.errors import UsageError

@@ -1,4 +1,4 @@
-"""PixMix-like augmentation: images mixed with generated fractals, without outside data.
+"""Augmentation of training batches: shifts, flips, cutout, mixing with fractals; and shuffled patches as outliers.
 
 PixMix (Hendrycks et al. 2022, https://arxiv.org/abs/2112.05135) mixes training images with structurally complex
 pictures, which improves the detection of unknown images. The publication downloads its pictures; here they are
@@ -15,12 +15,100 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from maple.errors import UsageError, suggest
+
+AUGMENTATIONS = ("crop", "translate", "flip", "alternate-flip", "flip-both", "cutout", "mix")
 N_FRACTALS = 500
 MAPS = 4  # affine maps of a system
 POINTS, STEPS, SETTLED = 300, 60, 10  # points iterated at once, their steps, first steps that are not drawn
 MAX_ROUNDS = 4  # k of the publication for CIFAR
 BETA = 3.0  # beta of the publication
 PATCH_GRIDS = (4, 8)  # patches per side of a shuffled image
+
+
+def parse_augment(augment: str) -> frozenset[str]:
+    """Parse ``'crop,flip'`` to a set of names; ``'none'`` is the empty set.
+
+    >>> sorted(parse_augment("crop, flip-both"))
+    ['crop', 'flip-both']
+    """
+    names = frozenset(name.strip() for name in augment.split(","))
+    if names == {"none"}:
+        return frozenset()
+    for name in sorted(names - set(AUGMENTATIONS)):
+        raise UsageError(f"unknown augmentation '{name}': {suggest(name, [*AUGMENTATIONS, 'none'])}")
+    for pair in ({"crop", "translate"}, {"flip", "alternate-flip"}, {"flip-both", "alternate-flip"}):
+        if pair <= names:
+            raise UsageError(f"augmentation '{augment}': '{max(pair)}' and '{min(pair)}' exclude each other")
+    return names
+
+
+def augment_batch(images: Tensor, augment: str, generator: torch.Generator, mirrored: Tensor | None = None) -> Tensor:
+    """Augment each image of a batch (B, S, S, 3) on its own.
+
+    ``crop`` shifts by up to S / 8 pixels in both directions, with the border reflected, ``translate`` by up to S / 16;
+    ``flip`` mirrors left-right, ``flip-both`` left-right and up-down, each with probability one half;
+    ``alternate-flip`` mirrors the images in the mask ``mirrored`` (B,), see
+    :func:`~maple.data.batches.alternate_flips`. These only choose the row and the column that a pixel is taken from, so
+    one gather does everything. After it, ``mix`` mixes images with fractals (:func:`mix_batch`) and ``cutout`` covers a
+    square of half the side with the mean colour of the batch (DeVries & Taylor 2017,
+    https://arxiv.org/abs/1708.04552).
+
+    >>> batch = torch.arange(2 * 8 * 8 * 3, dtype=torch.uint8).reshape(2, 8, 8, 3)
+    >>> augment_batch(batch, "crop,flip", torch.Generator().manual_seed(0)).shape
+    torch.Size([2, 8, 8, 3])
+    """
+    names = parse_augment(augment)
+    if not names:
+        return images
+    n, size = images.shape[:2]
+    rows = torch.arange(size).expand(n, size)  # (B, S): the row that each row of the result is taken from
+    columns = rows
+    if names & {"crop", "translate"}:
+        reach = size // 8 if "crop" in names else max(1, size // 16)
+        rows = _shift(rows, size, reach, generator)
+        columns = _shift(columns, size, reach, generator)
+    if names & {"flip", "flip-both"}:
+        columns = _mirror(columns, size, generator)
+    if "alternate-flip" in names:
+        if mirrored is None:
+            raise UsageError("augmentation 'alternate-flip' needs the mask of mirrored images: call alternate_flips")
+        columns = torch.where(mirrored[:, None], size - 1 - columns, columns)
+    if "flip-both" in names:
+        rows = _mirror(rows, size, generator)
+    first = torch.arange(n)[:, None] * size  # (B, 1)
+    flat = (first + rows)[:, :, None] * size + columns[:, None, :]  # (B, S, S): pixels of the whole batch, counted
+    images = images.reshape(n * size * size, -1).index_select(0, flat.reshape(-1)).reshape(images.shape)
+    if "mix" in names:
+        images = mix_batch(images, generator)
+    return _cut_out(images, generator) if "cutout" in names else images
+
+
+def _cut_out(images: Tensor, generator: torch.Generator) -> Tensor:
+    """Cover a square of half the side of each image (B, S, S, 3), around a random pixel."""
+    n, size = images.shape[:2]
+    centres = torch.randint(0, size, (2, n, 1), generator=generator)
+    reach = size // 4
+    index = torch.arange(size)
+    rows, columns = ((index >= centre - reach) & (index < centre + reach) for centre in centres)  # (B, S) each
+    covered = (rows[:, :, None] & columns[:, None, :])[..., None]  # (B, S, S, 1)
+    colour = images.float().mean((0, 1, 2)).round().to(images.dtype)  # (3,)
+    return torch.where(covered, colour, images)
+
+
+def _shift(index: Tensor, size: int, reach: int, generator: torch.Generator) -> Tensor:
+    """Shift (B, S) indices by up to ``reach`` per image; indices beyond the border are reflected."""
+    shifted = index + torch.randint(-reach, reach + 1, (len(index), 1), generator=generator)
+    return (size - 1) - ((size - 1) - shifted.abs()).abs()
+
+
+def _mirror(index: Tensor, size: int, generator: torch.Generator) -> Tensor:
+    """Reverse the (B, S) indices of half of the images."""
+    mirrored = torch.rand((len(index), 1), generator=generator) < 0.5
+    return torch.where(mirrored, size - 1 - index, index)
+
+
+# --- fractals and patches --------------------------------------------------------------------------------------------
 
 
 @cache
