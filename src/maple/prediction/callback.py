@@ -137,14 +137,9 @@ class MapleHooks:
         backbone = self._find_backbone(pl_module)
         assert backbone.head is not None and self._earlier is not None
         known = [optimizer for optimizer in trainer.optimizers if optimizes(optimizer, backbone.head)]
-        found = self.session.end_epoch(
-            self._earlier + trainer.current_epoch + 1,
-            backbone,
-            self.train,
-            self.validation,
-            (known or trainer.optimizers)[0],
-            workers=self.workers,
-        )
+        epoch, optimizer = self._earlier + trainer.current_epoch + 1, (known or trainer.optimizers)[0]
+        images = (self.train, self.validation)
+        found = self.session.end_epoch(epoch, backbone, *images, optimizer, workers=self.workers)
         self.history.append(found)
         pl_module.log("maple_validation_accuracy", found.validation_accuracy)
         pl_module.log("maple_clusters", float(found.n_clusters))
@@ -189,10 +184,8 @@ class MapleHooks:
     def _find_backbone(self, pl_module: Any) -> Backbone:
         backbone = getattr(pl_module, self.backbone, None)
         if not isinstance(backbone, Backbone):
-            raise UsageError(
-                f"the LightningModule has no Backbone in its attribute '{self.backbone}': set it to "
-                "maple.wrap_backbone(model), or give MapleCallback backbone=NAME"
-            )
+            remedy = "set it to maple.wrap_backbone(model), or give MapleCallback backbone=NAME"
+            raise UsageError(f"the LightningModule has no Backbone in its attribute '{self.backbone}': {remedy}")
         require_head(backbone)
         return backbone
 

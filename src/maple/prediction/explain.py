@@ -66,6 +66,7 @@ def explain_outputs(
     expected_distance = float(chdtri(detector.gaussians_.n_components, 1 - USUAL_SHARE))
     has_score = detector.score_ in found.available_scores  # plain embeddings have no logits
     parts = score_parts(found) if has_score else {}
+    matches = zip(probabilities.argmax(axis=1), batch.nearest(), batch.runner_up())
     return [
         Explanation(
             class_name=batch.class_names[best],
@@ -87,9 +88,7 @@ def explain_outputs(
             score_by=detector.score_,
             parts={name: float(part[i]) for name, part in parts.items()},
         )
-        for i, (best, nearest, runner_up) in enumerate(
-            zip(probabilities.argmax(axis=1), batch.nearest(), batch.runner_up())
-        )
+        for i, (best, nearest, runner_up) in enumerate(matches)
     ]
 
 

@@ -61,14 +61,9 @@ def fit_predictor(
         share = np.arange(fabric.global_rank, len(train), fabric.world_size)
         in_step = _in_step(fabric, partial(embed_train, indices=share))
         detector.fit(in_step, unseen, sum_over_ranks=partial(_sum_over_ranks, fabric))
+    probability = Probability(class_rule=class_rule).fit(detector.describe(unseen), unseen.labels)
     predictor = Predictor(
-        backbone,
-        detector,
-        train.class_names,
-        size=train.size,
-        fit=fit,
-        probability=Probability(class_rule=class_rule).fit(detector.describe(unseen), unseen.labels),
-        options=options,
+        backbone, detector, train.class_names, size=train.size, fit=fit, probability=probability, options=options
     )
     held = _open_like(calibration, train, fit)
     if held is not None and len(held):

@@ -217,16 +217,11 @@ class Relabeller:
         """
         check_training_images(train, self.class_labels)
         check_cluster_head(backbone, self.n_clusters)
-        return fit_predictor(
-            backbone,
-            train if isinstance(train, ImageSet) else _describe(train, self.class_names),
-            embed_if_needed(backbone, validation, workers),
-            None if calibration is None else embed_if_needed(backbone, calibration, workers),
-            relabelling=self.relabelling,
-            class_rule=self.recipe.class_rule,
-            workers=workers,
-            **options,
-        )
+        images = train if isinstance(train, ImageSet) else _describe(train, self.class_names)
+        read = partial(embed_if_needed, backbone, workers=workers)
+        seen, held = read(validation), None if calibration is None else read(calibration)
+        options |= {"relabelling": self.relabelling, "class_rule": self.recipe.class_rule}
+        return fit_predictor(backbone, images, seen, held, workers=workers, **options)
 
     def state_dict(self) -> dict[str, Any]:
         """State for a checkpoint, to be saved with the states of network and optimiser: tensors and a number."""
