@@ -19,7 +19,7 @@ class CrossEntropy(Recipe):
 
 
 def average_logits(logits: Tensor) -> Tensor:
-    """Logits (N, C) of the average probabilities of S networks, from theirs (S, N, C).
+    """Logits (N, C) of the average probabilities of S networks, from the logits of each (S, N, C).
 
     They are log p + F, with the average probability p of a class and the mean log-sum-exp F of the networks: their
     softmax is the average probability, their log-sum-exp the average of those of the networks. Every detector that

@@ -33,7 +33,7 @@ class SampledBackbone(Backbone):
 
     **Sample s is one thinned network.** Its masks are drawn from the seed s alone, one for each dropout layer, and all
     images share them. A mask drops single units (a channel at one position), as in training. For a single image this
-    is as good a draw of the dropout distribution as a mask of its own, so the average estimates the same expectation;
+    is a draw of the dropout distribution like a mask of its own, so the average estimates the same expectation;
     only the errors of different images are now correlated. In return, up to rounding, the probability of an image
     depends only on the image and its size: not on its batch, its position there, earlier calls or the device. Separate
     masks would have to be drawn from the position in the batch, or from the pixels, where one grey level would change

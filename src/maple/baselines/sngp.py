@@ -21,7 +21,7 @@ from them, up to :math:`a^2 / s`, and scales the logits down (mean-field approxi
 .. math:: \bar f_c(x) = f_c(x) / \sqrt{1 + \lambda\, v(x)}.
 
 Defaults are those of the authors' CIFAR-10 experiment, ``baselines/cifar/sngp.py`` in
-https://github.com/google/uncertainty-baselines: 1024 features, likelihood 'gaussian', an exact sum that starts anew
+https://github.com/google/uncertainty-baselines: 1024 features, likelihood 'gaussian', an exact sum that starts again
 with each epoch, s = 1, :math:`\lambda = 25`, normalised embeddings, no bias, and layers bounded by 6. Differences:
 
 - No dropout; the authors drop a tenth of the filters in every block in training (filter-wise dropout).

@@ -1,7 +1,7 @@
 r"""VMDLS: a latent space in which each class is an isotropic Gaussian, far from the others and from the origin.
 
 Dinari & Freifeld 2022, "Variational- and metric-based deep latent space for out-of-distribution detection",
-https://openreview.net/forum?id=ScLeuUUi9gq. The head makes of an embedding f a Gaussian over latent points z,
+https://openreview.net/forum?id=ScLeuUUi9gq. The head maps an embedding f to a Gaussian over latent points z,
 
 .. math:: q(z \mid x) = \mathcal N\big(m(f), \operatorname{diag} s^2(f)\big),
 

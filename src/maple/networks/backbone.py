@@ -24,7 +24,7 @@ IMAGENET_STD = (0.229, 0.224, 0.225)
 
 
 class Preprocessing(NamedTuple):
-    """Preprocessing of images, from the configuration of a network or asked for; ``None`` where it is not given."""
+    """Preprocessing of images, requested or from the configuration of a network; ``None`` where it is not given."""
 
     mean: Sequence[float] | None = None
     std: Sequence[float] | None = None
@@ -52,7 +52,7 @@ class Backbone(nn.Module):
     """A network from images in [0, 1] to embeddings, and the head from embeddings to logits.
 
     ``body`` maps normalised images (x - mean) / std to (N, D'), ``embedding_layer`` these to embeddings (N, D) (the
-    identity, unless an embedding size was asked for), ``head`` embeddings to logits (N, M). The embedding is exactly
+    identity, unless an embedding size was given), ``head`` embeddings to logits (N, M). The embedding is exactly
     the input of the head, so the classification loss shapes the space in which distances are measured. With ``branch``
     the head reads the output of the body instead, and only losses of embeddings shape that space. ``mean`` and ``std``
     default to ImageNet's.

@@ -96,11 +96,11 @@ def _run_batch(backbone: Backbone, x: Tensor, logits: bool) -> dict[str, np.ndar
     device = backbone.mean.device
     found: dict[str, Tensor] = {}
 
-    def hear(name: str, layer: nn.Module, inputs: Any, output: Tensor) -> None:
+    def record(name: str, layer: nn.Module, inputs: Any, output: Tensor) -> None:
         found[name] = channel_responses(output)
 
     shallow = {} if backbone.shallow is None else {"shallow": backbone.body.get_submodule(backbone.shallow)}
-    with evaluating(backbone), torch.autocast(device.type, enabled=False), listening(shallow, hear):
+    with evaluating(backbone), torch.autocast(device.type, enabled=False), listening(shallow, record):
         if backbone.head is None or not logits:
             found["embeddings"] = backbone.embed(x.to(device))
         else:

@@ -74,7 +74,7 @@ def wrap_backbone(
 def wrap_module(
     module: nn.Module, wanted: Preprocessing, head: str | None, shallow: str | None, example: Array | None = None
 ) -> Backbone:
-    """Like :func:`wrap_backbone`; the preprocessing that is ``wanted`` goes before that of a timm model."""
+    """Like :func:`wrap_backbone`; the ``wanted`` preprocessing takes precedence over that of a timm model."""
     if isinstance(module, Backbone):
         return module
     check_dtype(module)

@@ -15,9 +15,9 @@ Key = TypeVar("Key")
 
 @contextmanager
 def listening(
-    layers: Mapping[Key, nn.Module], hear: Callable[[Key, nn.Module, tuple[Any, ...], Any], Tensor | None]
+    layers: Mapping[Key, nn.Module], hook: Callable[[Key, nn.Module, tuple[Any, ...], Any], Tensor | None]
 ) -> Iterator[None]:
-    """Inside the block, call ``hear(key, layer, inputs, output)`` after each forward pass of a layer.
+    """Inside the block, call ``hook(key, layer, inputs, output)`` after each forward pass of a layer.
 
     A result other than None replaces the output.
 
@@ -28,7 +28,7 @@ def listening(
     >>> layer(torch.ones(2))
     tensor([1., 1.])
     """
-    handles = [layer.register_forward_hook(partial(hear, key)) for key, layer in layers.items()]
+    handles = [layer.register_forward_hook(partial(hook, key)) for key, layer in layers.items()]
     try:
         yield
     finally:

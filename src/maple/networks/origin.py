@@ -39,7 +39,7 @@ class Origin:
     spec: str = ""  # as given to open_model
     file: str | None = None  # of TorchScript, torch.export and ONNX networks
     n_classes: int | None = None
-    image_size: int | None = None  # asked for, of architectures whose layers depend on it
+    image_size: int | None = None  # requested, for architectures whose layers depend on it
     config: Mapping[str, Any] = field(default_factory=dict)  # of Hugging Face
     class_names: tuple[str, ...] = ()
     head: str | None = None  # name of the linear layer that gives the logits; None in a Backbone made in Python

@@ -1,8 +1,8 @@
 """The training loop. It owns the order of epochs, the checkpoints and the processes; recipes own the rest.
 
 All random numbers derive from (seed, epoch, rank), so no random state is saved, and a resumed training reaches the
-same weights as one that was not interrupted (in precision 16-mixed only approximately: the gradient scale starts
-anew).
+same weights as one that was not interrupted (in precision 16-mixed only approximately: the gradient scale is
+reset).
 """
 
 from __future__ import annotations
@@ -258,12 +258,12 @@ class _Loop:
         if found is None:
             return
         if self.options.on_collapse == "stop":
-            raise TrainError(f"{found}; to continue all the same, add --resume --on-collapse warn")
+            raise TrainError(f"{found}; to continue nevertheless, add --resume --on-collapse warn")
         self.warned = True
         display.warn(found)
 
     def _take_snapshots(self, epoch: int, validation: Outputs) -> None:
-        """Keep embeddings from before the first split (from half-way if there is none), and from the end."""
+        """Keep embeddings from before the first split (without one, from the middle) and from the last epoch."""
         unsplit = self.clusters.current.n_clusters == len(self.train.class_names)
         before = "before" not in self.record.snapshots or (unsplit and epoch <= self.options.epochs / 2)
         for name, due in (("before", before), ("after", epoch == self.options.epochs)):

@@ -161,7 +161,7 @@ RECIPES: Registry[Recipe] = Registry("recipe", ("maple.training", "maple.baselin
 
 
 def register_recipe(name: str, about: About | None = None, **fixed: Any) -> Callable[[AnyRecipe], AnyRecipe]:
-    """Class decorator that makes a recipe known by ``name``, which stands for the ``fixed`` options."""
+    """Class decorator that registers a recipe as ``name``, with ``fixed`` values of some options."""
 
     def decorate(recipe: AnyRecipe) -> AnyRecipe:
         if "section" not in vars(recipe):
@@ -172,7 +172,7 @@ def register_recipe(name: str, about: About | None = None, **fixed: Any) -> Call
 
 
 def list_recipes() -> list[str]:
-    """The names that :func:`create_recipe` knows.
+    """Names for :func:`create_recipe`.
 
     >>> [name for name in list_recipes() if name in ("maple", "cross-entropy", "sngp")]
     ['cross-entropy', 'maple', 'sngp']

@@ -38,7 +38,7 @@ def make_torchvision(origin: Origin) -> nn.Module:
     if name.startswith("vit_") and origin.image_size:
         options["image_size"] = origin.image_size
     if name in ("googlenet", "inception_v3"):
-        options["init_weights"] = False  # theirs takes minutes, and the weights are loaded anyway
+        options["init_weights"] = False  # takes minutes, and the weights are loaded anyway
     return models.get_model(name, weights=None, num_classes=origin.n_classes, **options)
 
 

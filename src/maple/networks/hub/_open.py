@@ -267,7 +267,7 @@ def _load_layers(request: _Request, origin: Origin) -> tuple[nn.Module, Preproce
 
 
 def _wrap(request: _Request, module: nn.Module, own: Preprocessing, origin: Origin) -> Backbone:
-    """The backbone around a module; the preprocessing asked for goes before the network's ``own``."""
+    """The backbone around a module; the requested preprocessing takes precedence over the network's ``own``."""
     wanted = request.wanted.over(own)
     backbone = wrap_module(module, wanted, request.head, request.shallow)
     backbone.size = wanted.size or backbone.size
