@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import importlib
 
+import numpy as np
 import pytest
 
 from maple import errors
-from maple.errors import EXTRAS, ConfigError, MapleError, UsageError, naming_extras, same_class, suggest
+from maple.errors import EXTRAS, ConfigError, MapleError, UsageError, check_integer, naming_extras, same_class, suggest
 
 
 def test_wrong_use_is_two_and_failure_is_one():
@@ -39,3 +40,13 @@ def test_other_missing_packages_are_not():
 def test_a_class_that_is_loaded_again_is_the_same():
     again = type("UsageError", (), {"__module__": "maple.errors"})
     assert same_class(again, UsageError) and not same_class(again, ConfigError)
+
+
+@pytest.mark.parametrize("value", [0, 6, 2.0, "3", None, [1]])
+def test_numbers_that_are_not_whole_or_out_of_bounds_are_named(value):
+    with pytest.raises(UsageError, match="severity"):
+        check_integer("severity", value, 1, 5)
+
+
+def test_whole_numbers_of_any_type_become_plain():
+    assert check_integer("n", np.int16(7), 1) == 7 and type(check_integer("n", np.int16(7), 1)) is int

@@ -15,6 +15,8 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from operator import index
+from typing import Any, SupportsIndex
 
 EXTRAS = {  # which extra of the package installs a package that is imported only where it is needed
     "torch": "torch",
@@ -83,6 +85,21 @@ def suggest(name: str, known: Iterable[str]) -> str:
     if nearest:
         return f"did you mean '{nearest[0]}'?"
     return f"known: {', '.join(known)}"
+
+
+def check_integer(name: str, value: Any, low: int, high: int | None = None) -> int:
+    """The whole number ``value``; :class:`UsageError` names the argument if it is another type or out of bounds.
+
+    >>> check_integer("severity", 6, 1, 5)
+    Traceback (most recent call last):
+    ...
+    maple.errors.UsageError: severity is 6: give a whole number from 1 to 5
+    """
+    number = index(value) if isinstance(value, SupportsIndex) else None
+    if number is None or number < low or (high is not None and number > high):
+        bounds = f"of at least {low}" if high is None else f"from {low} to {high}"
+        raise UsageError(f"{name} is {value!r}: give a whole number {bounds}")
+    return number
 
 
 @contextmanager

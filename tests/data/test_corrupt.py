@@ -108,9 +108,9 @@ def test_black_and_white_images_do_no_harm() -> None:
     [
         (("fogg", 1), "'fogg'.*'fog'"),
         (("frost", 1), "'frost'"),
-        (("fog", 0), "severity 0"),
-        (("fog", 6), "severity 6"),
-        (("fog", 1.5), "severity 1.5"),
+        (("fog", 0), "severity"),
+        (("fog", 6), "severity"),
+        (("fog", 1.5), "severity"),
     ],
 )
 def test_wrong_use(images: np.ndarray, arguments: tuple, words: str) -> None:

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from operator import index
 from typing import Any, Literal
 
 import numpy as np
@@ -27,7 +26,7 @@ import numpy as np
 from maple.data._corruptions import CORRUPTIONS, Array, image_generator
 from maple.data._decoder import content_key
 from maple.data.image_set import MEMORY_LIMIT, ImageSet, content_keys, read_pixels
-from maple.errors import DataError, UsageError, suggest
+from maple.errors import DataError, UsageError, check_integer, suggest
 
 SEVERITIES = (1, 2, 3, 4, 5)
 SMALLEST = 8  # side in pixels from which on all families are defined
@@ -48,7 +47,7 @@ def corrupt_images(images: Array, family: str, severity: int, seed: int = 0, key
     (True, False)
     """
     images = _check_images(images)
-    family, level = check_family(family), check_severity(severity) - 1
+    family, level = check_family(family), check_integer("severity", severity, 1, 5) - 1
     keys = content_keys(images) if keys is None else np.asarray(keys)
     if keys.shape != (len(images),):
         raise UsageError(f"{len(images)} images have keys of shape {keys.shape}: give one key per image")
@@ -114,7 +113,7 @@ def corrupted_sets(
 def draw_corruptions(keys: Array, family: str, severity: int | Literal["all"], seed: int = 0) -> list[tuple[str, int]]:
     """Family and severity of each image: those given, or drawn by seed and key where they are ``all``."""
     families = list(CORRUPTIONS) if family == "all" else [check_family(family)]
-    severities = list(SEVERITIES) if severity == "all" else [check_severity(severity)]
+    severities = list(SEVERITIES) if severity == "all" else [check_integer("severity", severity, 1, 5)]
     pairs = [(name, level) for name in families for level in severities]
     if len(pairs) == 1:
         return pairs * len(keys)
@@ -131,17 +130,6 @@ def check_family(family: str) -> str:
     if name not in CORRUPTIONS:
         raise UsageError(f"unknown corruption '{family}': {suggest(name, CORRUPTIONS)}")
     return name
-
-
-def check_severity(severity: int) -> int:
-    """Check that a severity is a whole number from 1 to 5."""
-    try:
-        level = index(severity)
-    except TypeError:
-        level = 0
-    if level not in SEVERITIES:
-        raise UsageError(f"severity {severity!r} cannot be used: give a whole number from 1 to 5")
-    return level
 
 
 def _check_images(images: Array) -> Array:

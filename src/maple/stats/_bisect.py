@@ -11,7 +11,6 @@ import warnings
 from abc import ABCMeta, abstractmethod
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
-from numbers import Integral
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -25,7 +24,7 @@ from sklearn.utils.extmath import randomized_svd
 from sklearn.utils.validation import check_is_fitted, validate_data
 from threadpoolctl import threadpool_limits
 
-from maple.errors import UsageError
+from maple.errors import check_integer
 
 _BLOCK = 1024  # rows converted to float64 at a time
 _N_COMPONENTS = 16  # principal components used for bisection
@@ -178,9 +177,7 @@ class GrowingMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMix
     def _grow(self, X: Any) -> np.ndarray:
         """Find the clusters, set the fitted attributes, and return ``X`` as a validated array (n, D)."""
         for name in ("max_clusters", "min_cluster_size", "n_init", "max_iter"):
-            value = getattr(self, name)
-            if not isinstance(value, Integral) or value < 1:
-                raise UsageError(f"{name} is {value!r}: give a whole number of at least 1")
+            check_integer(name, getattr(self, name), 1)
         points = validate_data(self, X, dtype=[np.float64, np.float32], order="C")
         with serial_if_small(points):
             model = self._search(points, check_random_state(self.random_state))

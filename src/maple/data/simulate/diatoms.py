@@ -7,7 +7,6 @@ to tell apart in one of their views, which is the case that relabelling is made 
 
 from __future__ import annotations
 
-from operator import index
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -15,7 +14,7 @@ import numpy as np
 from maple.data.simulate.drawing import draw
 from maple.data.simulate.taxa import KINDS, KNOWN, Taxon
 from maple.data.simulate.traits import Array, Sampler, sample_body, sample_marks, sample_scene, sample_speck
-from maple.errors import UsageError, suggest
+from maple.errors import UsageError, check_integer, suggest
 
 SMALLEST, LARGEST = 8, 512  # sides in pixels
 _BLOCK = 256  # images whose traits come from one random stream: the unit of prefix stability
@@ -51,10 +50,10 @@ def simulated_diatoms(
     """
     if kind not in KINDS:
         raise UsageError(f"unknown kind {kind!r} of simulated diatoms: {suggest(str(kind), KINDS)}")
-    n = _integer("n", n, 1)
-    size = _integer("size", size, SMALLEST, LARGEST)
-    seed = _integer("seed", seed, 0)
-    n_taxa = _integer("n_taxa", n_taxa, 2, len(KNOWN))
+    n = check_integer("n", n, 1)
+    size = check_integer("size", size, SMALLEST, LARGEST)
+    seed = check_integer("seed", seed, 0)
+    n_taxa = check_integer("n_taxa", n_taxa, 2, len(KNOWN))
     taxa = KNOWN[:n_taxa] if kind == "known" else KINDS[kind]
 
     images = np.empty((n, size, size, 3), np.uint8)
@@ -85,15 +84,3 @@ def _fill_block(images: Array, views: Array, taxa: tuple[Taxon, ...], start: int
         rows = slice(first, first + group)
         body, marks, scene, *some_specks = (traits.select(rows) for traits in (*drawn, *specks))
         images[rows] = draw(size, body, marks, scene, some_specks, rng)[: len(images) - first]
-
-
-def _integer(name: str, value: int, low: int, high: int | None = None) -> int:
-    """Check that ``value`` is a whole number within bounds; the error names the argument."""
-    try:
-        number = index(value)
-    except TypeError:
-        raise UsageError(f"{name} is {value!r}: give a whole number") from None
-    if number < low or (high is not None and number > high):
-        bounds = f"of at least {low}" if high is None else f"from {low} to {high}"
-        raise UsageError(f"{name} is {number}: give a number {bounds}")
-    return number
