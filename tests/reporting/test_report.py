@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 import re
 import shutil
+import xml.etree.ElementTree as ElementTree
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from maple.errors import RunError
+from maple.evaluation.results import Results
 from maple.files import RunFile
 from maple.reporting.report import write_report
 from run_folders import HOSTILE, Page, build_run, change_results, check_page, write_predictions
@@ -67,6 +69,20 @@ def test_hostile_names_are_text(tmp_path: Path) -> None:
         shown = re.sub("[\x00-\x1f\ufffe]", "\ufffd", name)
         assert page.text.count(shown) >= 3, name
     assert HOSTILE in " ".join(drawing["aria-label"] for drawing in page.all("svg"))
+
+
+@pytest.mark.usefixtures("no_plots")
+def test_confusion_matrix_shows_its_counts_and_tints_errors(run: Path, tmp_path: Path) -> None:
+    page = write_report(run, tmp_path / "r.html").read_text(encoding="utf-8")
+    table = ElementTree.fromstring(page.replace("<!DOCTYPE html>", "")).find(".//table[@class='matrix']")
+    assert table is not None
+    cells = [row.findall("td") for row in table.findall("tbody/tr")]
+    confusion = Results.from_json((run / RunFile.RESULTS).read_bytes()).confusion
+    assert [[int(cell.text or 0) for cell in row] for row in cells] == confusion
+    for i, row in enumerate(cells):
+        tints = [re.findall(r"--tint[-a-z]*", cell.get("style", "")) for cell in row]
+        assert tints == [["--tint" if i == j else "--tint-wrong"] if n else [] for j, n in enumerate(confusion[i])]
+    assert cells[0][0].get("class") == "strong" and f"of {sum(confusion[0])} zero" in cells[0][0].get("title", "")
 
 
 def test_many_classes_get_another_layout(tmp_path: Path) -> None:

@@ -54,9 +54,7 @@ def test_recalls_are_sorted(results: Results) -> None:
 def test_confusion_matrix_of_few_classes_is_a_table(results: Results) -> None:
     section = confusion_section(results)
     assert section.picture is None and section.matrix is not None and section.n_images == 898
-    counts = [[int(cell.text or 0) for cell in row] for row in section.matrix]
-    assert counts == results.confusion
-    assert section.matrix[0][0].dark and not section.matrix[0][1].style
+    assert section.matrix == results.confusion
 
 
 def test_calibration_verdicts(results: Results) -> None:

@@ -159,20 +159,12 @@ class ConfusedPair:
 
 
 @dataclass(frozen=True)
-class MatrixCell:
-    text: str
-    title: str
-    style: str  # CSS
-    dark: bool
-
-
-@dataclass(frozen=True)
 class Confusion:
     """The confusion matrix: as a table of few classes, as a picture of many."""
 
     names: Sequence[str]
     n_images: int
-    matrix: list[list[MatrixCell]] | None
+    matrix: list[list[int]] | None  # (C, C)
     picture: np.ndarray | None  # (C, C, 4) uint8
     pairs: list[ConfusedPair]  # most frequent first
     recalls: list[ClassRecall]  # lowest first
@@ -208,29 +200,12 @@ def confusion_section(results: Results) -> Confusion:
     return Confusion(
         names=names,
         n_images=int(counts.sum()),
-        matrix=[_matrix_row(i, counts[i], shares[i], names) for i in range(len(names))] if small else None,
+        matrix=results.confusion if small else None,
         picture=None if small else _matrix_picture(shares),
         pairs=list_confusions(results)[:shown],
         recalls=recalls[:shown],
         n_classes=len(recalls),
     )
-
-
-def _matrix_row(i: int, counts: np.ndarray, shares: np.ndarray, names: Sequence[str]) -> list[MatrixCell]:
-    total = int(counts.sum())
-    cells = []
-    for j, (count, share) in enumerate(zip(counts.tolist(), shares.tolist())):
-        tint = "--tint" if i == j else "--tint-wrong"
-        alpha = share if i == j else min(1.0, 0.15 + 1.6 * share)
-        cells.append(
-            MatrixCell(
-                text=str(count or ""),
-                title=f"{count} of {total} {names[i]} predicted as {names[j]} ({percent(share)})",
-                style=f"background:rgba(var({tint}),{alpha:.2f})" if count else "",
-                dark=bool(count) and alpha > 0.6,
-            )
-        )
-    return cells
 
 
 def _matrix_picture(shares: np.ndarray) -> np.ndarray:
