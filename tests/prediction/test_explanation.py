@@ -119,7 +119,7 @@ def test_the_fused_score_in_words(plain: Explanation) -> None:
     fused = replace(plain, score=9.1, score_by="fused", parts={"energy": 5.2, "spread": 1.0, "shallow": 2.9})
     assert fused.sentences()[-2] == (
         "Its score 9.1 is made of energy 5.2, spread 1.0 and shallow 2.9: most unusual is shallow (looks different "
-        "from all training images, whatever it shows)."
+        "from all training images, regardless of content)."
     )
     between = replace(fused, score=5.0, parts={"energy": 1.0, "spread": 4.0})
     assert between.sentences()[-2] == (

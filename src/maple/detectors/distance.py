@@ -284,9 +284,9 @@ def _smallest(values: np.ndarray, k: int) -> np.ndarray:
 class KnnOptions:
     """Options of k nearest neighbours."""
 
-    k: Positive = option(50, "the distance to which of the nearest training images counts")
-    share: _PositiveShare = option(1.0, "share of the training images that are kept, drawn at random")
-    seed: Seed = option(0, "seed of that draw")
+    k: Positive = option(50, "the score is the distance to the k-th nearest training image")
+    share: _PositiveShare = option(1.0, "share of the training images to keep, drawn at random")
+    seed: Seed = option(0, "seed of the random draw")
 
 
 @register_detector("knn")

@@ -104,7 +104,7 @@ def _step_edge(step: int) -> float:
 class ReactOptions:
     """Options of ReAct."""
 
-    quantile: Share = option(0.9, "activations are clipped at this quantile of those of all training images")
+    quantile: Share = option(0.9, "quantile of all training activations at which activations are clipped")
 
 
 @register_detector("react")
@@ -188,7 +188,7 @@ class AshDetector(AshOptions, _HeadDetector):
     about = _ABOUT("energy of pruned and scaled embeddings", "Djurisic et al. 2023", "https://arxiv.org/abs/2209.09858")
 
     def _fit(self, batches: Batches, validation: Outputs | None) -> None:
-        next(self._blocks(next(batches.start())), None)  # raise the error of a head of another network now
+        next(self._blocks(next(batches.start())), None)  # a head of another network raises an error now
 
     def _score_block(self, embeddings: np.ndarray) -> np.ndarray:
         return energy_score(self._logits(shape_activations(embeddings, self.pruned)))
@@ -253,7 +253,7 @@ class VimDetector(VimOptions, _HeadDetector):
     """
 
     about = _ABOUT(
-        "virtual logit, from what lies outside the principal space, against the energy",
+        "virtual logit, the length outside the principal space, against the energy",
         "Wang et al. 2022",
         "https://arxiv.org/abs/2203.10807",
         adds="the principal space",

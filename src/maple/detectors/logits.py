@@ -171,8 +171,8 @@ class MaxLogitDetector(LogitDetector):
 class GenOptions:
     """Options of the generalised entropy."""
 
-    gamma: AboveZero = option(0.1, "exponent; the smaller, the more small probabilities count")
-    top: Positive = option(100, "how many of the most probable classes count")
+    gamma: AboveZero = option(0.1, "exponent; smaller values give small probabilities more weight")
+    top: Positive = option(100, "number of most probable classes to sum over")
 
 
 @register_detector("gen")

@@ -22,7 +22,7 @@ STANDS_OUT = 3.0  # standard deviations from the centroid along one component
 PART_MEANINGS: dict[Score, str] = {  # meaning of a high value of a part of the fused score
     "energy": "little evidence for any class",
     "spread": "lies between the classes",
-    "shallow": "looks different from all training images, whatever it shows",
+    "shallow": "looks different from all training images, regardless of content",
     "distance": "lies far outside of all classes, embeddings as they are",
 }
 
