@@ -45,7 +45,7 @@ from maple.types import Outputs
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluateRequest:
-    """What ``maple evaluate`` was asked to do."""
+    """The arguments of ``maple evaluate``."""
 
     run: Path
     ind: str | None = None  # source of test images; by default the run's own test split
@@ -282,7 +282,7 @@ def _own_method(backbone: Backbone) -> Own | None:
 def describe_origin(
     config: RunConfig, sections: Mapping[str, Any], predictor: Predictor, command: str
 ) -> dict[str, Any]:
-    """How results were made; of the options, those of the ``sections`` that the run's ``config.toml`` has.
+    """The provenance of results; of the options, those of the ``sections`` that the run's ``config.toml`` has.
 
     :func:`maple.evaluation.evaluate.evaluate` adds the seed and the versions of the packages.
     """

@@ -61,7 +61,7 @@ def explain_images(request: ExplainRequest) -> list[ExplainedImage]:
 def explain_predictions(
     predictor: Predictor, outputs: Outputs, usual_distance: float | None = None
 ) -> list[Explanation]:
-    """Why the predictor says what it says about these outputs."""
+    """Reasons for the predictions of these outputs."""
     return explain_outputs(
         predictor.detector,
         outputs,

@@ -48,7 +48,7 @@ _SECTIONS = ("data", "detector", "decision")  # of the options, those that fitti
 
 @dataclass(frozen=True, kw_only=True)
 class FitRequest(RunRequest):
-    """What ``maple fit`` was asked to do; options of the network as for :func:`~maple.networks.open_model`."""
+    """The arguments of ``maple fit``; options of the network as for :func:`~maple.networks.open_model`."""
 
     model: str
     calibrate: str | None = None  # images that the network has not seen, for validation and calibration

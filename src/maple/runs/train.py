@@ -56,7 +56,7 @@ Statistics = tuple[list[float], list[float]]  # mean and deviation of each chann
 
 @dataclass(frozen=True, kw_only=True)
 class TrainRequest(RunRequest):
-    """What ``maple train`` was asked to do; ``init``, ``weights`` and ``head`` as for
+    """The arguments of ``maple train``; ``init``, ``weights`` and ``head`` as for
     :func:`~maple.runs.setup.init.open_start`."""
 
     validation: str | None = None

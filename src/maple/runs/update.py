@@ -45,7 +45,7 @@ from maple.types import RunClasses, Skipped
 
 @dataclass(frozen=True)
 class UpdateRequest:
-    """What ``maple update`` was asked to do."""
+    """The arguments of ``maple update``."""
 
     run: Path
     data: str | None = None  # source of images to learn from

@@ -93,7 +93,7 @@ class Job:
 
     @property
     def name(self) -> str:
-        """What sets it apart from others of its seed, in few words: ``maple on cifar10, xmeans raw t=0.3 K<=5 p=4``."""
+        """A short name that is unique within its seed: ``maple on cifar10, xmeans raw t=0.3 K<=5 p=4``."""
         said = [_SHORT.get(key, f"{key}={{}}").format(value) for key, value in self.training.flags if key != "recipe"]
         return f"{self.config.model.recipe} on {self.training.protocol}{', ' if said else ''}{' '.join(said)}"
 

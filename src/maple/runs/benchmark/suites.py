@@ -38,7 +38,7 @@ TABLES = "tables"
 
 @dataclass(frozen=True)
 class BenchmarkRequest:
-    """What ``maple benchmark`` was asked to do."""
+    """The arguments of ``maple benchmark``."""
 
     names: tuple[str, ...]
     profile_name: str = "cpu"

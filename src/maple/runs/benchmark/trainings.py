@@ -59,7 +59,7 @@ def train_all(jobs: Sequence[Job]) -> None:
 
 
 def _train_in_turn(jobs: Sequence[Job]) -> None:
-    """What another benchmark is training is left to it, as long as there is other work."""
+    """Skip networks that another benchmark is training, as long as there is other work."""
     missing = [job for job in jobs if not job.is_finished]
     while missing:
         taken = []
@@ -137,7 +137,7 @@ def _evaluate(job: Job, folder: Path, detectors: Sequence[str], corrupted: bool)
 
 
 def training_facts(job: Job) -> dict[str, float]:
-    """What is known of a training: minutes that it took, and parameters of the network."""
+    """Figures of a training: its minutes, and the parameters of the network."""
     with (job.folder / RunFile.HISTORY).open(encoding="utf-8", newline="") as lines:
         seconds = sum(float(row["seconds"]) for row in csv.DictReader(lines))
     backbone = load_backbone(job.folder / RunFile.WEIGHTS)

@@ -46,7 +46,7 @@ class RunConfig:
     decision: DecisionOptions
 
     def sections(self) -> dict[str, Values]:
-        """What ``config.toml`` holds."""
+        """The sections of ``config.toml``."""
         own = {key: value for key, value in self.recipe.options().items() if key != RECIPE}
         found = {f.name: own if f.name == RECIPE else as_dict(getattr(self, f.name)) for f in fields(self)}
         return {self.recipe.section if name == RECIPE else name: values for name, values in found.items()}

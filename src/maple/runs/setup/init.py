@@ -124,7 +124,7 @@ def describe_network(backbone: Backbone) -> str:
 
 
 def why_new_head(start: Start, class_names: Sequence[str]) -> str | None:
-    """Why the network needs a new head for these classes; ``None`` where it keeps its own.
+    """The reason why the network needs a new head for these classes; ``None`` if it keeps its own.
 
     >>> from maple.networks import create_backbone
     >>> start = Start(create_backbone("resnet9", n_classes=2), class_names=("cat", "dog"))
@@ -169,7 +169,7 @@ def try_image(backbone: Backbone, images: ImageSet) -> None:
 def leave_out_unused(backbone: Backbone, images: ImageSet) -> None:
     """Mark parameters that have no part in the embedding as not to be trained, in place.
 
-    They would learn nothing, and several processes would wait for their gradients for ever.
+    They would learn nothing, and several processes would wait for their gradients without end.
     """
     body = (*backbone.body.parameters(), *backbone.embedding_layer.parameters())
     learning = [parameter for parameter in body if parameter.requires_grad]

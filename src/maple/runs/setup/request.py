@@ -17,7 +17,7 @@ LEFT_OUT = "left-out"  # source of unknown images: those of the classes that the
 
 @dataclass(frozen=True, kw_only=True)
 class RunRequest:
-    """What ``maple train`` and ``maple fit`` have in common."""
+    """The arguments that ``maple train`` and ``maple fit`` share."""
 
     source: str
     out: Path

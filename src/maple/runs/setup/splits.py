@@ -175,7 +175,7 @@ def order_like_head(request: AnyRequest, splits: Splits, names: Sequence[str]) -
 
 
 def describe_classes(splits: Splits) -> RunClasses:
-    """What ``classes.json`` holds before training."""
+    """The content of ``classes.json`` before training."""
     return RunClasses(
         classes=splits.class_names,
         skipped=splits.skipped,

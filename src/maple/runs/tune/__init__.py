@@ -1,1 +1,1 @@
-"""Search over settings of a recipe: request and plan, space, criteria, the study in Optuna, and its outcome."""
+"""Search over settings of a recipe: request, plan and space, criteria, the study in Optuna, and its outcome."""

@@ -4,8 +4,8 @@ A trial is one setting; an attempt is one of Optuna's trials, of which a setting
 ``out`` is held while a trial is chosen; a lock on the folder of a trial shows that its process is alive. The operating
 system releases both, however a process ends.
 
-Optuna's own parts do less than a study needs: ``GridSampler`` draws points of the grid at random, and
-``RetryFailedTrialCallback`` repeats only trials whose heartbeat stopped, up to a total of attempts.
+Optuna's own parts do less than a study needs: ``GridSampler`` draws points in random order and never repeats one that
+was interrupted; ``RetryFailedTrialCallback`` repeats only trials whose heartbeat stopped, up to a total of attempts.
 """
 
 from __future__ import annotations
