@@ -139,13 +139,13 @@ def timm_preprocessing(module: nn.Module) -> Preprocessing:
     return Preprocessing(settings.get("mean"), settings.get("std"), size, fits.get(settings.get("crop_mode", "")))
 
 
-def _possible_heads(module: nn.Module, head: str | None) -> dict[str, nn.Module]:
+def _possible_heads(module: nn.Module, head: str | None) -> Mapping[str, nn.Module]:
     """All linear layers by name, or the one layer that ``head`` names."""
-    if head is None:
-        return {name: layer for name, layer in module.named_modules() if name and isinstance(layer, nn.Linear)}
     layers = {name: layer for name, layer in module.named_modules() if name}
+    linear = {name: layer for name, layer in layers.items() if isinstance(layer, nn.Linear)}
+    if head is None:
+        return linear
     if head not in layers:
-        linear = [name for name, layer in layers.items() if isinstance(layer, nn.Linear)]
         raise UsageError(f"the module has no layer '{head}'; its linear layers: {', '.join(linear) or 'none'}")
     return {head: layers[head]}
 
@@ -169,11 +169,9 @@ def run_example(
     for images in examples:
         x = wanted.normalise(images).contiguous().to(device)
         try:
-            calls, output = _trace(module, layers or {}, x)
+            return x, *_trace(module, layers or {}, x)
         except Exception as error:  # the forward of any module may raise anything
             failure = error
-            continue
-        return x, calls, output
     tried = ", ".join(f"{images.shape[-1]}" for images in examples)
     reason = " ".join(str(failure).split())
     raise UsageError(
@@ -199,12 +197,9 @@ def leaves(output: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any,
     """Every tensor in nested tuples, lists and dictionaries, with the keys that lead to it."""
     if isinstance(output, Tensor):
         yield path, output
-    elif isinstance(output, Mapping):
-        for key, value in output.items():
+    elif isinstance(output, Mapping | tuple | list):
+        for key, value in output.items() if isinstance(output, Mapping) else enumerate(output):
             yield from leaves(value, (*path, key))
-    elif isinstance(output, tuple | list):
-        for i, value in enumerate(output):
-            yield from leaves(value, (*path, i))
 
 
 def _find_head(

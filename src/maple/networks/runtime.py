@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import re
 import sys
 from pathlib import Path
 
@@ -44,11 +45,7 @@ def bfloat16_is_fast(device: str | None = None) -> bool:
 def _cpu_flags(cpuinfo: Path = Path("/proc/cpuinfo")) -> set[str]:
     """Instruction sets of the first processor; empty if the kernel does not list them."""
     try:
-        lines = cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines()
+        found = re.search(r"^flags\s*:(.*)$", cpuinfo.read_text(encoding="utf-8", errors="replace"), re.MULTILINE)
     except OSError:
         return set()
-    for line in lines:
-        key, _, value = line.partition(":")
-        if key.strip() == "flags":
-            return set(value.split())
-    return set()
+    return set(found[1].split()) if found else set()
