@@ -19,7 +19,7 @@ class Latency(NamedTuple):
 
 
 def measure_latency(predict: Callable[[Any], Any], batch: Any, repeats: int = 10) -> Latency:
-    """Time ``predict(batch)`` after one call to warm up: median and interquartile range, per image.
+    """Time ``predict(batch)`` after a warm-up call: median and interquartile range, per image.
 
     >>> measure_latency(sum, [1.0, 2.0, 3.0], repeats=5).median_ms >= 0
     True

@@ -19,7 +19,7 @@ CORRUPTED_COLUMN = "corrupted/"  # prefix of figures on corrupted images
 
 @dataclass(frozen=True)
 class Column:
-    """One figure: how it is called, which way is better, how it is written."""
+    """One figure: its title, the better direction, and its decimals."""
 
     title: str
     better: Literal["higher", "lower", ""] = ""
@@ -73,7 +73,7 @@ def describe_columns(names: Iterable[str]) -> dict[str, Column]:
 
 
 def read_figure(results: Results, method: str, column: str, facts: Mapping[str, float] | None = None) -> float:
-    """One figure of a method; NaN where it has none. ``facts`` holds what is known of the training."""
+    """One figure of a method; NaN where it has none. ``facts`` are figures of the training by column."""
     kind, detail = figure_kind(column)
     if facts and column in facts:
         return facts[column]

@@ -88,7 +88,7 @@ class Profile:
     clusters: Values = field(default_factory=dict)  # flags that cluster as the paper does
 
     def relabel_every(self, epochs: int) -> int:
-        """What the paper's p becomes.
+        """Epochs between relabellings where the paper has ``epochs`` of 200.
 
         >>> [PROFILES["cpu"].relabel_every(p) for p in (5, 10, 15, 20)]
         [2, 4, 6, 8]
@@ -96,7 +96,8 @@ class Profile:
         return max(1, round(self.relabel_share * epochs))
 
 
-# As in the paper: X-Means on raw embeddings.
+# The paper clusters each hard class from scratch on raw embeddings and starts a new head; a head that is kept needs the
+# parent of each cluster.
 PAPER_CLUSTERS = {"cluster_method": "xmeans", "cluster_space": "raw"}
 
 PROFILES = {

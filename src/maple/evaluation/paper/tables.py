@@ -26,7 +26,7 @@ class TableRow:
     paper: dict[str, float]
 
     def mean(self, column: str) -> float:
-        """NaN where a seed has none."""
+        """Mean over the seeds; NaN if one has no figure."""
         return float(np.mean(self.figures[column]))
 
     def spread(self, column: str) -> float:
@@ -75,7 +75,7 @@ def table_cells(found: SuiteResults) -> tuple[list[str], list[list[str]]]:
 
 
 def to_rows(found: SuiteResults) -> list[dict[str, str]]:
-    """The table as a terminal shows it; columns without a title of their own belong to the one before."""
+    """The table as a terminal shows it; a column ``paper`` is named after the column before it."""
     headings, lines = table_cells(found)
     named = [f"{heading} {headings[i - 1]}" if heading == "paper" else heading for i, heading in enumerate(headings)]
     return [dict(zip(named, line)) for line in lines]
