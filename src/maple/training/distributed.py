@@ -45,9 +45,8 @@ def make_fabric(options: TrainOptions) -> Fabric:
             )
         except (MisconfigurationException, RuntimeError, ValueError) as error:
             reason = " ".join(str(error).split())
-            raise UsageError(
-                f"cannot train on {options.accelerator}, {devices} devices, {precision}: {reason}"
-            ) from None
+            asked = f"--accelerator {options.accelerator} --devices {devices} --precision {precision}"
+            raise UsageError(f"cannot train with {asked}: {reason}") from None
         fabric.launch()
     return fabric
 
