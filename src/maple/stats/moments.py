@@ -129,19 +129,16 @@ class Moments:
         if self.dim != other.dim:
             raise FitError(f"cannot add moments of {self.dim} and {other.dim} dimensions: use one backbone")
         if self.norm_exponent != other.norm_exponent:
-            raise FitError(
-                f"cannot add moments of norm_exponent {self.norm_exponent} and {other.norm_exponent}: use one"
-            )
+            exponents = f"{self.norm_exponent} and {other.norm_exponent}"
+            raise FitError(f"cannot add moments of norm_exponent {exponents}: use one exponent")
         n_clusters = max(self.n_clusters, other.n_clusters)
-        total = self.copy().grow(n_clusters)
-        if other.shift is None:
-            return total
-        if total.shift is None:
-            return other.copy().grow(n_clusters)
-        aligned = other.moved_to(total.shift).grow(n_clusters)
-        total.counts += aligned.counts
-        total.sums += aligned.sums
-        total.second += aligned.second
+        total, added = self.copy().grow(n_clusters), other.copy().grow(n_clusters)
+        if total.shift is None or added.shift is None:
+            return total if added.shift is None else added
+        added = added.moved_to(total.shift)
+        total.counts += added.counts
+        total.sums += added.sums
+        total.second += added.second
         return total
 
     def merge(self, sum_over_ranks: Callable[[np.ndarray], np.ndarray]) -> Moments:

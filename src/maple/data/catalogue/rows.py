@@ -1,7 +1,8 @@
 """Readers of originals: each yields one :class:`Row` per image, in a fixed order.
 
 Pixels that come as arrays are encoded as lossless WebP, and images that come encoded keep their bytes. No original is
-unpickled: CIFAR is read in its binary version, and arrays are read as plain numbers or not at all.
+unpickled: CIFAR is read in its binary version, and arrays are read as plain numbers or not at all. An original that is
+not in its published format is a ``ValueError``; conversion adds the names of the files and what to do.
 """
 
 from __future__ import annotations
@@ -16,10 +17,9 @@ from typing import Any, BinaryIO, NamedTuple
 import numpy as np
 from PIL import Image
 
-from maple.data.catalogue.archive import BROKEN, Archive
+from maple.data.catalogue.archive import Archive
 from maple.data.decode import IMAGE_SUFFIXES
 from maple.data.shares import share_out
-from maple.errors import DataError
 
 _MAX_ARRAY_BYTES = 2 * 2**30  # of a MATLAB file, which is read whole
 _MAX_TEXT_BYTES = 64 * 2**20
@@ -51,7 +51,7 @@ def cifar_rows(
             with files.open(member) as file:
                 while record := file.read(label_bytes + 3072):
                     if len(record) < label_bytes + 3072:
-                        raise DataError(f"'{member}' in '{originals[archive]}' is truncated: fetch the archive again")
+                        raise ValueError(f"'{member}' is truncated")
                     pixels = np.frombuffer(record, np.uint8, offset=label_bytes).reshape(3, 32, 32)
                     label = record[label_bytes - 1]
                     yield Row(encode_pixels(pixels.transpose(1, 2, 0)), label, _class_name(names, label, member))
@@ -59,21 +59,21 @@ def cifar_rows(
 
 def _class_name(names: Sequence[str], label: int, where: str) -> str:
     if not 0 <= label < len(names):
-        raise DataError(f"'{where}' holds label {label}, outside 0..{len(names) - 1}: fetch the file again")
+        raise ValueError(f"'{where}' holds label {label}, outside 0..{len(names) - 1}")
     return names[label]
 
 
 def svhn_rows(originals: Mapping[str, Path], file: str) -> Iterator[Row]:
     """SVHN: MATLAB arrays X (32, 32, 3, N) and y (N, 1), in which digit 0 has label 10."""
-    arrays = _load_matlab(originals[file], str(originals[file]), ("X", "y"))
+    arrays = _load_matlab(originals[file], ("X", "y"))
     x, y = arrays["X"], arrays["y"].ravel()
     if x.ndim != 4 or x.shape[2] != 3 or x.dtype != np.uint8 or x.shape[3] != len(y):
-        raise DataError(f"'{originals[file]}' has arrays {x.shape} and {y.shape}, not SVHN's format 2: fetch it again")
+        raise ValueError(f"arrays of shapes {x.shape} and {y.shape} are not SVHN's format 2")
     for i, label in enumerate(y.astype(np.int64) % 10):
         yield Row(encode_pixels(np.ascontiguousarray(x[..., i])), int(label), str(label))
 
 
-def _load_matlab(source: Path | BinaryIO, label: str, names: Sequence[str], **options: Any) -> dict[str, Any]:
+def _load_matlab(source: Path | BinaryIO, names: Sequence[str], **options: Any) -> dict[str, Any]:
     """Load arrays of a MATLAB file after checking their declared sizes."""
     from scipy.io import loadmat, whosmat
     from scipy.io.matlab import MatReadError
@@ -81,14 +81,11 @@ def _load_matlab(source: Path | BinaryIO, label: str, names: Sequence[str], **op
     try:
         declared = sum(int(np.prod(shape, dtype=object)) for _, shape, _ in whosmat(source))
         if declared > _MAX_ARRAY_BYTES:
-            raise DataError(f"'{label}' declares {declared:,} values, too many: fetch it again")
+            raise ValueError(f"it declares {declared:,} values, too many")
         found = loadmat(source, variable_names=names, **options)
-    except (MatReadError, TypeError, KeyError, *BROKEN) as error:
-        raise DataError(f"cannot read '{label}' as a MATLAB file: {error}; fetch it again") from None
-    missing = [name for name in names if name not in found]
-    if missing:
-        raise DataError(f"'{label}' holds no array '{missing[0]}': fetch it again")
-    return found
+        return {name: found[name] for name in names}
+    except (MatReadError, TypeError, KeyError) as error:
+        raise ValueError(f"not the expected MATLAB file: {error}") from None
 
 
 def tiny_imagenet_rows(originals: Mapping[str, Path], split: str) -> Iterator[Row]:
@@ -107,7 +104,7 @@ def tiny_imagenet_rows(originals: Mapping[str, Path], split: str) -> Iterator[Ro
             members = [(name, PurePosixPath(name).parts[2]) for name in images]
         for name, wnid in members:
             if wnid not in label:
-                raise DataError(f"'{name}' belongs to the unknown class '{wnid}': fetch the archive again")
+                raise ValueError(f"'{name}' belongs to the unknown class '{wnid}'")
             yield Row(files.read(name), label[wnid], f"{wnid} {words.get(wnid, '')}".strip())
 
 
@@ -154,16 +151,13 @@ class ArrayRows:
 
     def __init__(self, files: Archive, name: str) -> None:
         self._file = files.open(name)
-        try:
-            version = np.lib.format.read_magic(self._file)
-            headers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
-            self._shape, by_column, dtype = headers[version](self._file)
-        except (KeyError, *BROKEN) as error:
-            raise DataError(f"cannot read '{name}' as an array: {error}; fetch the archive again") from None
+        version = np.lib.format.read_magic(self._file)
+        read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        self._shape, by_column, dtype = read(self._file)
         self._start = self._file.tell()
         self._bytes = int(np.prod(self._shape[1:], dtype=np.int64))
         if dtype != np.uint8 or by_column or self._start + self._shape[0] * self._bytes != files.size(name):
-            raise DataError(f"'{name}' holds {dtype} of shape {self._shape}, not the expected array: fetch it again")
+            raise ValueError(f"'{name}' holds {dtype} of shape {self._shape}, not the expected array")
 
     def __getitem__(self, i: int) -> bytes:
         self._file.seek(self._start + i * self._bytes)
@@ -188,13 +182,13 @@ def imagenet_val_rows(originals: Mapping[str, Path]) -> Iterator[Row]:
     with Archive(originals["ILSVRC2012_devkit_t12.tar.gz"]) as kit:
         truth = [int(line) for line in _read_text(kit, f"{top}/ILSVRC2012_validation_ground_truth.txt").split()]
         meta = io.BytesIO(kit.read(f"{top}/meta.mat"))
-    synsets = _load_matlab(meta, "meta.mat", ("synsets",), squeeze_me=True)["synsets"]
+    synsets = _load_matlab(meta, ("synsets",), squeeze_me=True)["synsets"]
     wnid = {int(s["ILSVRC2012_ID"]): str(s["WNID"]) for s in synsets if int(s["num_children"]) == 0}
     label = {name: i for i, name in enumerate(sorted(wnid.values()))}
     with Archive(originals["ILSVRC2012_img_val.tar"], max_bytes=_IMAGENET_BYTES) as files:
         names = sorted(_images(files))
         if len(names) != len(truth) or not set(truth) <= wnid.keys():
-            raise DataError(f"the development kit lists {len(truth)} images, not {len(names)}: fetch both files again")
+            raise ValueError(f"the development kit lists {len(truth)} images, not {len(names)}")
         for name, number in zip(names, truth):
             yield Row(files.read(name), label[wnid[number]], wnid[number], PurePosixPath(name).name)
 
@@ -216,7 +210,7 @@ def _folder(name: str) -> str:
 
 def _read_text(files: Archive, name: str) -> str:
     if files.size(name) > _MAX_TEXT_BYTES:
-        raise DataError(f"'{name}' has {files.size(name):,} bytes, too many: fetch the archive again")
+        raise ValueError(f"'{name}' has {files.size(name):,} bytes, too many")
     return files.read(name).decode("utf-8", errors="replace")
 
 
