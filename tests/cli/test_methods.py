@@ -85,7 +85,7 @@ def test_unknown_images_tune_only_where_they_are_given(plain, capsys):
     assert run("evaluate", plain, "--detector", " , ") == 2
     assert "--detector" in flat(capsys.readouterr().err)
     assert run("evaluate", plain, "--detector", "rmd", "--ood-validation", "simulated-diatoms/near?n=60") == 2
-    assert "add --detector lee-md-ood" in flat(capsys.readouterr().err)
+    assert "--detector lee-md-ood" in flat(capsys.readouterr().err)
     assert run("evaluate", plain, "--detector", "lee-md-ood") == 2
     assert "--ood-validation" in flat(capsys.readouterr().err)
     tuning = ("--ood-validation", "simulated-diatoms/near?n=60")
@@ -95,9 +95,9 @@ def test_unknown_images_tune_only_where_they_are_given(plain, capsys):
 
 def test_wrong_names_and_foreign_options(plain, tmp_path, capsys):
     assert run("evaluate", plain, "--detector", "rdm") == 2
-    assert "did you mean 'rmd'" in flat(capsys.readouterr().err)
+    assert "'rmd'" in flat(capsys.readouterr().err)
     assert train(tmp_path / "r", "sngpp") == 2
-    assert "did you mean 'sngp'" in flat(capsys.readouterr().err)
+    assert "'sngp'" in flat(capsys.readouterr().err)
     assert train(tmp_path / "r", "sngp", "--set", "duq.length_scale=0.2") == 2
     assert "--set duq.length_scale" in flat(capsys.readouterr().err)
     assert train(tmp_path / "r", "sngp", "--margin", 0.2) == 2
