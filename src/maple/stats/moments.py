@@ -132,10 +132,12 @@ class Moments:
             exponents = f"{self.norm_exponent} and {other.norm_exponent}"
             raise FitError(f"cannot add moments of norm_exponent {exponents}: use one exponent")
         n_clusters = max(self.n_clusters, other.n_clusters)
-        total, added = self.copy().grow(n_clusters), other.copy().grow(n_clusters)
-        if total.shift is None or added.shift is None:
-            return total if added.shift is None else added
-        added = added.moved_to(total.shift)
+        total = self.copy().grow(n_clusters)
+        if other.shift is None:
+            return total
+        if total.shift is None:
+            return other.copy().grow(n_clusters)
+        added = other.moved_to(total.shift).grow(n_clusters)
         total.counts += added.counts
         total.sums += added.sums
         total.second += added.second
