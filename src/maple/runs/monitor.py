@@ -153,8 +153,9 @@ def monitor_images(request: MonitorRequest) -> Monitoring:
     images = open_like(predictor, request.sources, request.data_root)
     warn_of_skipped(images.skipped)
     with counting("scoring") as progress:
-        how = {"batch_size": request.batch_size, "workers": request.workers}
-        said = predictor.predict_batches(images, progress=progress, **how)
+        said = predictor.predict_batches(
+            images, batch_size=request.batch_size, workers=request.workers, progress=progress
+        )
         scores = np.concatenate([prediction.score for prediction in said])  # (N,) in the order of the images
     batch = compare_scores(scores, predictor.calibration_scores, predictor.false_alarm, stream.level)
     stream.update(scores)

@@ -188,8 +188,8 @@ class _Plan:
         """Fit the detector of the trained network."""
         splits = self.splits
         validation = splits.validation if trained.validation is None else trained.validation
-        how = {"relabelling": trained.relabelling, "fabric": fabric}
-        return fit_as(self.config, trained.backbone, splits.train, validation, splits.calibration, **how)
+        fit = partial(fit_as, self.config, trained.backbone, splits.train, validation, splits.calibration)
+        return fit(relabelling=trained.relabelling, fabric=fabric)
 
 
 def _make_plan(request: TrainRequest) -> _Plan:
