@@ -266,3 +266,11 @@ def test_resize_head_keeps_one_that_fits(arrays):
     assert backbone.head is head
     resize_head(backbone, 12)
     assert backbone.head.out_features == 12
+
+
+def test_fit_refuses_options_that_the_session_owns(arrays, splits):
+    """The clusters and the class rule are those of the training: another value is not silently ignored."""
+    session = Relabeller(EAGER, splits.train.labels, 10, epochs=1)
+    for name in ("relabelling", "class_rule"):
+        with pytest.raises(TypeError, match=name):
+            session.fit(arrays[1], splits.train, splits.validation, **{name: None})

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from operator import attrgetter
 from typing import Self
 
 import numpy as np
@@ -144,8 +144,8 @@ class Description:
         return [name for name in SCORES if name not in missing]
 
     def score_named(self, name: Score) -> np.ndarray:
-        """A score by name (N,): the attribute of that name."""
-        return attrgetter(name)(self)
+        """A score by name (N,)."""
+        return _BY_NAME[name](self)
 
     @cached_property
     def distance(self) -> np.ndarray:
@@ -212,3 +212,15 @@ class Description:
             raise NotFittedError("score 'fused' is fitted on validation images: call fit(outputs, validation)")
         surprises = self.learned.surprises.items()
         return {name: FUSED[name].add(surprise(self.score_named(name))) for name, surprise in surprises}
+
+
+_BY_NAME: dict[Score, Callable[[Description], np.ndarray]] = {
+    "distance": lambda found: found.distance,
+    "relative": lambda found: found.relative,
+    "normalised": lambda found: found.normalised,
+    "residual": lambda found: found.residual,
+    "spread": lambda found: found.spread,
+    "energy": lambda found: found.energy,
+    "shallow": lambda found: found.shallow,
+    "fused": lambda found: found.fused,
+}

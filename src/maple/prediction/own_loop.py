@@ -220,8 +220,8 @@ class Relabeller:
         images = train if isinstance(train, ImageSet) else _describe(train, self.class_names)
         read = partial(embed_if_needed, backbone, workers=workers)
         seen, held = read(validation), None if calibration is None else read(calibration)
-        options |= {"relabelling": self.relabelling, "class_rule": self.recipe.class_rule}
-        return fit_predictor(backbone, images, seen, held, workers=workers, **options)
+        own: dict[str, Any] = {"relabelling": self.relabelling, "class_rule": self.recipe.class_rule}
+        return fit_predictor(backbone, images, seen, held, workers=workers, **own, **options)
 
     def state_dict(self) -> dict[str, Any]:
         """State for a checkpoint, to be saved with the states of network and optimiser: tensors and a number."""
