@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from typing import Any
 
 from rich.console import Console
+from rich.table import Table
 
 output = Console()
 
@@ -46,13 +48,21 @@ def print_facts(facts: dict[str, Any]) -> None:
             print_line((name if i == 0 else "").ljust(width) + line)
 
 
+def make_grid(rows: Iterable[tuple[str, str]], style: str = "bold") -> Table:
+    """Names in this style, each with a text, which may have markup."""
+    table = Table.grid(padding=(0, 2))
+    table.add_column(no_wrap=True, style=style)
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
 def print_rows(rows: list[dict[str, Any]], as_json: bool) -> None:
     """Rows of the same keys as a table."""
     if as_json:
         print(json.dumps(rows, indent=1))
         return
     from rich.markup import escape
-    from rich.table import Table
 
     texts = [{name: "–" if value is None else str(value) for name, value in row.items()} for row in rows]
     blocks = fitting_columns(texts, output.width) if texts else []

@@ -13,16 +13,16 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.padding import Padding
 from rich.panel import Panel
-from rich.table import Table
 from rich.text import Text
 from typer.core import TyperGroup
 from typer.main import get_command_from_info
 from typer.models import CommandInfo
 
 from maple import __version__
-from maple.cli._output import output
+from maple.cli._output import make_grid, output
 from maple.cli.catalogue import data, methods
 from maple.cli.deploying import export, serve
 from maple.cli.evaluating import benchmark, evaluate, report, update
@@ -62,8 +62,9 @@ class Overview(TyperGroup):
         console = Console(highlight=False)
         console.print(Padding(Text(self.get_usage(ctx).strip(), style="bold"), 1))
         console.print(Padding(self.help or "", (0, 1, 1, 1)))
-        console.print(_panel("Options", options))
-        console.print(_panel("Commands", commands))
+        for title, rows in (("Options", options), ("Commands", commands)):
+            grid = make_grid([(name, escape(text)) for name, text in rows], "bold cyan")
+            console.print(Panel(grid, title=title, title_align="left", border_style="dim"))
 
 
 def _paragraphs(text: str | None) -> list[str]:
@@ -73,14 +74,6 @@ def _paragraphs(text: str | None) -> list[str]:
     ['Add images to a run, without retraining.', 'Thresholds are void then.']
     """
     return [" ".join(paragraph.split()) for paragraph in (text or "").split("\n\n")]
-
-
-def _panel(title: str, rows: list[tuple[str, str]]) -> Panel:
-    table = Table.grid(padding=(0, 2))
-    table.add_column(style="bold cyan", no_wrap=True)
-    for name, text in rows:
-        table.add_row(name, Text(text))
-    return Panel(table, title=title, title_align="left", border_style="dim")
 
 
 app = typer.Typer(

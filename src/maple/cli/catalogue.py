@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from maple.cli import _flags as cli
-from maple.cli._output import output, print_facts, print_line
+from maple.cli._output import make_grid, output, print_facts, print_line
 from maple.errors import UsageError
 
 if TYPE_CHECKING:
@@ -60,13 +60,10 @@ def _print_methods(rows: list[dict[str, Any]]) -> None:
 def _print_grid(rows: dict[str, tuple[str, str]]) -> None:
     """Names, each with a text and a dim second line."""
     from rich.markup import escape
-    from rich.table import Table
 
-    table = Table.grid(padding=(0, 2))
-    table.add_column(no_wrap=True, style="bold")
-    for name, (text, remark) in rows.items():
-        table.add_row(name, f"{escape(text)}\n[dim]{escape(remark)}[/]")
-    output.print(table)
+    output.print(
+        make_grid((name, f"{escape(text)}\n[dim]{escape(remark)}[/]") for name, (text, remark) in rows.items())
+    )
 
 
 def _cost(row: dict[str, Any]) -> str:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -55,7 +55,9 @@ def quantise_model(content: bytes) -> Any:
     model = onnx.load_from_string(content)
     head = [node.name for node in model.graph.node if node.name.startswith(HEAD)]
     keep = [*head, *(f"{name}_MatMul" for name in head)]  # the name that onnxruntime gives to the product of a Gemm
-    with tempfile.TemporaryDirectory() as folder, _without_log():
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+        stack.callback(logging.disable, logging.root.manager.disable)
+        logging.disable(logging.WARNING)  # about float64, which is excluded on purpose
         path = Path(folder) / "model.onnx"
         quantize_dynamic(
             model,
@@ -65,17 +67,6 @@ def quantise_model(content: bytes) -> Any:
             weight_type=QuantType.QUInt8,  # the only type of convolutions on a CPU
         )
         return onnx.load(path)
-
-
-@contextmanager
-def _without_log() -> Iterator[None]:
-    """Silence onnxruntime about float64, which is excluded on purpose."""
-    before = logging.root.manager.disable
-    logging.disable(logging.WARNING)
-    try:
-        yield
-    finally:
-        logging.disable(before)
 
 
 def measure_change(

@@ -150,3 +150,11 @@ def test_decisions(per_class, confidence, rng):
     assert len(predictor.decision.group_scores) == (4 if per_class else 1)
     compare(predictor, simulated(400, 3))  # scores that are those of the calibration
     compare(predictor, unusual())
+
+
+def test_the_outputs_are_fixed():
+    """They are a format: programs of users read them by name, or by place from a .pt2 file."""
+    assert OUTPUTS == (
+        "class_id", "probabilities", "probability", "typicality", "uncertainty", "score", "p_value", "is_ood",
+        "cluster", "md_class_id", "softmax_class_id", "log_probabilities", "squared_distance", "position",
+    )  # fmt: skip
