@@ -100,11 +100,11 @@ def build_options(
 
 def validate_options(
     group: type, values: Mapping[str, Any], where: str | None = "configuration", owner: str = ""
-) -> dict[str, Any]:
+) -> Values:
     """The values by the present names of their options, each in its type; see :func:`build_options`."""
     known = list_options(group)
     renamed = {each.metadata.get("was"): name for name, each in known.items()}
-    typed: dict[str, Any] = {}
+    typed: Values = {}
     for key, value in values.items():
         name = key if key in known else renamed.get(key, key)
         if name not in known:
@@ -154,7 +154,7 @@ def flag_name(key: str) -> str:
     return "--" + key.replace("_", "-")
 
 
-def as_dict(options: Any, group: type | None = None) -> dict[str, Any]:
+def as_dict(options: Any, group: type | None = None) -> Values:
     """The options as plain values; with ``group``, only those that the group declares."""
     values = asdict(options)
     if group is not None:

@@ -9,7 +9,6 @@ import warnings
 from contextlib import closing
 from pathlib import Path
 from types import FrameType
-from typing import Any
 
 import h11
 import numpy as np
@@ -22,6 +21,7 @@ from maple.deploy.serve.endpoints import UPLOAD_SECONDS, Endpoints
 from maple.deploy.serve.options import ServeOptions
 from maple.errors import RunError
 from maple.files import RunFile
+from maple.options import Values
 from maple.prediction.base import BasePredictor
 from maple.progress import say, warn
 from maple.reporting.gallery import read_gallery
@@ -30,9 +30,7 @@ from maple.runs.loading import ready_model
 MAX_HEADER_BYTES = 32 * 2**10
 
 
-def serve_model(
-    source: Path, options: ServeOptions, decision: dict[str, Any] | None = None, trust: bool = False
-) -> None:
+def serve_model(source: Path, options: ServeOptions, decision: Values | None = None, trust: bool = False) -> None:
     """Serve a run folder or an exported ``.onnx`` file until a signal.
 
     ``decision`` holds options that override the decision of the model; ``trust`` allows a network that runs code.
