@@ -1,0 +1,417 @@
+"""Compare MAPLE's scores with every detector of pytorch-ood 0.4.0, on five public networks.
+
+    python benchmarks/peers.py --shared ../shared --cache ~/outputs --networks resnet20 densenet-cifar10
+    python benchmarks/peers.py --shared ../shared --cache ~/outputs --networks wrn-cifar10 --images 2000
+    python benchmarks/peers.py table
+
+Each network is run once over its training images (``FIT_IMAGES`` of them, seed 0), its test images and three OOD sets;
+the outputs are kept in ``--cache`` in float16, in parts of 1,000 images, so an interrupted run continues. One half of
+the test images (seed 0) is for what needs held-out known images: the fused score and pytorch-ood's temperature. All
+detectors are measured on the other half, against all images of each OOD set. No detector sees an unknown image; all of
+pytorch-ood's have their defaults, and those without one the value of their paper (DICE p = 0.9, ViM d by its rule).
+
+ReAct, ASH, SCALE and VRA get the pooled features, as in OpenOOD. With ``--images N`` the detectors that need images
+(gradients, feature maps of several layers) are measured too, and ours once more, on the first N images of each set.
+Not comparable: MCD (needs dropout), MCM (CLIP), WeightedEBO (trained weights).
+
+The WRN-20-10 has weights of one bit. Rows are added to results/peers.json; those that exist are not measured again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import importlib.util
+import json
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from maple.data.batches import evaluation_batches
+from maple.data.image_set import ImageSet
+from maple.data.sources import open_images
+from maple.detectors.maple import MapleDetector
+from maple.files import load_arrays, save_arrays
+from maple.networks import Backbone, embed, normalise_images, use_fast_allocator, wrap_backbone
+from maple.networks._torchvision import import_torchvision
+from maple.stats.metrics import auroc
+from maple.types import Outputs
+from resnet20 import public_resnet20
+
+PART = 1000  # images per file of the cache
+FIT_IMAGES = {"resnet20": 50_000, "densenet": 50_000, "wrn": 20_000}
+SHARED_OOD = {"tiny_imagenet": "tiny_imagenet/val", "svhn": "svhn/test"}
+FAR = ("svhn",)
+NETWORKS = {  # the data set that each was trained on
+    "resnet20-cifar10": "cifar10",
+    "densenet-cifar10": "cifar10",
+    "densenet-cifar100": "cifar100",
+    "wrn-cifar10": "cifar10",
+    "wrn-cifar100": "cifar100",
+}
+FILES = {"densenet": "densenet_bc100_12_{}_fp16", "wrn": "wrn20_10_1bit_{}"}
+
+Row = dict[str, Any]
+Scores = dict[str, np.ndarray]  # by set: "test" and the OOD sets
+
+
+# --- networks ---------------------------------------------------------------------------------------------------------
+
+
+class Staged(nn.Module):
+    """A network as stages of feature maps, global average pooling and a linear head."""
+
+    def __init__(self, stages: list[nn.Module], fc: nn.Linear) -> None:
+        super().__init__()
+        self.stages, self.fc = nn.ModuleList(stages), fc
+
+    def maps(self, x: Tensor) -> Tensor:
+        for stage in self.stages:
+            x = stage(x)
+        return x  # (N, D, h, w)
+
+    def head(self, maps: Tensor) -> Tensor:
+        return self.fc(maps.mean((2, 3)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.maps(x))
+
+
+class Call(nn.Module):
+    """A function as a module, so that hooks can listen to it."""
+
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(x)
+
+
+def binary_stages(network: Any) -> list[nn.Module]:
+    """The WRN-20-10 of public_networks.py in three stages; the last ends with its normalisation and ReLU."""
+
+    def run(x: Tensor, stage: int) -> Tensor:
+        for block in range(3):
+            i = 1 + 6 * stage + 2 * block
+            down = stage > 0 and block == 0
+            h, weight = F.relu(network._norm(x, i)), getattr(network, f"conv{i}")
+            h = F.conv2d(F.pad(h, (0, 1, 0, 1)), weight, stride=2) if down else F.conv2d(h, weight, padding=1)
+            h = F.conv2d(F.relu(network._norm(h, i + 1)), getattr(network, f"conv{i + 1}"), padding=1)
+            if down:  # average pool 3, stride 2, padding not counted; channels doubled with zeros
+                ones = F.avg_pool2d(F.pad(torch.ones_like(x[:1, :1]), (0, 1, 0, 1)), 3, 2)
+                x = F.avg_pool2d(F.pad(x, (0, 1, 0, 1)), 3, 2) / ones
+                x = torch.cat([x, torch.zeros_like(x)], 1)
+            x = x + h
+        return x
+
+    first = Call(lambda x: run(F.conv2d(network._norm(x, 0), network.conv0, padding=1), 0))
+    last = Call(lambda x: F.relu(network._norm(run(x, 2), 19)))
+    return [first, Call(lambda x: run(x, 1)), last]
+
+
+def load_public(shared: Path) -> Any:
+    """The module public_networks.py beside the weights."""
+    spec = importlib.util.spec_from_file_location("public_networks", shared / "weights" / "public_networks.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def load_network(name: str, shared: Path) -> tuple[Staged, Any, Any]:
+    """A public network in three stages, with the mean and deviation of its input."""
+    kind = name.split("-")[0]
+    if kind == "resnet20":
+        backbone = public_resnet20(shared)
+        body: Any = backbone.body
+        stages = [nn.Sequential(body.conv1, body.bn1, nn.ReLU(), body.layer1), body.layer2, body.layer3]
+        return Staged(stages, backbone.head).eval(), backbone.mean.tolist(), backbone.std.tolist()  # type: ignore[arg-type]
+    network, mean, std = load_public(shared).load(FILES[kind].format(NETWORKS[name]))
+    if kind == "wrn":
+        stages = binary_stages(network)
+    else:
+        stages = [
+            nn.Sequential(network.conv1, network.block1),
+            nn.Sequential(network.trans1, network.block2),
+            nn.Sequential(network.trans2, network.block3, network.bn1, nn.ReLU()),
+        ]
+    return Staged(stages, network.fc).eval(), mean, std
+
+
+# --- outputs ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Study:
+    """One network with its images and cached outputs."""
+
+    name: str
+    shared: Path
+    cache: Path
+
+    @cached_property
+    def network(self) -> tuple[Staged, Any, Any]:
+        return load_network(self.name, self.shared)
+
+    @cached_property
+    def backbone(self) -> Backbone:
+        network, mean, std = self.network
+        return wrap_backbone(
+            network, head="fc", mean=mean, std=std, shallow="stages.1", example=torch.zeros(2, 3, 32, 32)
+        )
+
+    @cached_property
+    def images(self) -> dict[str, ImageSet]:
+        """Images to fit on, test images and OOD sets; a part of the training images for slow networks."""
+        known = NETWORKS[self.name]
+        other = {"cifar100" if known == "cifar10" else "cifar10"}
+        sources = {"train": f"{known}/train", "test": f"{known}/test", **{name: f"{name}/test" for name in other}}
+        found = {
+            name: open_images(source, size=32, data_root=self.shared / "data")
+            for name, source in {**sources, **SHARED_OOD}.items()
+        }
+        n = FIT_IMAGES[self.name.split("-")[0]]
+        if n < len(found["train"]):
+            rows = np.random.default_rng(0).permutation(len(found["train"]))[:n]
+            found["train"] = found["train"].subset(np.sort(rows))
+        return found
+
+    @property
+    def ood(self) -> list[str]:
+        return [name for name in self.images if name not in ("train", "test")]
+
+    @cached_property
+    def outputs(self) -> dict[str, Outputs]:
+        return {name: self._embed(name, images) for name, images in self.images.items()}
+
+    def _embed(self, name: str, images: ImageSet) -> Outputs:
+        parts = [self._part(name, images, start) for start in range(0, len(images), PART)]
+        merged = {key: np.concatenate([part[key] for part in parts]).astype(np.float32) for key in parts[0]}
+        return Outputs(**merged, labels=images.labels)
+
+    def _part(self, name: str, images: ImageSet, start: int) -> dict[str, np.ndarray]:
+        rows = np.arange(start, min(start + PART, len(images)))
+        path = self.cache / self.name / f"{name}-{len(images)}-{start}.safetensors"
+        if not path.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            found = embed(self.backbone, images, indices=rows, show_progress=False)
+            arrays = {"embeddings": found.embeddings, "logits": found.logits, "shallow": found.shallow}
+            save_arrays(path, {key: np.asarray(value, np.float16) for key, value in arrays.items()}, {})
+        return load_arrays(path)[0]
+
+    @cached_property
+    def halves(self) -> tuple[np.ndarray, np.ndarray]:
+        """Rows of the test images: for validation, and to be measured on."""
+        validation, measured = np.split(np.random.default_rng(0).permutation(len(self.images["test"])), 2)
+        return np.sort(validation), np.sort(measured)
+
+    @cached_property
+    def measured(self) -> dict[str, Outputs]:
+        """The outputs that detectors are measured on."""
+        return {"test": self.outputs["test"][self.halves[1]], **{name: self.outputs[name] for name in self.ood}}
+
+    def measured_images(self, n: int) -> dict[str, ImageSet]:
+        rows = {"test": self.halves[1][:n]}
+        return {name: self.images[name].subset(rows.get(name, np.arange(n))) for name in ("test", *self.ood)}
+
+
+def compare(scores: Scores) -> Row:
+    """AUROC of each OOD set, their mean, and the means of near and far sets."""
+    found = {name: auroc(scores["test"], values) for name, values in scores.items() if name != "test"}
+    near = [value for name, value in found.items() if name not in FAR]
+    return {**found, "near": float(np.mean(near)), "mean": float(np.mean(list(found.values())))}
+
+
+# --- detectors --------------------------------------------------------------------------------------------------------
+
+
+def our_scores(study: Study) -> dict[str, Scores]:
+    """Every score of MAPLE, fitted on training outputs and the validation half."""
+    validation = study.outputs["test"][study.halves[0]]
+    detector = MapleDetector().fit(study.outputs["train"], validation)
+    found = {name: detector.describe(part) for name, part in study.measured.items()}
+    return {
+        f"maple, {score}": {name: part.score_named(score) for name, part in found.items()}
+        for score in found["test"].available_scores
+    }
+
+
+def peers_on_outputs(study: Study, theirs: Any) -> Iterator[tuple[str, Callable[[], Scores]]]:
+    """pytorch-ood's detectors of logits and features."""
+    network = study.network[0]
+    fc = network.fc
+    train, validation = study.outputs["train"], study.outputs["test"][study.halves[0]]
+    labels = torch.from_numpy(train.labels)
+    z, logits = torch.from_numpy(train.embeddings), torch.from_numpy(train.logits)
+    held_out = torch.from_numpy(validation.logits), torch.from_numpy(validation.labels)
+    weight, bias = fc.weight.detach(), fc.bias.detach()
+    size = z.shape[1]
+    principal = 1000 if size >= 2048 else 512 if size >= 768 else size // 2  # ViM's rule
+
+    def on(detector: Any, verb: str, reads: str, *fitted: Tensor) -> Callable[[], Scores]:
+        def run() -> Scores:
+            if fitted:
+                getattr(detector, f"fit_{verb}")(*fitted)
+            predict = getattr(detector, f"predict_{verb}")
+            with torch.no_grad():
+                return {
+                    name: predict(shaped(torch.from_numpy(getattr(part, reads)), verb)).numpy()
+                    for name, part in study.measured.items()
+                }
+
+        return run
+
+    def shaped(values: Tensor, verb: str) -> Tensor:
+        return values[:, :, None, None] if verb == "feature_maps" else values
+
+    maps = shaped(z, "feature_maps")
+    yield "MaxSoftmax", on(theirs.MaxSoftmax(None), "logits", "logits")
+    yield "MaxLogit", on(theirs.MaxLogit(None), "logits", "logits")
+    yield "EnergyBased", on(theirs.EnergyBased(None), "logits", "logits")
+    yield "Entropy", on(theirs.Entropy(None), "logits", "logits")
+    yield "GEN", on(theirs.GEN(None), "logits", "logits")
+    yield "KLMatching", on(theirs.KLMatching(None), "logits", "logits", logits, labels)
+    yield "TemperatureScaling", on(theirs.TemperatureScaling(None), "logits", "logits", *held_out)
+    yield "OpenMax", on(theirs.OpenMax(None), "logits", "logits", logits, labels)
+    features = ("features", "embeddings", z, labels)
+    yield "Mahalanobis", on(theirs.Mahalanobis(None), *features)
+    yield "RMD", on(theirs.RMD(None), *features)
+    yield "GMM", on(theirs.GMM(None), *features)
+    yield "KNN", on(theirs.KNN(None), *features)
+    yield "ViM", on(theirs.ViM(None, d=principal, w=weight, b=bias), *features)
+    yield "DICE", on(theirs.DICE(None, w=weight, b=bias, p=0.9), *features)
+    yield "SHE", on(theirs.SHE(None, fc), *features)
+    yield "NNGuide", on(theirs.NNGuide(None, fc), *features)
+    yield "PNML", on(theirs.PNML(None, fc), *features)
+    yield "fDBD", on(theirs.fDBD(nn.Identity(), fc), *features)
+    yield "NCI", on(theirs.NCI(nn.Identity(), fc), *features)
+    yield "LTS", on(theirs.LTS(None, fc), "features", "embeddings")
+    yield "ReAct", on(theirs.ReAct(None, network.head), "feature_maps", "embeddings", maps, labels)
+    yield "VRA", on(theirs.VRA(None, network.head), "feature_maps", "embeddings", maps, labels)
+    yield "SCALE", on(theirs.SCALE(None, network.head), "feature_maps", "embeddings")
+    yield "ASH", on(theirs.ASH(None, network.head), "feature_maps", "embeddings")
+
+
+def peers_on_images(study: Study, theirs: Any, n: int) -> Iterator[tuple[str, Callable[[], Scores]]]:
+    """pytorch-ood's detectors that need images: gradients with respect to them, or feature maps of several layers."""
+    network, mean, std = study.network
+    images = study.measured_images(n)
+    moments = torch.tensor(mean).view(3, 1, 1), torch.tensor(std).view(3, 1, 1)
+
+    def batches(source: ImageSet) -> Iterator[Tensor]:
+        for x, _ in evaluation_batches(source, batch_size=50, workers=0):
+            yield normalise_images(x, *moments)
+
+    class Loader:
+        """Batches of training images with labels, as often as they are asked for."""
+
+        def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+            rows = np.sort(np.random.default_rng(0).permutation(len(study.images["train"]))[:n])
+            source = study.images["train"].subset(rows)
+            labels = torch.from_numpy(source.labels).split(50)
+            yield from zip(batches(source), labels, strict=True)
+
+    def on(detector: Any, fit: bool = False) -> Callable[[], Scores]:
+        def run() -> Scores:
+            if fit:
+                detector.fit(Loader())
+            return {
+                name: torch.cat([detector.predict(x).detach() for x in batches(source)]).numpy()
+                for name, source in images.items()
+            }
+
+        return run
+
+    def own(model: nn.Module) -> nn.Module:
+        return copy.deepcopy(model)
+
+    stages = list(network.stages)
+    n_classes = network.fc.out_features
+    pooled = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), network.fc)
+    yield "ODIN", on(theirs.ODIN(own(network), norm_std=std))
+    yield "GradNorm", on(theirs.GradNorm(own(network), param_filter=lambda name: name.startswith("fc")))
+    yield "GradUncertainty", on(theirs.GradUncertainty(own(network), param_filter=lambda name: name.startswith("fc")))
+    yield "RankFeat", on(theirs.RankFeat(network.maps, network.head))
+    yield "MultiMahalanobis", on(theirs.MultiMahalanobis(stages), fit=True)
+    yield "Gram", on(theirs.Gram(pooled, stages, n_classes), fit=True)
+    yield "NACUE", on(theirs.NACUE(network, stages), fit=True)
+    wrapped = nn.Sequential(Call(network.maps), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    yield "MahalanobisODIN", on(theirs.MahalanobisODIN(wrapped, norm_std=std), fit=True)
+
+
+# --- rows -------------------------------------------------------------------------------------------------------------
+
+
+def read_rows(path: Path) -> list[Row]:
+    return json.loads(path.read_text())["rows"] if path.exists() else []
+
+
+def measure(study: Study, theirs: Any, n_images: int, path: Path) -> None:
+    """Add the missing rows of one network."""
+    done = {(row["network"], row["detector"], row["images"]) for row in read_rows(path)}
+
+    def add(name: str, by: str, images: int | str, scores: Scores) -> None:
+        row = {"network": study.name, "detector": name, "by": by, "images": images, **compare(scores)}
+        path.write_text(json.dumps({"rows": [*read_rows(path), row]}, indent=1) + "\n")
+        print(f"{study.name:18s} {name:20s} {images!s:5s} near {row['near']:.4f}  mean {row['mean']:.4f}", flush=True)
+
+    ours = our_scores(study)
+    wanted: list[tuple[int | str, Any]] = [("all", peers_on_outputs(study, theirs))]
+    if n_images:
+        wanted.append((n_images, peers_on_images(study, theirs, n_images)))
+    for images, peers in wanted:
+        for name, scores in ours.items():
+            if (study.name, name, images) not in done:
+                add(name, "maple", images, scores if images == "all" else {k: v[:images] for k, v in scores.items()})
+        for name, run in peers:
+            if (study.name, name, images) not in done:
+                add(name, "pytorch-ood 0.4.0", images, run())
+
+
+def print_table(rows: list[Row]) -> None:
+    """The default score, the best of pytorch-ood, and the rank of ours among all; per network and number of images."""
+    for network in NETWORKS:
+        for images in dict.fromkeys(row["images"] for row in rows if row["network"] == network):
+            own = [row for row in rows if row["network"] == network and row["images"] == images]
+            theirs = sorted((row for row in own if row["by"] != "maple"), key=lambda row: -row["mean"])
+            ours = next((row for row in own if row["detector"] == "maple, fused"), None)
+            for row in [*([ours] if ours else []), *theirs[:5]]:
+                print(
+                    f"{network:18s} {images!s:5s} {row['detector']:20s} near {row['near']:.4f}  mean {row['mean']:.4f}"
+                )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("mode", nargs="?", choices=["measure", "table"], default="measure")
+    parser.add_argument("--shared", type=Path, default=Path("../shared"), help="folder with data/ and weights/")
+    parser.add_argument("--cache", type=Path, help="folder of the outputs, outside the project")
+    parser.add_argument("--networks", nargs="*", default=list(NETWORKS), choices=list(NETWORKS))
+    parser.add_argument("--images", type=int, default=0, help="images per set for detectors that need images; 0: none")
+    parser.add_argument("--json", type=Path, default=Path("results/peers.json"), help="rows, read and written")
+    arguments = parser.parse_args()
+    if arguments.mode == "table":
+        print_table(read_rows(arguments.json))
+        return
+    if arguments.cache is None:
+        parser.error("--cache is needed: a folder outside the project for the outputs of the networks")
+    use_fast_allocator()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        import_torchvision()
+        import pytorch_ood.detector as theirs
+    for name in arguments.networks:
+        measure(Study(name, arguments.shared, arguments.cache), theirs, arguments.images, arguments.json)
+
+
+if __name__ == "__main__":
+    main()
