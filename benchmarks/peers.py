@@ -203,7 +203,7 @@ class Study:
         path = self.cache / self.name / f"{name}-{len(images)}-{start}.safetensors"
         if not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)
-            found = embed(self.backbone, images, indices=rows, show_progress=False)
+            found = embed(self.backbone, images, indices=rows)
             arrays = {"embeddings": found.embeddings, "logits": found.logits, "shallow": found.shallow}
             save_arrays(path, {key: np.asarray(value, np.float16) for key, value in arrays.items()}, {})
         return load_arrays(path)[0]

@@ -156,11 +156,13 @@ def lock_folder(folder: Path, command: str) -> Iterator[None]:
         raise RunError(f"cannot write in '{folder}': {error.strerror or error}; choose another folder") from None
     if lock is None:
         raise RunError(f"'{folder}' is being written by {_read_holder(note)}: wait until it ends, or stop it")
+    holder = Holder.this_process(command)
     try:
-        write_atomic(note, json.dumps(asdict(Holder.this_process(command))))
+        write_atomic(note, json.dumps(asdict(holder)))
         yield
     finally:
-        note.unlink(missing_ok=True)
+        if _read_holder(note) == holder:  # the folder may have been replaced, and locked by another process
+            note.unlink(missing_ok=True)
         lock.release()
 
 

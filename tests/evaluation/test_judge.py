@@ -38,6 +38,12 @@ def test_thinned_curves_keep_their_ends_and_rise(steps: list[tuple[float, float]
     assert (np.diff(thin_x) >= 0).all() and (np.diff(thin_y) >= 0).all()
 
 
+def test_a_thinned_curve_ends_at_its_end_if_sums_are_rounded() -> None:
+    x, y = np.array([0.0] * 20 + [np.nextafter(1, 0), 1.0]), np.array([0.0] * 20 + [1.0, 1.0])
+    thin_x, _ = _thin(x, y, points=20)
+    assert thin_x[-1] == 1
+
+
 @given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=50), st.lists(st.floats(-1e6, 1e6), max_size=50))
 def test_histograms_count_every_score(ind: list[float], ood: list[float]) -> None:
     found = _histogram(np.array(ind), {"far": np.array(ood)}, bins=7)

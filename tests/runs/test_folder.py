@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 
 from maple.errors import RunError, UsageError
-from maple.files import FORMAT_VERSION, RunFile, write_atomic
+from maple.files import FORMAT_VERSION, RunFile, lock_folder, write_atomic
 from maple.runs.folder import RunFolder, RunOrigin, RunSettings
 from maple.types import RunClasses, Skipped
 
@@ -160,3 +161,13 @@ def test_two_processes_one_wins(folder):
     said = [process.communicate()[0].strip() for process in (first, second)]
     if time.monotonic() - start < 1.9:  # they met: otherwise the machine was too slow for it
         assert sorted(said) == ["", "held"]
+
+
+def test_the_note_of_a_later_holder_stays(tmp_path):
+    """A command that replaced the folder leaves the note of the one that has locked the new folder meanwhile."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    with lock_folder(folder, "maple update"):
+        other = {"pid": 1, "host": "elsewhere", "command": "maple predict", "since": "now"}
+        (folder / RunFile.HOLDER).write_text(json.dumps(other))
+    assert json.loads((folder / RunFile.HOLDER).read_text()) == other

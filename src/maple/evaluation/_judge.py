@@ -111,7 +111,9 @@ def _thin(x: np.ndarray, y: np.ndarray, points: int = MAX_CURVE_POINTS) -> tuple
     """At most ``points`` of a rising curve from (0, 0) to (1, 1), evenly along it, both ends kept."""
     along = x + y  # rises from 0 to 2
     if len(along) > points:
-        kept = np.unique(np.searchsorted(along, np.linspace(0, along[-1], points)))
+        kept = np.searchsorted(along, np.linspace(0, along[-1], points))
+        kept[-1] = len(along) - 1  # earlier points may have the same rounded sum
+        kept = np.unique(kept)
         x, y = x[kept], y[kept]
     return x, y
 

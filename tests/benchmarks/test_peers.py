@@ -1,0 +1,96 @@
+"""The comparison with pytorch-ood: networks in stages equal the public ones, outputs are cached, rows are resumed."""
+
+from __future__ import annotations
+
+import json
+import sys
+import warnings
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from maple.data.image_set import ImageSet
+from maple.errors import UsageError
+from maple.networks._torchvision import import_torchvision
+
+ROOT = Path(__file__).parents[2]
+if not (ROOT / "benchmarks").exists():
+    pytest.skip("the benchmarks are not part of a source distribution", allow_module_level=True)
+sys.path.insert(0, str(ROOT / "benchmarks"))
+import peers  # noqa: E402
+
+
+@pytest.fixture
+def theirs() -> ModuleType:
+    """Detectors of pytorch-ood; torchvision, which they import, is repaired first."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            import_torchvision()
+        except UsageError:
+            pytest.skip("torchvision is not installed")
+        return pytest.importorskip("pytorch_ood.detector")
+
+
+@pytest.mark.parametrize("name", ["densenet-cifar10", "wrn-cifar100"])
+def test_stages_give_the_logits_of_the_public_network(name, shared_dir):
+    network, _, _ = peers.load_network(name, shared_dir)
+    kind, data = name.split("-")
+    original, mean, std = peers.load_public(shared_dir).load(peers.FILES[kind].format(data))
+    images = torch.rand(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    x = (images - torch.tensor(mean).view(3, 1, 1)) / torch.tensor(std).view(3, 1, 1)
+    with torch.no_grad():
+        torch.testing.assert_close(network(x), original(x))
+
+
+def make_study(tmp_path: Path, n: int = 60) -> peers.Study:
+    """A study of a small network whose classes are red, green and blue noise; unknown images are of any colour."""
+    rng = np.random.default_rng(0)
+    torch.manual_seed(0)
+    stages = [nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 16, 3, stride=2)]
+    network = peers.Staged(stages, nn.Linear(16, 3)).eval()
+    labels = np.arange(n) % 3
+
+    def images(known: bool) -> ImageSet:
+        pixels = rng.integers(0, 128, (n, 32, 32, 3), dtype=np.uint8)
+        pixels[np.arange(n), :, :, labels if known else rng.integers(0, 3, n)] += np.uint8(128 if known else 60)
+        return ImageSet.from_arrays(pixels, labels, ("a", "b", "c"))
+
+    known, test = images(True), images(True)
+    x = torch.stack([torch.from_numpy(known.read(i)) for i in range(n)]).permute(0, 3, 1, 2) / 255
+    with torch.no_grad():  # a head that finds the classes: least squares
+        found = torch.linalg.lstsq(network.maps(x).mean((2, 3)), torch.eye(3)[labels] * 8)
+        network.fc.weight.copy_(found.solution.T)
+        network.fc.bias.zero_()
+    ood = {name: images(False) for name in ("cifar100", *peers.SHARED_OOD)}
+    study = peers.Study("resnet20-cifar10", tmp_path, tmp_path / "cache")
+    sets = {"train": known, "test": test, **ood}
+    vars(study).update(network=(network, (0.0,) * 3, (1.0,) * 3), images=sets)
+    return study
+
+
+def test_every_output_detector_of_pytorch_ood_gets_a_row_once(theirs, tmp_path, monkeypatch):
+    rows = tmp_path / "peers.json"
+    study = make_study(tmp_path)
+    peers.measure(study, theirs, 0, rows)
+    found = json.loads(rows.read_text())["rows"]
+    names = [row["detector"] for row in found]
+    assert len(set(names)) == len(names) and sum(row["by"] != "maple" for row in found) == 24
+    assert all(0 <= row["mean"] <= 1 for row in found)
+    parts = sorted(study.cache.rglob("*.safetensors"))
+    assert len(parts) == 5
+    again = make_study(tmp_path)
+    monkeypatch.setattr(peers, "embed", lambda *_, **__: pytest.fail("outputs in the cache are not computed again"))
+    peers.measure(again, theirs, 0, rows)
+    assert json.loads(rows.read_text())["rows"] == found
+
+
+def test_near_is_the_mean_without_the_far_set():
+    scores = {"test": np.arange(4.0), "cifar100": np.arange(4.0), "tiny_imagenet": np.full(4, 9.0), "svhn": np.zeros(4)}
+    row = peers.compare(scores)
+    assert row["cifar100"] == 0.5 and row["tiny_imagenet"] == 1.0 and row["near"] == 0.75
+    assert row["mean"] == pytest.approx((row["cifar100"] + row["tiny_imagenet"] + row["svhn"]) / 3)
