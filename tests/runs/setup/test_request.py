@@ -69,3 +69,8 @@ def test_unknown_images_that_are_missing_are_found_early(here):
     check_unknown(TrainRequest(source="digits", out=Path("run"), ood=known))
     with pytest.raises(UsageError, match="nowhere"):
         check_unknown(TrainRequest(source="digits", out=Path("run"), ood={**known, "e": "nowhere"}))
+
+
+def test_only_the_path_of_a_corrupted_source_is_made_absolute(here):
+    (here / "c").mkdir()
+    assert absolute_source("corrupted:c?family=fog") == f"corrupted:{here / 'c'}?family=fog"

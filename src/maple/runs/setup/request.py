@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
-from maple.data.catalogue.table import is_built_in
+from maple.data.catalogue.table import CORRUPTED, is_built_in, is_corrupted
 from maple.data.sources.names import SPLIT_NAMES, clean_source, find_source
 from maple.options import Values
 from maple.runs.folder import RunOrigin
@@ -51,7 +51,9 @@ def absolute_source(source: str | Path | None) -> str | None:
         return str(source.expanduser().resolve())
     if source is None or is_built_in(clean := clean_source(source)) or not Path(clean).expanduser().exists():
         return source
-    return source.replace(clean, str(Path(clean).expanduser().resolve()), 1)
+    prefix = CORRUPTED if is_corrupted(source) else ""
+    query = source.removeprefix(prefix)[len(clean) :]
+    return f"{prefix}{Path(clean).expanduser().resolve()}{query}"
 
 
 def default_out(source: str) -> Path:
