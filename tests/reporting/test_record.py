@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from maple.errors import RunError
+from maple.errors import ConfigError, RunError
 from maple.files import RunFile
 from maple.reporting.record import read_run
 from maple.types import Skipped
@@ -54,4 +54,23 @@ def test_other_folders_are_refused(tmp_path: Path) -> None:
 def test_damaged_results_are_named(copied: Path) -> None:
     (copied / RunFile.RESULTS).write_text("{")
     with pytest.raises(RunError, match=r"results\.json"):
+        read_run(copied)
+
+
+@pytest.mark.parametrize(
+    ("content", "named"),
+    [(b"epoch,relabelled\n4,a\n", "'clusters'"), (b"epoch,relabelled,clusters\n4,a,x\n", ""), (b"epoch\n\xff\n", "")],
+)
+def test_a_damaged_history_is_named(copied: Path, content: bytes, named: str) -> None:
+    (copied / RunFile.HISTORY).write_bytes(content)
+    with pytest.raises(RunError, match=rf"history\.csv.*{named}"):
+        read_run(copied)
+
+
+def test_a_section_that_is_none_is_named(copied: Path) -> None:
+    (copied / RunFile.CONFIG).write_text("origin = 3\n")
+    with pytest.raises(RunError, match=r"config\.toml.*origin"):
+        read_run(copied)
+    (copied / RunFile.CONFIG).write_bytes(b"a = '\xff'\n")
+    with pytest.raises(ConfigError, match=r"config\.toml"):
         read_run(copied)

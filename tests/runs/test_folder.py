@@ -171,3 +171,11 @@ def test_the_note_of_a_later_holder_stays(tmp_path):
         other = {"pid": 1, "host": "elsewhere", "command": "maple predict", "since": "now"}
         (folder / RunFile.HOLDER).write_text(json.dumps(other))
     assert json.loads((folder / RunFile.HOLDER).read_text()) == other
+
+
+@pytest.mark.parametrize(("key", "value"), [("classes", "5"), ("classes", '["a", 5]'), ("source", "3")])
+def test_a_damaged_origin_is_named(folder, key, value):
+    folder.path.mkdir()
+    (folder / RunFile.CONFIG).write_text(f"[origin]\nformat = {FORMAT_VERSION}\n{key} = {value}\n")
+    with pytest.raises(RunError, match=f"{RunFile.CONFIG}.*{key}"):
+        folder.read_config()

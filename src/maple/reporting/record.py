@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -14,7 +14,7 @@ import numpy as np
 
 from maple.errors import RunError
 from maple.evaluation.results import Results
-from maple.files import RunFile, load_json
+from maple.files import ANEW, RunFile, load_json
 from maple.options import read_toml
 from maple.reporting.gallery import Gallery, read_gallery
 from maple.types import RunClasses
@@ -99,13 +99,25 @@ def read_run(folder: Path) -> RunRecord:
         raise RunError(f"'{folder}' is not a run folder: it holds none of {', '.join(path.name for path in paths)}")
     return RunRecord(
         folder=folder,
+        config=_read_config(config) if config.is_file() else {},
         config_text=config.read_text(encoding="utf-8") if config.is_file() else None,
-        config=read_toml(config) if config.is_file() else {},
         classes=RunClasses.from_json(load_json(classes)) if classes.is_file() else None,
         history=_read_history(history) if history.is_file() else None,
         results=_read_results(results) if results.is_file() else None,
         gallery=read_gallery(folder / RunFile.GALLERY),
     )
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    sections = read_toml(path)
+    for name in ("origin", "model", "train"):  # that the report reads
+        if not isinstance(sections.get(name, {}), dict):
+            raise _damaged(path, f"{name} is not a section")
+    return sections
+
+
+def _damaged(path: Path, reason: object) -> RunError:
+    return RunError(f"'{path}' is damaged ({reason}): restore it from a copy or {ANEW}")
 
 
 def _read_results(path: Path) -> Results:
@@ -117,10 +129,17 @@ def _read_results(path: Path) -> Results:
 
 def _read_history(path: Path) -> History | None:
     """The history; None if the file has no rows."""
-    with path.open(encoding="utf-8", newline="") as file:
-        rows = list(csv.DictReader(file))
-    if not rows:
-        return None
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            rows = list(csv.DictReader(file))
+        return _parse_history(rows) if rows else None
+    except KeyError as error:
+        raise _damaged(path, f"it has no column {error}") from None
+    except (ValueError, csv.Error) as error:
+        raise _damaged(path, error) from None
+
+
+def _parse_history(rows: Sequence[Mapping[str, Any]]) -> History:
     columns = {name: np.array([to_float(row.get(name)) for row in rows]) for name in _COLUMNS}
     events = tuple(
         RelabellingEvent(

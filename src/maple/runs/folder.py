@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from maple.errors import RunError, UsageError
 from maple.files import (
+    ANEW,
     FORMAT_VERSION,
     RunFile,
     check_format,
@@ -60,9 +61,15 @@ class RunOrigin:
 
     @classmethod
     def from_toml(cls, section: Mapping[str, Any]) -> RunOrigin:
-        known: dict[str, Any] = {f.name: section[f.name] for f in fields(cls) if f.name in section}
-        known["classes"] = tuple(known["classes"]) if known.get("classes") else None
-        return cls(**known)
+        """The origin; :class:`ValueError` names a key whose value has another type."""
+        from pydantic import TypeAdapter, ValidationError
+
+        known = {f.name: section[f.name] for f in fields(cls) if section.get(f.name) not in (None, [])}
+        try:
+            return TypeAdapter(cls).validate_python(known)
+        except ValidationError as error:
+            first = error.errors()[0]
+            raise ValueError(f"{first['loc'][0]}: {first['msg'].lower()}") from None
 
     def to_toml(self) -> dict[str, Any]:
         return {"format": FORMAT_VERSION, **asdict(self)}
@@ -135,7 +142,10 @@ class RunFolder:
         sections = read_toml(path)
         origin = sections.pop("origin", {})
         check_format(origin, path, oldest)
-        return RunSettings(RunOrigin.from_toml({"source": "", **origin}), sections)
+        try:
+            return RunSettings(RunOrigin.from_toml({"source": "", **origin}), sections)
+        except ValueError as error:
+            raise RunError(f"'{path}' is damaged ({error}): restore it from a copy or {ANEW}") from None
 
     def write_config(self, settings: RunSettings) -> None:
         """Write ``config.toml``: from now on the folder holds a run."""
