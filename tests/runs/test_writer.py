@@ -168,3 +168,13 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(RunError, match=r"file/p\.csv"), open_file(tmp_path / "file" / "p.csv"):
         raise AssertionError("opened")
+
+
+def test_the_parts_are_removed_before_another_process_gets_the_lock(path, monkeypatch):
+    with open_file(path) as file:
+        release, seen = file._lock.release, []
+        monkeypatch.setattr(file._lock, "release", lambda: (seen.append(file.folder.exists()), release()))
+        file.append(make_rows(0, 7), [], 7)
+        file.finish()
+    assert seen == [False]
+    assert read(path) == expected(path, make_rows(0, 7))

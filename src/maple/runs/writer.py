@@ -219,8 +219,8 @@ class ResumableFile:
 
     def discard(self) -> None:
         """Remove the parts."""
-        self._lock.release()
         shutil.rmtree(self.folder, ignore_errors=True)
+        self._lock.release()  # last: another process may start the file anew as soon as it has the lock
         self._saved = Tally()
 
     @contextmanager
