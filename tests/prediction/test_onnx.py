@@ -301,3 +301,8 @@ def test_metadata_survive_the_way(predictor, splits):
     said = read_metadata(write_metadata(other, preprocess=True), "it")
     assert said.options == odd and said.class_names == list(other.class_names)
     assert said.decision["threshold"] is None
+
+
+def test_a_newer_format_is_told_from_damage():
+    with pytest.raises(RunError, match=r"'it' has format 99.*upgrade"):
+        read_metadata(json.dumps({"format": 99, "fit": "new"}), "it")

@@ -99,10 +99,15 @@ class CalibrationArrays(_Part):
     set_scores: Floats = np.empty(0)
 
 
-class GraphMetadata(_Part):
-    """Description of a graph; unknown keys are ignored, since later versions may add some."""
+class _Versioned(_Part):
+    """The one key that every format has."""
 
     format: int
+
+
+class GraphMetadata(_Versioned):
+    """Description of a graph; unknown keys are ignored, since later versions may add some."""
+
     version: Text  # of maple
     network: Text
     class_names: Annotated[list[Text], Field(min_length=1, max_length=MAX_CLASSES)]
@@ -165,15 +170,15 @@ def read_metadata(text: str, source: str) -> GraphMetadata:
     if len(text) > MAX_METADATA:
         raise RunError(f"the metadata of '{source}' are larger than {MAX_METADATA // 2**20} MB: {DAMAGED}")
     try:
-        metadata = GraphMetadata.model_validate_json(text)
+        found = _Versioned.model_validate_json(text).format  # first: another format may have other values in any key
+        if found > FORMAT:
+            newer = f"'{source}' has format {found}, this maple reads up to {FORMAT}"
+            raise RunError(f"{newer}: upgrade with pip install --upgrade maple-uncertainty")
+        return GraphMetadata.model_validate_json(text)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"])) or "JSON"
         raise RunError(f"the metadata of '{source}' are damaged ({where}: {first['msg'].lower()}): {DAMAGED}") from None
-    if metadata.format > FORMAT:
-        newer = f"'{source}' has format {metadata.format}, this maple reads up to {FORMAT}"
-        raise RunError(f"{newer}: upgrade with pip install --upgrade maple-uncertainty")
-    return metadata
 
 
 def _to_strip(images: np.ndarray) -> Strip:
