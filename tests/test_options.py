@@ -88,3 +88,8 @@ def test_wrong_files(tmp_path):
 
 def test_as_dict_has_only_plain_values():
     assert as_dict(Options()) == {"epochs": 16, "momentum": 0.9, "splits": [0.7, 0.3], "optimizer": "sgd"}
+
+
+def test_an_empty_key_is_no_former_name():
+    with pytest.raises(ConfigError, match="''"):
+        validate_options(Options, {"": 3})

@@ -103,7 +103,7 @@ def validate_options(
 ) -> Values:
     """The values by the present names of their options, each in its type; see :func:`build_options`."""
     known = list_options(group)
-    renamed = {each.metadata.get("was"): name for name, each in known.items()}
+    renamed = {was: name for name, each in known.items() if (was := each.metadata.get("was"))}
     typed: Values = {}
     for key, value in values.items():
         name = key if key in known else renamed.get(key, key)
