@@ -101,3 +101,14 @@ def test_records_are_packed_by_name_and_absent_ones_left_out():
     assert list(found) == ["near"]
     np.testing.assert_array_equal(found["near"].second, moments.second)
     np.testing.assert_array_equal(found["near"].counts, [2, 2])
+
+
+@pytest.mark.parametrize("shape", [(2, 0), (2, 1), (1,), ()])
+def test_scores_of_a_wrong_shape_name_the_detector(shape):
+    class Wrong(Mean):
+        def _score(self, outputs):
+            return np.zeros(shape)
+
+    outputs = Outputs(np.eye(2))
+    with pytest.raises(UsageError, match="'mean'"):
+        Wrong().fit(outputs).score(outputs)

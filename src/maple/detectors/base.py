@@ -25,6 +25,7 @@ from maple import notebook
 from maple.errors import FitError, NotFittedError, UsageError
 from maple.options import as_dict, validate_options
 from maple.stats.arrays import ArrayRecord, add_prefix, as_embeddings, check_rows, with_prefix
+from maple.text import plural
 from maple.types import About, LinearHead, Outputs
 
 if TYPE_CHECKING:
@@ -79,7 +80,13 @@ class Detector(ABC):
     def score(self, outputs: Outputs) -> np.ndarray:
         """One score per image (N,), float64; higher is more out-of-distribution."""
         self._check_fitted()
-        return np.asarray(self._score(outputs), dtype=np.float64)
+        scores = np.asarray(self._score(outputs), dtype=np.float64)
+        if scores.shape != (len(outputs),):
+            raise UsageError(
+                f"the '{self.name or type(self).__name__}' detector gave scores of the shape {scores.shape} for "
+                f"{plural(len(outputs), 'image')}: its _score must return one number per image"
+            )
+        return scores
 
     @abstractmethod
     def _score(self, outputs: Outputs) -> np.ndarray: ...
