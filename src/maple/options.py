@@ -103,14 +103,21 @@ def validate_options(
 ) -> Values:
     """The values by the present names of their options, each in its type; see :func:`build_options`."""
     known = list_options(group)
-    renamed = {was: name for name, each in known.items() if (was := each.metadata.get("was"))}
     typed: Values = {}
     for key, value in values.items():
-        name = key if key in known else renamed.get(key, key)
-        if name not in known:
-            raise ConfigError(f"unknown key '{key}' in {where or '--set ' + owner}: {suggest(key, known)}")
+        name = find_option(group, key, where, owner)
         typed[name] = _validate(group, known[name], value, _name_value(key, value, where, owner))
     return typed
+
+
+def find_option(group: type, key: str, where: str | None = "configuration", owner: str = "") -> str:
+    """The present name of an option, which may be given by its former one; see :func:`build_options` for errors."""
+    known = list_options(group)
+    renamed = {was: name for name, each in known.items() if (was := each.metadata.get("was"))}
+    name = key if key in known else renamed.get(key, key)
+    if name not in known:
+        raise ConfigError(f"unknown key '{key}' in {where or '--set ' + owner}: {suggest(key, known)}")
+    return name
 
 
 def _validate(group: type, known: Field[Any], value: Any, named: str) -> Any:

@@ -33,6 +33,10 @@ def test_an_evaluation_as_table_and_json(finished, capsys):
         (["update", "{run}", "--data", "digits", "--only", "nosuch"], "nosuch"),
         (["benchmark", "md", "--profile", "gpu"], "gpu"),
         (["benchmark", "md", "--seeds", "0,x"], "--seeds"),
+        (["benchmark", "md", "--dry-run", "--set", "sgnp.nonsense=3"], "'sngp'"),
+        (["benchmark", "md", "--dry-run", "--set", "train.epoch=3"], "'epochs'"),
+        (["benchmark", "md", "--dry-run", "--set", "train.seed=3"], "--seeds"),
+        (["benchmark", "md", "--dry-run", "--set", "model.recipe=sngp"], "model.recipe"),
     ],
 )
 def test_wrong_use_is_named(finished, capsys, arguments, named):

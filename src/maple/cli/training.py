@@ -149,7 +149,7 @@ def fit(given: FitArguments, flags: cli.Flags) -> None:
         mean=cli.read_numbers(given.mean, "--mean", float, _CHANNELS, length=3),
         std=cli.read_numbers(given.std, "--std", float, _CHANNELS, length=3),
         ood=cli.named_sources(given.ood),
-        flags={**flags, "workers": given.workers},
+        flags=flags if "train.workers" in flags else {**flags, "workers": given.workers},
         command=cli.command_line(),
     )
     print_results(fit_run(request), given.as_json)

@@ -32,7 +32,7 @@ from maple.reporting.report import write_report
 from maple.runs.evaluate import EvaluationSets, measure_run, open_unknown
 from maple.runs.folder import RunFolder, RunSettings
 from maple.runs.loading import warn_if_nothing_is_flagged
-from maple.runs.setup.config import RunConfig, resolve_config
+from maple.runs.setup.config import RunConfig, given_options, resolve_config
 from maple.runs.setup.init import check_weights, describe_network, follow_network, try_image
 from maple.runs.setup.request import RunRequest, absolute_source, check_unknown
 from maple.runs.setup.splits import announce_images, describe_classes, open_splits, order_like_head
@@ -115,7 +115,8 @@ def _open_all(request: FitRequest) -> tuple[FitRequest, RunConfig, Backbone, Spl
         trust=request.trust,
     )
     origin = backbone.origin or Origin()
-    config = follow_network(config, backbone.size, origin.fit, request.flags)
+    given = given_options(request.flags, config.model.recipe)
+    config = follow_network(config, backbone.size, origin.fit, given)
     splits = open_splits(request, config.data)
     if backbone.head is not None:
         request, splits = order_like_head(request, splits, origin.class_names)

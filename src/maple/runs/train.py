@@ -30,7 +30,7 @@ from maple.prediction.store import load_backbone
 from maple.progress import is_first_process, say, warn
 from maple.runs.fit import Fitted, finish_run, fit_as, prepare_folder
 from maple.runs.folder import RunFolder, RunOrigin
-from maple.runs.setup.config import RunConfig, resolve_config
+from maple.runs.setup.config import RunConfig, given_options, resolve_config
 from maple.runs.setup.init import (
     Start,
     describe_network,
@@ -197,14 +197,14 @@ def _make_plan(request: TrainRequest) -> _Plan:
     request = _with_preset(request)
     config = resolve_config(request.flags, request.file, request.preset)
     if request.resume:
-        request, config = _as_started(request)
+        request, config = _as_started(request, config)
     check_options(config.train)
     check_unknown(request)
     if request.init is None and (request.weights or request.head):
         raise UsageError("--weights and --head describe the network to start from: give it with --init")
     start = None if request.init is None else _open_start(request, config)
     if start is not None and request.init is not None and not request.resume:
-        given = {*request.flags, *request.file.get("data", {})}
+        given = {*given_options(request.flags, config.model.recipe), *request.file.get("data", {})}
         config = follow_network(config, start.backbone.size, start.fit, given)
         model = ModelOptions(backbone=request.init, recipe=config.model.recipe)  # with the embedding that it has
         config = dataclasses.replace(config, model=model)
@@ -242,8 +242,9 @@ def _open_start(request: TrainRequest, config: RunConfig) -> Start:
     assert request.init is not None
     if request.resume:
         return Start(load_backbone(request.out / RunFile.START, trust=request.trust))
+    given = given_options(request.flags, config.model.recipe)
     for name in ("backbone", "embedding_size", "embedding_branch"):
-        if name in request.flags or name in request.file.get("model", {}):
+        if name in given or name in request.file.get("model", {}):
             raise UsageError(f"{flag_name(name)} is for new networks, and --init names a trained one: leave it out")
     if absolute_source(request.init) == str(request.out.expanduser().resolve()):
         raise UsageError(f"'{request.out}' is the run to start from: choose another --out")
@@ -293,7 +294,7 @@ def _check_folder(request: TrainRequest) -> None:
         raise UsageError(f"'{run.path}' is a finished run: there is nothing to resume; choose another --out")
 
 
-def _as_started(request: TrainRequest) -> tuple[TrainRequest, RunConfig]:
+def _as_started(request: TrainRequest, config: RunConfig) -> tuple[TrainRequest, RunConfig]:
     """Request and options of the run to resume; what is asked now may differ only in options that change no result."""
     settings = RunFolder(request.out).read_config()
     origin = settings.origin
@@ -302,7 +303,7 @@ def _as_started(request: TrainRequest) -> tuple[TrainRequest, RunConfig]:
             flag = "DATA" if key == "source" else flag_name(key)
             raise started_otherwise(request.out, flag, getattr(origin, key), value)
     then = settings.sections.get("model", {}).get("recipe", "maple")
-    if (now_asked := request.flags.get("recipe", then)) != then:
+    if (now_asked := given_options(request.flags, config.model.recipe).get("recipe", then)) != then:
         raise started_otherwise(request.out, "--recipe", then, now_asked)
     started = settings.resolve()
     asked = {name: values | request.file.get(name, {}) for name, values in settings.sections.items()}

@@ -69,6 +69,16 @@ def test_suites_share_networks():
     assert ensembles == {"cifar10": 10, "imagenet": 3}
 
 
+@pytest.mark.parametrize("key", ["epochs", "train.epochs"])
+def test_changes_go_before_the_profile(key):
+    job = Job(
+        Training.of("cifar10", recipe="sngp"), PROFILES["tiny"], 0, Path("x"), changes={key: "7", "sngp.ridge": 2}
+    )
+    assert job.config.train.epochs == 7 and job.config.recipe.ridge == 2
+    other = Job(Training.of("cifar10", recipe="triplet"), PROFILES["tiny"], 0, Path("x"), changes=job.changes)
+    assert other.config.train.epochs == 7
+
+
 def test_keys_follow_what_is_learned(tmp_path):
     profile = PROFILES["tiny"]
 

@@ -8,7 +8,7 @@ import pytest
 
 from maple.errors import ConfigError, UsageError
 from maple.options import list_options, read_toml, to_toml
-from maple.runs.setup.config import SECTIONS, drop_unused, resolve_config
+from maple.runs.setup.config import SECTIONS, check_used, drop_unused, given_options, resolve_config
 from maple.runs.setup.presets import list_presets, read_preset
 from maple.training.options import TrainOptions
 from maple.training.recipe import find_recipe, list_recipes
@@ -115,6 +115,7 @@ def test_maple_is_a_recipe_and_a_detector():
     [
         ({"sngp.features": "3"}, "sngp"),  # not the chosen recipe
         ({"recipe": "sngp", "sngp.featurs": "3"}, "'features'"),
+        ({"sngp.feature": "3"}, "'features'"),  # the name is checked before the recipe
         ({"sgnp.features": "3"}, "'sngp'"),
         ({"knn.k": "3"}, "maple evaluate --detector knn"),
         ({"train.epoch": "3"}, "'epochs'"),
@@ -141,6 +142,48 @@ def test_flags_of_a_profile_concern_only_some_recipes():
     assert drop_unused(flags, "triplet") == {"epochs": 3}
     assert drop_unused(flags, "maple") == {"epochs": 3, "relabel_every": 2}
     assert drop_unused(flags, "ensemble") == {"epochs": 3, "members": 4}
+
+
+def test_settings_concern_only_some_recipes():
+    flags = {"train.epochs": "3", "maple.max_clusters": "4", "ensemble.members": "5", "sngp.sngp_features": "64"}
+    assert drop_unused(flags, "triplet") == {"epochs": 3}
+    assert drop_unused(flags, "maple") == {"epochs": 3, "max_clusters": 4}
+    assert drop_unused(flags, "ensemble") == {"epochs": 3, "members": 5}
+    assert drop_unused(flags, "sngp") == {"epochs": 3, "features": 64}
+    check_used(flags, ["triplet", "maple", "ensemble", "sngp"])
+
+
+@pytest.mark.parametrize(
+    ("key", "names"),
+    [
+        ("sgnp.features", "'sngp'"),
+        ("sngp.feature", "'features'"),
+        ("ensemble.members", "ensemble.members"),
+        ("knn.k", "knn"),
+    ],
+)
+def test_settings_that_concern_no_recipe_are_refused(key, names):
+    with pytest.raises(UsageError, match=names):
+        check_used({key: "3"}, ["maple", "sngp"])
+
+
+@pytest.mark.parametrize(
+    ("flags", "first", "second"),
+    [
+        ({"epochs": "3", "train.epochs": "2"}, "--epochs", "--set train.epochs"),
+        ({"margin": "0.3", "maple.margin": "0.2"}, "--margin", "--set maple.margin"),
+        ({"recipe.margin": "0.3", "maple.margin": "0.2"}, "--set recipe.margin", "--set maple.margin"),
+    ],
+)
+def test_an_option_given_in_two_ways_is_refused(flags, first, second):
+    with pytest.raises(UsageError) as caught:
+        resolve_config(flags)
+    assert first in str(caught.value) and second in str(caught.value)
+
+
+@pytest.mark.parametrize("flags", [{"fit": "stretch", "margin": "0.7"}, {"data.fit": "stretch", "recipe.margin": 0.7}])
+def test_options_have_one_name_however_they_are_given(flags):
+    assert given_options(flags, "maple") == {"fit": "stretch", "margin": 0.7}
 
 
 def test_sections_hold_only_plain_values():

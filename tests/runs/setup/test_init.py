@@ -387,6 +387,16 @@ def test_a_trained_network_learns_slowly(here, own_run, tmp_path, monkeypatch, c
     assert config["origin"]["preset"] == ("finetune" if said else "paper")
 
 
+@pytest.mark.parametrize("options", [("--fit", "stretch"), ("--set", "data.fit=stretch")])
+def test_the_shape_of_images_can_be_asked_for(here, own_run, tmp_path, monkeypatch, options):
+    def stop(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("maple.runs.train.train_backbone", stop)
+    assert train("--init", own_run, "--out", tmp_path / "run", *options) == 130
+    assert read_toml(tmp_path / "run" / "config.toml")["data"]["fit"] == "stretch"
+
+
 def test_help_says_what_can_be_started_from(capsys):
     assert run("train", "--help") == 0
     said = flat(capsys.readouterr().out.replace("│", " "))
@@ -519,6 +529,7 @@ def test_train_backbone_takes_wrapped_modules(place, digits):
         (["--init", "net.pt", "--trust"], "maple fit"),
         (["--init", "MODEL", "--trust", "--backbone", "resnet9"], "--backbone"),
         (["--init", "MODEL", "--trust", "--embedding-size", 8], "--embedding-size"),
+        (["--init", "MODEL", "--trust", "--set", "model.embedding_size=8"], "--embedding-size"),
         (["--init", "MODEL", "--trust", "--head", "fc2"], "'fc2'"),
         (["--init", "own", "--head", "fc"], "--head"),
         (["--init", "OUT"], "choose another --out"),

@@ -65,6 +65,7 @@ def test_learning_rates_are_those_around_the_optimisers_own(tmp_path):
         ({"values": {"margin": [-1]}}, "--margin -1"),
         ({"values": {"margin": []}}, "--values margin"),
         ({"values": {"margin": [0.3]}, "flags": {"margin": 0.5}}, "--margin"),
+        ({"values": {"margin": [0.3]}, "flags": {"epochs": 30, "maple.margin": "0.5"}}, "--margin"),
         ({"values": {"margin": [0.3]}, "trials": 5}, "--trials"),
         ({"values": {"margin": range(101)}}, "--values margin"),
         (

@@ -15,12 +15,13 @@ from pathlib import Path
 
 from maple.data.catalogue.table import is_built_in
 from maple.data.sources.names import clean_source, find_source, split_files
+from maple.errors import UsageError
 from maple.evaluation.paper.profiles import Profile, Protocol
 from maple.evaluation.paper.rows import Training
 from maple.evaluation.paper.suites import Suite
 from maple.files import FORMAT_VERSION, RunFile
 from maple.options import Values
-from maple.runs.setup.config import RunConfig, drop_unused, resolve_config
+from maple.runs.setup.config import RunConfig, check_used, drop_unused, resolve_config
 from maple.training.resume import FREE_OPTIONS
 
 _TRAININGS = "trainings"
@@ -56,10 +57,15 @@ class Job:
         return self.protocol.preset if self.profile.as_paper else None
 
     @property
+    def recipe(self) -> str:
+        """The name of the recipe."""
+        return str(dict(self.training.flags).get("recipe", "maple"))
+
+    @property
     def flags(self) -> Values:
         """The flags of ``maple train``."""
-        asked = {**self.profile.flags, **self.protocol.flags, **dict(self.training.flags), **self.changes}
-        return drop_unused(asked, asked.get("recipe", "maple")) | {"seed": self.seed}
+        asked = {**self.profile.flags, **self.protocol.flags, **dict(self.training.flags)}
+        return drop_unused(asked, self.recipe) | drop_unused(self.changes, self.recipe) | {"seed": self.seed}
 
     @cached_property
     def config(self) -> RunConfig:
@@ -136,6 +142,14 @@ def _digest_file(path: Path, changed: int) -> str:
     """Of a file as it was when last ``changed``: all networks of a suite ask for the same files."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=10)).hexdigest()
+
+
+def check_changes(changes: Values, jobs: Sequence[Job]) -> None:
+    """Refuse flags that would have no effect on any of the jobs, or that the suites decide."""
+    for key, reason in (("model.recipe", "the suites name the recipes: leave it out"), ("train.seed", "give --seeds")):
+        if key in changes:
+            raise UsageError(f"--set {key} cannot be set here: {reason}")
+    check_used(changes, list(dict.fromkeys(job.recipe for job in jobs)))
 
 
 def list_jobs(

@@ -26,7 +26,7 @@ from maple.options import Values
 from maple.progress import is_first_process, say, warn
 from maple.reporting.plots import standalone_svg
 from maple.reporting.suite_page import Network, draw_suite, render_suite
-from maple.runs.benchmark.jobs import Job, list_jobs
+from maple.runs.benchmark.jobs import Job, check_changes, list_jobs
 from maple.runs.benchmark.plan import plan_jobs
 from maple.runs.benchmark.trainings import FACTS, ensure_evaluated, train_all, training_facts
 from maple.runs.evaluate import describe_hardware, find_commit
@@ -89,7 +89,9 @@ def _needs(suite: Suite) -> list[str]:
 
 def plan_suites(request: BenchmarkRequest) -> list[dict[str, Any]]:
     """The trainings of all suites, each once, with an estimate of their time; the last row is the sum."""
-    rows = [asdict(plan) for plan in plan_jobs(request.jobs(*request.suites))]
+    jobs = request.jobs(*request.suites)
+    check_changes(request.changes, jobs)
+    rows = [asdict(plan) for plan in plan_jobs(jobs)]
     new = [row for row in rows if row["state"] != "finished"]
     total = {
         "training": f"{len(new)} of {len(rows)} to be done",
@@ -104,6 +106,7 @@ def run_suites(request: BenchmarkRequest) -> Iterator[tuple[Path, SuiteResults]]
     if not request.seeds:
         raise UsageError("--seeds is empty: give at least one")
     jobs = request.jobs(*suites)
+    check_changes(request.changes, jobs)
     for job in jobs:
         job.key  # noqa: B018  (data that is missing is better known before hours of training)
     done = sum(job.is_finished for job in jobs)

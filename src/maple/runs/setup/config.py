@@ -7,7 +7,7 @@ section or a method.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -17,7 +17,7 @@ from maple.detectors.options import DetectorOptions
 from maple.detectors.registry import DETECTORS
 from maple.errors import ConfigError, UsageError, suggest
 from maple.networks.options import ModelOptions
-from maple.options import Values, as_dict, build_options, flag_name, list_options, validate_options
+from maple.options import Values, as_dict, build_options, find_option, flag_name, list_options, validate_options
 from maple.registry import Method
 from maple.runs.setup.presets import read_preset
 from maple.training.options import TrainOptions
@@ -85,14 +85,37 @@ def resolve_config(
     return RunConfig(**built, recipe=recipe)
 
 
-def drop_unused(flags: Mapping[str, Any], recipe: str) -> Values:
-    """The flags that have an effect with this recipe.
+def given_options(flags: Mapping[str, Any], recipe: str) -> Values:
+    """The values of flags and of ``--set`` by the name of the option alone, each checked and in its type.
 
-    >>> drop_unused({"epochs": 3, "margin": 0.7, "members": 5}, "ensemble")
+    >>> given_options({"epochs": "3", "data.fit": "stretch", "maple.margin": "0.7"}, "maple")
+    {'epochs': 3, 'fit': 'stretch', 'margin': 0.7}
+    """
+    found = _sort_flags(flags, find_recipe(recipe)).values()
+    return {name: value for values in found for name, value in values.items()}
+
+
+def drop_unused(flags: Mapping[str, Any], recipe: str) -> Values:
+    """The flags that have an effect with this recipe, by the name of the option alone.
+
+    >>> drop_unused({"epochs": 3, "margin": 0.7, "ensemble.members": "5", "sngp.features": "64"}, "ensemble")
     {'epochs': 3, 'members': 5}
     """
     method = find_recipe(recipe)
-    return {key: value for key, value in flags.items() if section_of(key, method) is not None}
+    return given_options({key: value for key, value in flags.items() if _has_effect(key, method)}, recipe)
+
+
+def check_used(flags: Mapping[str, Any], recipes: Collection[str]) -> None:
+    """Refuse ``--set`` with an unknown name, or one that has no effect with any of these recipes."""
+    methods = [find_recipe(recipe) for recipe in recipes]
+    for key in flags:
+        owner, _, option = key.rpartition(".")
+        if not owner or not methods or any(_has_effect(key, method) for method in methods):
+            continue
+        _find_owner(owner, option, methods[0])
+        raise UsageError(
+            f"--set {key} has no effect on these trainings, whose recipes are {', '.join(recipes)}: leave it out"
+        )
 
 
 def section_of(option: str, method: Method[Recipe]) -> str | None:
@@ -179,12 +202,31 @@ def _check_names(method: Method[Recipe]) -> None:
 def _sort_flags(flags: Mapping[str, Any], method: Method[Recipe]) -> dict[str, Values]:
     """Values of flags by section, checked one by one so that an error names the flag."""
     found: dict[str, Values] = {}
+    spelled: dict[str, str] = {}  # how each option was given
     for key, value in flags.items():
         owner, _, option = key.rpartition(".")
         section = _owned_section(owner, option, method) if owner else _flag_section(option, method)
         group = method.kind if section == RECIPE else SECTIONS[section]
-        found.setdefault(section, {}).update(validate_options(group, {option: value}, None, owner))
+        typed = validate_options(group, {option: value}, None, owner)
+        said = f"--set {key}" if owner else flag_name(key)
+        for name in typed:
+            if name in spelled:
+                raise UsageError(f"{spelled[name]} and {said} are both given: give one")
+            spelled[name] = said
+        found.setdefault(section, {}).update(typed)
     return found
+
+
+def _has_effect(key: str, method: Method[Recipe]) -> bool:
+    """Whether a flag or ``--set`` concerns this recipe; options of sections do, known or not."""
+    owner, _, option = key.rpartition(".")
+    if not owner:
+        return section_of(option, method) is not None
+    if owner in SECTIONS or (owner == OWN_DETECTOR and option in list_options(DetectorOptions)):
+        return True
+    name = method.name if owner == RECIPE else _recipe_name(owner)
+    known = {} if name is None or find_recipe(name).kind is not method.kind else method.options
+    return option in known or any(each.metadata.get("was") == option for each in known.values())
 
 
 def _flag_section(option: str, method: Method[Recipe]) -> str:
@@ -206,6 +248,18 @@ def _owned_section(owner: str, option: str, method: Method[Recipe]) -> str:
         return owner
     if owner == OWN_DETECTOR and option in list_options(DetectorOptions):
         return "detector"
+    given, (named, option) = f"--set {owner}.{option}", _find_owner(owner, option, method)
+    if named.kind is not method.kind:
+        raise UsageError(f"{given} needs --recipe {named.name}, not {method.name}: add it or leave it out")
+    if option in named.options and option not in method.options:
+        raise UsageError(f"{given} has no effect with --recipe {method.name}: leave it out")
+    if option in method.fixed:
+        raise UsageError(f"{given} is fixed by --recipe {method.name}: choose another recipe")
+    return RECIPE
+
+
+def _find_owner(owner: str, option: str, method: Method[Recipe]) -> tuple[Method[Recipe], str]:
+    """The recipe that ``--set owner.option`` names, and the present name of the option."""
     given, name = f"--set {owner}.{option}", method.name if owner == RECIPE else _recipe_name(owner)
     if name is None and owner in DETECTORS:
         raise UsageError(
@@ -214,10 +268,4 @@ def _owned_section(owner: str, option: str, method: Method[Recipe]) -> str:
     if name is None:
         known = {*SECTIONS, *RECIPES.names(), *DETECTORS.names()}
         raise UsageError(f"{given}: unknown method '{owner}', {suggest(owner, known)}")
-    if find_recipe(name).kind is not method.kind:
-        raise UsageError(f"{given} needs --recipe {name}, not {method.name}: add it or leave it out")
-    if option in find_recipe(name).options and option not in method.options:
-        raise UsageError(f"{given} has no effect with --recipe {method.name}: leave it out")
-    if option in method.fixed:
-        raise UsageError(f"{given} is fixed by --recipe {method.name}: choose another recipe")
-    return RECIPE
+    return find_recipe(name), find_option(find_recipe(name).kind, option, None, owner)

@@ -21,7 +21,7 @@ from maple.evaluation.trials import CRITERIA, Choices, Settings, Space, Span
 from maple.options import Range, Values, flag_name, list_options, validate_options
 from maple.progress import warn
 from maple.runs.folder import RunOrigin
-from maple.runs.setup.config import RECIPE, RunConfig, resolve_config, section_of
+from maple.runs.setup.config import RECIPE, RunConfig, given_options, resolve_config, section_of
 from maple.runs.setup.splits import load_run_splits
 from maple.runs.train import check_options
 from maple.runs.tune.criteria import halve
@@ -129,9 +129,10 @@ def make_plan(request: TuneRequest) -> Plan:
     config = resolve_config(request.flags, request.file, request.preset)
     _check_config(config)
     space = choose_space(request, config)
+    given = given_options(request.flags, config.model.recipe)
     for name, found in space.items():
         relative = list_parameters(config.model.recipe)[name].relative
-        if name in request.flags and isinstance(found, Choices) and not relative:
+        if name in given and isinstance(found, Choices) and not relative:
             raise UsageError(
                 f"{flag_name(name)} is searched and cannot be fixed: leave it out, or out of --parameters and --values"
             )
