@@ -52,6 +52,13 @@ class RunFile(StrEnum):
     HOLDER = ".lock.json"  # the process that holds the lock
 
 
+def no_run(folder: Path, name: str) -> RunError:
+    """The error for a folder that lacks ``name``, without which it is no run."""
+    return RunError(
+        f"'{folder}' is not a run folder, it has no {name}: give the folder that maple train or maple fit wrote"
+    )
+
+
 # --- atomic writes ----------------------------------------------------------------------------------------------------
 
 
@@ -200,7 +207,7 @@ def load_arrays(path: Path, otherwise: str = ANEW) -> tuple[dict[str, np.ndarray
     (array([0., 1., 2.]), ['a'])
     """
     if not path.is_file():
-        raise RunError(f"'{path}' does not exist: is '{path.parent}' the folder of a finished run?")
+        raise RunError(f"'{path}' does not exist: restore it from a copy or {otherwise}")
     try:
         with safe_open(path, framework="numpy") as file:
             metadata = json.loads((file.metadata() or {}).get(_METADATA_KEY, "{}"))

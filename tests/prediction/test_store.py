@@ -59,3 +59,11 @@ def test_a_wrapped_module_is_not_saved_as_a_run_that_cannot_be_loaded(whole, tmp
 def test_a_folder_without_a_run_is_refused(tmp_path):
     with pytest.raises(RunError, match="nowhere"):
         load_predictor(tmp_path / "nowhere")
+
+
+def test_folders_without_a_finished_run_are_told_apart(tmp_path):
+    with pytest.raises(RunError, match=rf"'{tmp_path}' is not a run folder.*config\.toml"):
+        load_predictor(tmp_path)
+    (tmp_path / "config.toml").touch()
+    with pytest.raises(RunError, match=r"detector\.safetensors.*--resume"):
+        load_predictor(tmp_path)

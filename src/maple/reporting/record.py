@@ -14,7 +14,7 @@ import numpy as np
 
 from maple.errors import RunError
 from maple.evaluation.results import Results
-from maple.files import ANEW, RunFile, load_json
+from maple.files import ANEW, RunFile, load_json, no_run
 from maple.options import read_toml
 from maple.reporting.gallery import Gallery, read_gallery
 from maple.types import RunClasses
@@ -96,7 +96,7 @@ def read_run(folder: Path) -> RunRecord:
         folder / name for name in (RunFile.CONFIG, RunFile.CLASSES, RunFile.HISTORY, RunFile.RESULTS)
     ]
     if not any(path.is_file() for path in paths):
-        raise RunError(f"'{folder}' is not a run folder: it holds none of {', '.join(path.name for path in paths)}")
+        raise no_run(folder, RunFile.CONFIG)
     return RunRecord(
         folder=folder,
         config=_read_config(config) if config.is_file() else {},

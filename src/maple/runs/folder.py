@@ -26,6 +26,7 @@ from maple.files import (
     check_unlocked,
     load_json,
     lock_folder,
+    no_run,
     save_json,
     write_atomic,
 )
@@ -135,10 +136,7 @@ class RunFolder:
         """The settings of the run; ``oldest`` is the lowest format accepted."""
         path = self / RunFile.CONFIG
         if not path.is_file():
-            raise RunError(
-                f"'{self.path}' is not a run folder, it has no {RunFile.CONFIG}: give the folder that maple train or "
-                "maple fit wrote"
-            )
+            raise no_run(self.path, RunFile.CONFIG)
         sections = read_toml(path)
         origin = sections.pop("origin", {})
         check_format(origin, path, oldest)
