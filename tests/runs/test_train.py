@@ -52,9 +52,11 @@ def test_clusters_in_files_agree(finished):
 
 def test_existing_run_is_not_overwritten(finished, capsys):
     assert run("train", "digits", "--out", finished, "--epochs", 1) == 2
-    assert "--resume" in capsys.readouterr().err
+    told = flat(capsys.readouterr().err)
+    assert "--overwrite" in told and "--resume" not in told
     assert run("train", "digits", "--out", finished, "--resume") == 2
-    assert str(finished) in flat(capsys.readouterr().err)
+    told = flat(capsys.readouterr().err)
+    assert str(finished) in told and "--overwrite" in told
 
 
 def test_killed_run_resumes_with_its_own_settings(finished, tmp_path):

@@ -284,14 +284,20 @@ def _check_folder(request: TrainRequest) -> None:
     if request.resume and request.overwrite:
         raise UsageError("--resume continues a run and --overwrite replaces it: give one of them")
     started = run.holds_run()
+    over = run.is_finished() and not run.has_checkpoint()  # nothing is left to train
     if started and not request.resume and not request.overwrite:
+        if over:
+            raise UsageError(f"'{run.path}' holds a finished run: choose another --out, or --overwrite to replace it")
         raise UsageError(f"'{run.path}' already holds a run: add --resume to continue it, --overwrite to replace it")
     if not request.resume:
         return
     if not started:
         raise UsageError(f"there is no run in '{run.path}' to resume: check --out, or leave out --resume to start one")
-    if run.is_finished() and not run.has_checkpoint():
-        raise UsageError(f"'{run.path}' is a finished run: there is nothing to resume; choose another --out")
+    if over:
+        raise UsageError(
+            f"'{run.path}' is a finished run, there is nothing to resume: choose another --out, or give --overwrite "
+            "instead of --resume to replace it"
+        )
 
 
 def _as_started(request: TrainRequest, config: RunConfig) -> tuple[TrainRequest, RunConfig]:
