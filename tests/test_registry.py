@@ -162,3 +162,23 @@ def test_a_plugin_that_cannot_be_imported_is_one_error(text, named, tmp_path, mo
         (tmp_path / "broken_plugin.py").write_text(text)
     with pytest.raises(UsageError, match=rf"'broken_plugin'.*{named}"):
         load_plugin("broken_plugin")
+
+
+@pytest.mark.parametrize("path", ["./zero.py", "zero.py", "plugins/zero", ".zero"])
+def test_a_path_is_no_plugin(path):
+    with pytest.raises(UsageError, match=r"--plugin zero\b"):
+        load_plugin(path)
+
+
+def test_a_plugin_that_registers_nothing_is_named_with_its_path(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (tmp_path / "idle_plugin.py").write_text("import maple.detectors.base\n")
+    load_plugin("idle_plugin")
+    assert "idle_plugin.py" in "".join(capsys.readouterr().err.split())
+    code = "from maple.detectors.base import Detector\nfrom maple.detectors.registry import register_detector\n"
+    code += "@register_detector('busy')\nclass Busy(Detector):\n    def _score(self, outputs): ...\n"
+    (tmp_path / "busy_plugin.py").write_text(code)
+    run = "from maple.registry import load_plugin; load_plugin('busy_plugin'); load_plugin('busy_plugin')"
+    told = subprocess.run([sys.executable, "-c", run], capture_output=True, text=True, check=True)
+    assert not told.stderr

@@ -209,18 +209,26 @@ def load_plugin(module: str) -> None:
 
     An error names the module, whatever went wrong in it.
     """
+    path = Path(module)
+    if path.suffix == ".py" or len(path.parts) > 1 or module.startswith("."):
+        name = path.stem.lstrip(".")
+        raise UsageError(f"plug-in '{module}' is a path: give the module name: --plugin {name}, in its folder")
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.append(here)  # last: a file here must not replace an installed package
     try:
         for registry in _REGISTRIES:  # whose names and options it is checked against
             import_module(registry)
+        is_new = module not in sys.modules
         with _registering(module):
-            import_module(module)
+            found = import_module(module)
     except MapleError as error:
         raise UsageError(f"plug-in '{module}': {error}") from None
     except (Exception, SystemExit) as error:
         raise UsageError(f"cannot import the plug-in '{module}' ({_one_line(error)}): check --plugin") from None
+    if is_new and not any(method.plugin == module for each in _registries for method in each._methods.values()):
+        place = getattr(found, "__file__", None) or "a folder without __init__.py"
+        warn(f"the plug-in '{module}' ({place}) registers no detector or recipe: check that it is the module you mean")
 
 
 @contextmanager
