@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -178,3 +179,10 @@ def test_the_parts_are_removed_before_another_process_gets_the_lock(path, monkey
         file.finish()
     assert seen == [False]
     assert read(path) == expected(path, make_rows(0, 7))
+
+
+@pytest.mark.parametrize(("number", "is_full"), [(errno.ENOSPC, True), (errno.ENOENT, False)])
+def test_only_a_full_disk_needs_space(tmp_path, number, is_full):
+    with pytest.raises(RunError, match=r"p\.csv.*--out") as caught, open_file(tmp_path / "p.csv")._naming_file():
+        raise OSError(number, "no")
+    assert ("space" in str(caught.value)) == is_full

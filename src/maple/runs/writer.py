@@ -28,7 +28,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from maple.errors import RunError, UsageError
-from maple.files import take_lock
+from maple.files import is_full, take_lock
 from maple.progress import say, warn
 from maple.text import shorten_list
 from maple.types import SET_SEPARATOR, Skipped
@@ -228,10 +228,8 @@ class ResumableFile:
         try:
             yield
         except OSError as error:
-            raise RunError(
-                f"cannot write '{self.path}': {error.strerror or error}; free some space and rerun the same command, "
-                "or choose another --out"
-            ) from None
+            remedy = "free some space and rerun the same command, or choose" if is_full(error) else "choose"
+            raise RunError(f"cannot write '{self.path}': {error.strerror or error}; {remedy} another --out") from None
 
     # --- parts
 
