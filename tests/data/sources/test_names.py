@@ -9,7 +9,7 @@ import pytest
 
 from image_files import write_folder
 from maple.data.sources import open_images
-from maple.data.sources.names import list_data_sets
+from maple.data.sources.names import find_source, list_data_sets
 from maple.data.splits import load_splits
 from maple.errors import UsageError
 
@@ -55,3 +55,9 @@ def test_a_folder_may_begin_like_a_built_in_set(
     assert len(open_images("digits")) == 1797
     with pytest.raises(UsageError, match="'simulated-diatoms'"):
         open_images("simulated-diatom?n=5")
+
+
+def test_a_missing_data_root_is_no_place(monkeypatch):
+    monkeypatch.delenv("MAPLE_DATA", raising=False)
+    with pytest.raises(UsageError, match=r"'nosuch'.*in the current folder; there is no data root.*MAPLE_DATA"):
+        find_source("nosuch", None)

@@ -52,8 +52,11 @@ def find_source(source: str | Path, data_root: str | Path | None) -> Path:
                 return candidate
     known = find_data_set(str(source))
     hint = f"'maple data {known.name}' says how to get it" if known else suggest(str(source), list_data_sets(data_root))
-    where = f"the data root '{root}'" if root is not None else "no data root: set MAPLE_DATA or give --data-root"
-    looked = f"looked among the built-in sets, in the current folder and in {where}"
+    here = "looked among the built-in sets"
+    if root is None:
+        looked = f"{here} and in the current folder; there is no data root: set MAPLE_DATA or give --data-root"
+    else:
+        looked = f"{here}, in the current folder and in the data root '{root}'"
     raise UsageError(f"no data set, file or folder '{source}': {hint} ({looked})")
 
 
