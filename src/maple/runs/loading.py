@@ -18,6 +18,7 @@ from maple.errors import UsageError
 from maple.options import Values, build_options, flag_name
 from maple.prediction.base import BasePredictor
 from maple.progress import counting, warn
+from maple.text import plural
 from maple.types import Skipped
 
 if TYPE_CHECKING:
@@ -149,4 +150,4 @@ def describe_skipped(skipped: Sequence[Skipped], of: str = "", count: int | None
     "3 files could not be used, first 'a.png' (truncated)"
     """
     n, first = count or len(skipped), skipped[0]
-    return f"{n} file{'s'[: n > 1]}{of} could not be used, first '{first.file}' ({first.reason})"
+    return f"{plural(n, 'file')}{of} could not be used, first '{first.file}' ({first.reason})"
