@@ -6,8 +6,18 @@ from dataclasses import dataclass
 
 import pytest
 
-from maple.errors import ConfigError
-from maple.options import NoneByName, Positive, Share, as_dict, build_options, option, read_toml, validate_options
+from maple.errors import ConfigError, UsageError
+from maple.options import (
+    NoneByName,
+    Positive,
+    Share,
+    as_dict,
+    build_options,
+    option,
+    read_names,
+    read_toml,
+    validate_options,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,10 +89,10 @@ def test_none_has_a_name():
 
 
 def test_wrong_files(tmp_path):
-    with pytest.raises(ConfigError, match=r"none\.toml"):
+    with pytest.raises(ConfigError, match=r"none\.toml.*check the path"):
         read_toml(tmp_path / "none.toml")
     (tmp_path / "bad.toml").write_text("a = = 1")
-    with pytest.raises(ConfigError, match=r"bad\.toml"):
+    with pytest.raises(ConfigError, match=r"bad\.toml.*correct it"):
         read_toml(tmp_path / "bad.toml")
 
 
@@ -93,3 +103,8 @@ def test_as_dict_has_only_plain_values():
 def test_an_empty_key_is_no_former_name():
     with pytest.raises(ConfigError, match="''"):
         validate_options(Options, {"": 3})
+
+
+def test_names_in_a_missing_file(tmp_path):
+    with pytest.raises(UsageError, match=r"none\.txt.*one name per line"):
+        read_names(f"@{tmp_path / 'none.txt'}")

@@ -174,9 +174,11 @@ def read_toml(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise ConfigError(f"cannot read the configuration '{path}': {error.strerror or error}") from None
+        raise ConfigError(
+            f"cannot read the configuration '{path}': {error.strerror or error}; check the path"
+        ) from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"'{path}' is not valid TOML: {error}") from None
+        raise ConfigError(f"'{path}' is not valid TOML ({error}): correct it, or restore it from a copy") from None
 
 
 def read_names(text: str) -> list[str]:
@@ -190,8 +192,9 @@ def read_names(text: str) -> list[str]:
     try:
         lines = Path(text[1:]).expanduser().read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or error
         raise UsageError(
-            f"cannot read the names in '{text[1:]}': {getattr(error, 'strerror', None) or error}"
+            f"cannot read the names in '{text[1:]}': {reason}; after @, give a text file with one name per line"
         ) from None
     return [line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#")]
 

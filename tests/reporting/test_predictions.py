@@ -116,3 +116,8 @@ def test_other_files_are_refused(tmp_path: Path, name: str, content: bytes, name
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"none\.csv"):
         read_predictions(tmp_path / "none.csv")
+
+
+def test_a_missing_file_says_what_to_give(tmp_path):
+    with pytest.raises(DataError, match=r"nosuch\.csv.*maple predict"):
+        read_predictions(tmp_path / "nosuch.csv")

@@ -179,7 +179,7 @@ def read_pixels(images: ImageSet, plan: Iterable[np.ndarray], workers: int = 0) 
     with closing(decode_chunks(chunks, Decoding(images.size, images.fit), workers)) as decoded:
         for batch in decoded:
             for entry in batch.skipped:
-                raise DataError(f"cannot use '{entry.file}': {entry.reason}")
+                raise DataError(f"cannot use '{entry.file}': {entry.reason}; restore or remove the file")
             yield batch.pixels
 
 

@@ -122,7 +122,10 @@ def _read_rows(path: Path) -> Iterator[Any]:
             else:
                 yield from (json.loads(line) for line in file if line.strip())
     except OSError as error:
-        raise DataError(f"cannot read the predictions '{path}': {error.strerror or error}") from None
+        reason = error.strerror or error
+        raise DataError(
+            f"cannot read the predictions '{path}': {reason}; give a file written by maple predict"
+        ) from None
     except (ValueError, csv.Error, pa.ArrowException) as error:
         raise DataError(f"'{path}' is not CSV, JSON lines or Parquet ({error}): write it with maple predict") from None
 

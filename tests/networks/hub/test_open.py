@@ -183,3 +183,11 @@ def test_a_wrapped_module_without_origin_cannot_be_saved(tmp_path: Path) -> None
     with pytest.raises(RunError, match=r"python:package\.module:function"):
         save_backbone(tmp_path / "weights.safetensors", wrap_backbone(Small()))
     assert not list(tmp_path.iterdir())
+
+
+def test_a_run_and_a_missing_file_are_no_networks(tmp_path):
+    (tmp_path / "config.toml").touch()
+    with pytest.raises(UsageError, match=rf"--init '{tmp_path}'"):
+        open_model(str(tmp_path))
+    with pytest.raises(UsageError, match=r"nosuch\.onnx.*check the path"):
+        open_model("nosuch.onnx")

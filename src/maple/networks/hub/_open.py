@@ -173,7 +173,7 @@ def find_kind(spec: str) -> Kind | Literal["own"]:
     if path.is_file():
         return _kind_of_file(path)
     if path.suffix or "/" in spec:
-        raise UsageError(f"there is no network '{spec}': no such file or folder")
+        raise UsageError(f"there is no network '{spec}', no such file or folder: check the path")
     raise UsageError(
         f"unknown network '{spec}': {suggest(spec, NETWORKS)} (other networks are written timm/NAME, "
         "torchvision/NAME, python:MODULE:FUNCTION, or are files or folders)"

@@ -13,6 +13,7 @@ from typing import Any
 from torch import nn
 
 from maple.errors import UsageError
+from maple.files import RunFile
 from maple.networks._torchvision import import_extra
 from maple.networks.backbone import Preprocessing
 from maple.networks.origin import Origin
@@ -34,6 +35,8 @@ def load(origin: Origin) -> tuple[nn.Module, Preprocessing, Origin]:
     """The trained network, its preprocessing, and the origin with its configuration and class names."""
     folder = Path(origin.spec).expanduser()
     if not (folder / "config.json").is_file():
+        if (folder / RunFile.CONFIG).is_file():
+            raise UsageError(f"'{folder}' is a run: train on from its network with maple train DATA --init '{folder}'")
         raise UsageError(f"'{folder}' lacks config.json and safetensors: write them with save_pretrained")
     transformers = import_extra("transformers")
     config = _without_code(_read_json(folder / "config.json"))
