@@ -41,6 +41,21 @@ def test_every_argument_reaches_the_request(name):
     assert arguments - known <= HERE
 
 
+def test_every_command_that_makes_a_request_is_checked():
+    made = {name for name, each in COMMANDS.items() if "to_request" in each.function.__code__.co_names}
+    assert made == REQUESTS.keys()
+
+
+def test_settings_are_described_for_the_command():
+    said = {
+        name: inspect.signature(each.with_flags()).parameters["settings"].annotation.__metadata__[0].help
+        for name, each in COMMANDS.items()
+        if each.settings
+    }
+    assert "knn.k" in said["evaluate"] and "sngp" not in said["evaluate"] + said["fit"]
+    assert "sngp.features" in said["train"]
+
+
 @pytest.mark.parametrize("name", COMMANDS)
 def test_flags_are_documented_and_distinct(name):
     signature = inspect.signature(COMMANDS[name].with_flags())
@@ -125,9 +140,10 @@ def test_settings_that_name_no_option_or_one_twice(pairs):
 def test_values_to_search():
     assert cli.named_values(["a=1, 2", "b=x"]) == {"a": ["1", "2"], "b": ["x"]}
     assert cli.named_values(None) == {}
-    with pytest.raises(UsageError) as caught:
-        cli.named_values(["a=,"])
-    assert "--values" in str(caught.value)
+    for pairs in (["a=,"], ["a=1", "a=2"]):
+        with pytest.raises(UsageError) as caught:
+            cli.named_values(pairs)
+        assert "--values" in str(caught.value) and "a" in str(caught.value)
 
 
 @pytest.mark.parametrize("text", ["1,2", "1,2,x", "", "1,2,3,4"])

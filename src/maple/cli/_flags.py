@@ -95,13 +95,7 @@ def _load_plugins(modules: list[str] | None) -> list[str] | None:
 class _MethodFlags:
     """Flags of commands that know methods."""
 
-    settings: list[str] | None = flag(
-        None,
-        "any option of a method or section, such as sngp.features=1024; may be repeated; see maple methods NAME",
-        "--set",
-        panel="Methods",
-        metavar="NAME.OPTION=VALUE",
-    )
+    settings: list[str] | None = flag(None, "", "--set", panel="Methods", metavar="NAME.OPTION=VALUE")
     plugins: list[str] | None = flag(
         None,
         "Python module that registers methods, installed or in the current folder; may be repeated",
@@ -118,7 +112,8 @@ class Command:
 
     Each option of the ``sections`` becomes a flag; values given arrive in ``flags``. ``settings`` adds ``--set``, whose
     values arrive there by ``name.option``; ``plugins`` adds ``--plugin``. ``rare`` options are hidden from the help
-    unless asked for. ``default`` is shown for flags whose default is not the option's own.
+    unless asked for. ``default`` is shown for flags whose default is not the option's own. ``settable`` is what
+    ``--set`` takes, for the help.
 
     Flags are made when the command is run: ``maple --help`` needs only names and docstrings.
     """
@@ -129,6 +124,7 @@ class Command:
     plugins: bool = True
     rare: bool = False
     default: str = ""
+    settable: str = "any option of a method or section, such as sngp.features=1024"
 
     @property
     def name(self) -> str:
@@ -141,6 +137,9 @@ class Command:
         own = list(_argument_flags(arguments))
         made = [each for section in self.sections for each in self._section_flags(section)]
         shared = [each for each in _argument_flags(_MethodFlags) if getattr(self, each.name)]
+        for each in shared:
+            if each.name == "settings":
+                each.annotation.__metadata__[0].help = f"{self.settable}; may be repeated; see maple methods NAME"
 
         def run(**given: Any) -> None:
             flags: Flags = {each.name: given[each.name] for each in made if given[each.name] is not None}
@@ -274,6 +273,8 @@ def named_values(pairs: list[str] | None) -> dict[str, list[str]]:
     for name, listed, error in _pairs("--values", "NAME=VALUE,..., such as max_clusters=3,5", pairs):
         if not (found := read_names(listed)):
             raise error
+        if name in values:
+            raise UsageError(f"--values names '{name}' twice: give all its values at once, {name}=VALUE,...")
         values[name] = found
     return values
 

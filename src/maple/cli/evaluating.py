@@ -30,7 +30,13 @@ class EvaluateArguments:
     as_json: cli.AsJson = False
 
 
-@cli.command("decision", settings=True, rare=True, default="the run's")
+@cli.command(
+    "decision",
+    settings=True,
+    settable="option of a compared detector, such as knn.k=10",
+    rare=True,
+    default="the run's",
+)
 def evaluate(given: EvaluateArguments, flags: cli.Flags) -> None:
     """Measure accuracy, calibration and detection of unknown images, and update the report."""
     from maple.options import read_names

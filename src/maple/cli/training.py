@@ -66,7 +66,7 @@ class TrainArguments(_TrainingArguments):
     )
     weights: Path | None = cli.flag(None, "weights of that network: .safetensors or a torch file", panel=_START)
     head: str | None = cli.flag(None, "layer of that network that gives the logits", shown="found", panel=_START)
-    trust: bool = cli.flag(False, "allow a network that runs code: python:", panel=_START)
+    trust: bool = cli.flag(False, "allow a network that runs code (python:...)", panel=_START)
 
 
 @cli.command(*_TRAINING, settings=True)
@@ -134,7 +134,13 @@ class FitArguments:
     as_json: cli.AsJson = False
 
 
-@cli.command("data", "detector", "decision", settings=True)
+@cli.command(
+    "data",
+    "detector",
+    "decision",
+    settings=True,
+    settable="option of the sections data, detector and decision, such as detector.covariance=full",
+)
 def fit(given: FitArguments, flags: cli.Flags) -> None:
     """Make a run of an already trained network, without training; the run folder holds everything."""
     from maple.options import read_names

@@ -29,17 +29,17 @@ from maple.evaluation.latency import measure_latency
 from maple.evaluation.results import Results
 from maple.files import RunFile, write_atomic
 from maple.networks import Backbone, embed, linear_head
-from maple.options import Values
+from maple.options import Values, flag_name
 from maple.prediction.predictor import Predictor
 from maple.progress import counting, say, track, warn
 from maple.reporting.gallery import write_evaluation_gallery
 from maple.reporting.report import write_report
 from maple.runs.folder import RunFolder
 from maple.runs.loading import open_like, ready_predictor, warn_of_skipped
-from maple.runs.setup.config import RunConfig
+from maple.runs.setup.config import SECTIONS, RunConfig
 from maple.runs.setup.request import LEFT_OUT
 from maple.runs.setup.splits import left_out_images, reopen_splits
-from maple.training.recipe import find_recipe
+from maple.training.recipe import RECIPES, find_recipe
 from maple.types import Outputs
 
 
@@ -162,6 +162,10 @@ def create_detectors(names: Sequence[str], settings: Mapping[str, Any]) -> list[
     options: dict[str, Values] = {name: {} for name in names}
     for key, value in settings.items():
         name, _, option = key.rpartition(".")
+        if name == "decision":
+            raise UsageError(f"--set {key}: a decision is not an option of a detector, give {flag_name(option)}")
+        if name not in DETECTORS and (name in SECTIONS or name.replace("_", "-") in RECIPES):
+            raise UsageError(f"--set {key}: '{name}' belongs to maple train, name a compared detector, such as knn.k")
         if name not in DETECTORS:
             raise UsageError(f"--set {key}: unknown detector '{name}', {suggest(name, DETECTORS.names())}")
         DETECTORS.find(name).create({option: value}, where=None)  # an error names the option
