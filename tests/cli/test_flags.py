@@ -6,7 +6,7 @@ import inspect
 from dataclasses import dataclass, fields
 from importlib import import_module
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 import pytest
 from hypothesis import given
@@ -56,11 +56,17 @@ def test_settings_are_described_for_the_command():
     assert "sngp.features" in said["train"]
 
 
+def kind_of(parameter: inspect.Parameter) -> Any:
+    return parameter.annotation.__origin__
+
+
 @pytest.mark.parametrize("name", COMMANDS)
 def test_flags_are_documented_and_distinct(name):
     signature = inspect.signature(COMMANDS[name].with_flags())
     infos = [parameter.annotation.__metadata__[0] for parameter in signature.parameters.values()]
     assert all(info.help and not info.help.startswith("None") for info in infos)
+    switches = [each for each in signature.parameters.values() if bool in (kind_of(each), *get_args(kind_of(each)))]
+    assert all(each.annotation.__metadata__[0].metavar == cli.SWITCH for each in switches)
     assert ("plugins" in signature.parameters) == COMMANDS[name].plugins
     assert ("settings" in signature.parameters) == COMMANDS[name].settings
 

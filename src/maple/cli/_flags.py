@@ -17,6 +17,7 @@ from maple.errors import ConfigError, UsageError
 
 Request = TypeVar("Request")
 Flags = dict[str, str | bool]  # values of flags as they were given, by option or by name.option
+SWITCH = " "  # in place of a value in the help
 DataRoot = Annotated[
     Path | None,
     typer.Option(help="folder of named data sets, <name>/<split>.parquet [dim]\\[default: environment MAPLE_DATA][/]"),
@@ -25,12 +26,17 @@ RunDataRoot = Annotated[
     Path | None,
     typer.Option(help="folder of named data sets [dim]\\[default: the one the run was trained with][/]"),
 ]
-Workers = Annotated[int, typer.Option(min=0, help="processes that decode images which do not fit in memory")]
-OodSources = Annotated[list[str] | None, typer.Option(help="NAME=SOURCE of unknown images; may be repeated")]
-AsJson = Annotated[bool, typer.Option("--json", help="print JSON instead of a table")]
-TextAsJson = Annotated[bool, typer.Option("--json", help="print JSON instead of text")]
-BatchSize = Annotated[int, typer.Option(min=1, help="images per forward pass")]
-Trust = Annotated[bool, typer.Option("--trust", help="allow a network that runs code: TorchScript, .pt2 and python:")]
+Workers = Annotated[
+    int, typer.Option(min=0, metavar="NUMBER", help="processes that decode images which do not fit in memory")
+]
+OodSources = Annotated[list[str] | None, typer.Option(metavar="NAME=SOURCE", help="unknown images; may be repeated")]
+AsJson = Annotated[bool, typer.Option("--json", metavar=SWITCH, help="print JSON instead of a table")]
+TextAsJson = Annotated[bool, typer.Option("--json", metavar=SWITCH, help="print JSON instead of text")]
+BatchSize = Annotated[int, typer.Option(min=1, metavar="NUMBER", help="images per forward pass")]
+Trust = Annotated[
+    bool,
+    typer.Option("--trust", metavar=SWITCH, help="allow a network that runs code (TorchScript, .pt2 and python:...)"),
+]
 
 
 @dataclass(frozen=True)
@@ -77,6 +83,8 @@ def flag(
 
         names = [name or flag_name(own_name)] if name or default is False else []
         text = (help if isinstance(help, str) else help()) + _default_text(shown)
+        if isinstance(default, bool) or "min" in more:
+            more.setdefault("metavar", SWITCH if isinstance(default, bool) else "NUMBER")
         return typer.Option(*names, help=text, rich_help_panel=panel, **more)
 
     return field(default=default, metadata={"typer": make})
@@ -162,7 +170,7 @@ class Command:
                 settings = typer.Option(
                     help=option.metadata["help"] + _default_text(option.default if own else self.default),
                     rich_help_panel=section.title,
-                    metavar=value_text(hints[option.name]),
+                    metavar=SWITCH if option.type == "bool" else value_text(hints[option.name]),
                     show_default=False,
                     hidden=option.metadata.get("rare", False) and not self.rare,
                 )

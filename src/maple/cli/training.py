@@ -175,7 +175,9 @@ class TuneArguments(_TrainingArguments):
         "options to search, such as max_clusters,margin",
         shown="hard_class_error,relabel_every,max_clusters; bayes: also learning rate, margin and weights",
     )
-    values: list[str] | None = cli.flag(None, "NAME=VALUE,... to search instead of the default range; may be repeated")
+    values: list[str] | None = cli.flag(
+        None, "values to search instead of the default range; may be repeated", metavar="NAME=VALUE,..."
+    )
     criterion: str = cli.flag(
         "nll", "criterion to minimise on in-distribution validation images", metavar="nll|gaussian|errors"
     )
