@@ -6,7 +6,7 @@ Where definitions differ, the test says how, and compares what is left once that
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import ModuleType
 
 import numpy as np
@@ -142,7 +142,9 @@ def test_generalised_entropy_of_confident_networks(theirs, data):
 
     With logits four times as large that is no longer a detail. Clamped alike, in float64, both agree again.
     """
-    large = Outputs(data.train.embeddings, 4 * np.concatenate([data.ind.logits, data.ood.logits]))
+    tested = data.ind, data.ood
+    large = Outputs(*(np.concatenate([getattr(part, name) for part in tested]) for name in ("embeddings", "logits")))
+    large = replace(large, logits=4 * large.logits)
     ours = create_detector("gen").fit(large).score(large)
     expected = C * theirs.GEN(None).predict_logits(torch.from_numpy(large.logits)).numpy()
     p = np.clip(softmax(large.logits.astype(float), axis=1), 1e-7, 1 - 1e-7)
