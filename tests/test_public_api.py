@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections import Counter
 from importlib.util import find_spec
 
 import pytest
@@ -48,3 +49,33 @@ def test_import_weight(statement, heavy):
     code = f"import sys; {statement}; print(*[m for m in {heavy} if m in sys.modules])"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == ""
+
+
+@pytest.fixture
+def package(tmp_path):
+    stub = """
+from typing import Any
+from collections import Counter as Counter, deque as deque
+
+version: str
+
+def feed(pet: str, times: int) -> Any: ...
+"""
+    (tmp_path / "__init__.pyi").write_text(stub)
+    return str(tmp_path / "__init__.py")
+
+
+def test_the_stub_says_where_names_come_from(package):
+    assert maple.attach_stub("pets", package)[1] == {"Counter": "collections", "deque": "collections"}
+
+
+def test_a_name_is_imported_on_first_use(package):
+    import_name, _ = maple.attach_stub("pets", package)
+    assert import_name("Counter") is Counter
+
+
+@pytest.mark.parametrize("name", ["version", "feed", "Any"])
+def test_a_name_the_stub_does_not_export_is_an_attribute_error_that_names_the_package(package, name):
+    import_name, _ = maple.attach_stub("pets", package)
+    with pytest.raises(AttributeError, match=rf"'pets'.*'{name}'"):
+        import_name(name)

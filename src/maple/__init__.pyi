@@ -1,4 +1,7 @@
 # isort: skip_file
+from collections.abc import Callable
+from typing import Any
+
 from maple.data.image_set import ImageSet as ImageSet
 from maple.data.sources import open_images as open_images
 from maple.data.splits import load_splits as load_splits
@@ -39,3 +42,5 @@ from maple.training.maple import MapleRecipe as MapleRecipe
 from maple.types import Outputs as Outputs, Prediction as Prediction, Relabelling as Relabelling
 
 __version__: str
+
+def attach_stub(package: str, file: str) -> tuple[Callable[[str], Any], dict[str, str]]: ...

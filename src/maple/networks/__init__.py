@@ -5,7 +5,7 @@
 torch.
 """
 
-from maple._lazy import attach_stub
+from maple import attach_stub
 
 __getattr__, _EXPORTS = attach_stub(__name__, __file__)
 __all__ = sorted(_EXPORTS)
