@@ -1,10 +1,12 @@
-"""Shared fixtures: where the real data lie, random numbers, a small data root, images and a run."""
+"""Shared fixtures: where the real data lie, random numbers, a small data root, images, a run, and pytorch-ood."""
 
 from __future__ import annotations
 
 import os
 import shutil
+import warnings
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -52,6 +54,22 @@ def digits_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def finished(digits_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of that run, for commands that change it."""
     return Path(shutil.copytree(digits_run, tmp_path_factory.mktemp("copy") / "digits"))
+
+
+@pytest.fixture(scope="session")
+def theirs() -> ModuleType:
+    """The detectors of pytorch-ood; torchvision, which they import, is repaired first."""
+    pytest.importorskip("torch")
+    from maple.errors import UsageError
+    from maple.networks._torchvision import import_torchvision
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            import_torchvision()
+        except UsageError:
+            pytest.skip("torchvision is not installed")
+        return pytest.importorskip("pytorch_ood.detector")
 
 
 @pytest.fixture

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-import warnings
 from pathlib import Path
-from types import ModuleType
 
 import numpy as np
 import pytest
@@ -14,26 +12,12 @@ import torch
 from torch import nn
 
 from maple.data.image_set import ImageSet
-from maple.errors import UsageError
-from maple.networks._torchvision import import_torchvision
 
 ROOT = Path(__file__).parents[2]
 if not (ROOT / "benchmarks").exists():
     pytest.skip("the benchmarks are not part of a source distribution", allow_module_level=True)
 sys.path.insert(0, str(ROOT / "benchmarks"))
 import peers  # noqa: E402
-
-
-@pytest.fixture
-def theirs() -> ModuleType:
-    """Detectors of pytorch-ood; torchvision, which they import, is repaired first."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        try:
-            import_torchvision()
-        except UsageError:
-            pytest.skip("torchvision is not installed")
-        return pytest.importorskip("pytorch_ood.detector")
 
 
 @pytest.mark.parametrize("name", ["densenet-cifar10", "wrn-cifar100"])

@@ -5,9 +5,7 @@ Where definitions differ, the test says how, and compares what is left once that
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import dataclass, replace
-from types import ModuleType
 
 import numpy as np
 import pytest
@@ -18,26 +16,10 @@ import maple.detectors.distance
 import maple.detectors.heads
 import maple.detectors.logits  # noqa: F401
 from maple.detectors.registry import create_detector
-from maple.errors import UsageError
-from maple.networks._torchvision import import_torchvision
 from maple.types import LinearHead, Outputs
 
 torch = pytest.importorskip("torch")
 N, TESTED, D, C = 3000, 1000, 32, 6
-
-
-@pytest.fixture(scope="module")
-def theirs() -> ModuleType:
-    """Their detectors; torchvision, which they import, is repaired first."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        try:
-            import_torchvision()
-        except UsageError:
-            pytest.skip("torchvision is not installed")
-        pytest.importorskip("pytorch_ood")
-        import pytorch_ood.detector
-    return pytorch_ood.detector
 
 
 @dataclass(frozen=True)
