@@ -99,15 +99,10 @@ class CalibrationArrays(_Part):
     set_scores: Floats = np.empty(0)
 
 
-class _Versioned(_Part):
-    """The one key that every format has."""
-
-    format: int
-
-
-class GraphMetadata(_Versioned):
+class GraphMetadata(_Part):
     """Description of a graph; unknown keys are ignored, since later versions may add some."""
 
+    format: Annotated[int, Field(le=FORMAT)]  # first: another format may have other values in any key
     version: Text  # of maple
     network: Text
     class_names: Annotated[list[Text], Field(min_length=1, max_length=MAX_CLASSES)]
@@ -170,13 +165,12 @@ def read_metadata(text: str, source: str) -> GraphMetadata:
     if len(text) > MAX_METADATA:
         raise RunError(f"the metadata of '{source}' are larger than {MAX_METADATA // 2**20} MB: {DAMAGED}")
     try:
-        found = _Versioned.model_validate_json(text).format  # first: another format may have other values in any key
-        if found > FORMAT:
-            newer = f"'{source}' has format {found}, this maple reads up to {FORMAT}"
-            raise RunError(f"{newer}: upgrade with pip install --upgrade maple-uncertainty")
         return GraphMetadata.model_validate_json(text)
     except ValidationError as error:
-        first = error.errors()[0]
+        first = error.errors()[0]  # they are in the order of the fields
+        if first["loc"] == ("format",) and first["type"] == "less_than_equal":
+            newer = f"'{source}' has format {first['input']}, this maple reads up to {FORMAT}"
+            raise RunError(f"{newer}: upgrade with pip install --upgrade maple-uncertainty") from None
         where = ".".join(map(str, first["loc"])) or "JSON"
         raise RunError(f"the metadata of '{source}' are damaged ({where}: {first['msg'].lower()}): {DAMAGED}") from None
 
