@@ -168,6 +168,14 @@ def test_settings_that_concern_no_recipe_are_refused(key, names):
 
 
 @pytest.mark.parametrize(
+    "key", ["triplet.max_clusters", "maple.max_clusters", "recipe.max_clusters", "triplet.triplet"]
+)
+def test_settings_without_effect_on_the_chosen_recipe_are_refused(key):
+    with pytest.raises(UsageError, match=key):
+        resolve_config({"recipe": "triplet", key: "3"})
+
+
+@pytest.mark.parametrize(
     ("flags", "first", "second"),
     [
         ({"epochs": "3", "train.epochs": "2"}, "--epochs", "--set train.epochs"),

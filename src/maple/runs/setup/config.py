@@ -222,11 +222,11 @@ def _has_effect(key: str, method: Method[Recipe]) -> bool:
     owner, _, option = key.rpartition(".")
     if not owner:
         return section_of(option, method) is not None
-    if owner in SECTIONS or (owner == OWN_DETECTOR and option in list_options(DetectorOptions)):
-        return True
-    name = method.name if owner == RECIPE else _recipe_name(owner)
-    known = {} if name is None or find_recipe(name).kind is not method.kind else method.options
-    return option in known or any(each.metadata.get("was") == option for each in known.values())
+    try:
+        _owned_section(owner, option, method)
+    except UsageError:
+        return False
+    return True
 
 
 def _flag_section(option: str, method: Method[Recipe]) -> str:
@@ -251,11 +251,11 @@ def _owned_section(owner: str, option: str, method: Method[Recipe]) -> str:
     given, (named, option) = f"--set {owner}.{option}", _find_owner(owner, option, method)
     if named.kind is not method.kind:
         raise UsageError(f"{given} needs --recipe {named.name}, not {method.name}: add it or leave it out")
-    if option in named.options and option not in method.options:
-        raise UsageError(f"{given} has no effect with --recipe {method.name}: leave it out")
-    if option in method.fixed:
+    if option in method.options:
+        return RECIPE
+    if option in method.fixed and option not in named.options:
         raise UsageError(f"{given} is fixed by --recipe {method.name}: choose another recipe")
-    return RECIPE
+    raise UsageError(f"{given} has no effect with --recipe {method.name}: leave it out")
 
 
 def _find_owner(owner: str, option: str, method: Method[Recipe]) -> tuple[Method[Recipe], str]:
