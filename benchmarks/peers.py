@@ -1,6 +1,7 @@
 """Compare MAPLE's scores with every detector of pytorch-ood 0.4.0, on five public networks.
 
     python benchmarks/peers.py --shared ../shared --cache ~/outputs --networks resnet20 densenet-cifar10
+    python benchmarks/peers.py --shared ../shared --cache ~/outputs --networks wrn-cifar10 --precision bf16-mixed
     python benchmarks/peers.py --shared ../shared --cache ~/outputs --networks wrn-cifar10 --images 2000
     python benchmarks/peers.py table
 
@@ -14,7 +15,9 @@ ReAct, ASH, SCALE and VRA get the pooled features, as in OpenOOD. With ``--image
 (gradients, feature maps of several layers) are measured too, and ours once more, on the first N images of each set.
 Not comparable: MCD (needs dropout), MCM (CLIP), WeightedEBO (trained weights).
 
-The WRN-20-10 has weights of one bit. Rows are added to results/peers.json; those that exist are not measured again.
+``--precision bf16-mixed`` runs the networks in bfloat16, twice as fast where the processor has it; all detectors then
+read the same outputs. The WRN-20-10 has weights of one bit. Rows are added to results/peers.json; those that exist are
+not measured again.
 """
 
 from __future__ import annotations
@@ -67,16 +70,17 @@ Scores = dict[str, np.ndarray]  # by set: "test" and the OOD sets
 
 
 class Staged(nn.Module):
-    """A network as stages of feature maps, global average pooling and a linear head."""
+    """A network as stages of feature maps (in bfloat16 if ``half_maps``), global average pooling and a linear head."""
 
     def __init__(self, stages: list[nn.Module], fc: nn.Linear) -> None:
         super().__init__()
-        self.stages, self.fc = nn.ModuleList(stages), fc
+        self.stages, self.fc, self.half_maps = nn.ModuleList(stages), fc, False
 
     def maps(self, x: Tensor) -> Tensor:
-        for stage in self.stages:
-            x = stage(x)
-        return x  # (N, D, h, w)
+        with torch.autocast("cpu", torch.bfloat16, enabled=self.half_maps):
+            for stage in self.stages:
+                x = stage(x)
+        return x.float()  # (N, D, h, w)
 
     def head(self, maps: Tensor) -> Tensor:
         return self.fc(maps.mean((2, 3)))
@@ -157,6 +161,7 @@ class Study:
     name: str
     shared: Path
     cache: Path
+    precision: str = "32-true"
 
     @cached_property
     def network(self) -> tuple[Staged, Any, Any]:
@@ -165,6 +170,8 @@ class Study:
     @cached_property
     def backbone(self) -> Backbone:
         network, mean, std = self.network
+        network.half_maps = self.precision == "bf16-mixed"
+        network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # faster on a CPU
         return wrap_backbone(
             network, head="fc", mean=mean, std=std, shallow="stages.1", example=torch.zeros(2, 3, 32, 32)
         )
@@ -200,7 +207,8 @@ class Study:
 
     def _part(self, name: str, images: ImageSet, start: int) -> dict[str, np.ndarray]:
         rows = np.arange(start, min(start + PART, len(images)))
-        path = self.cache / self.name / f"{name}-{len(images)}-{start}.safetensors"
+        folder = self.name if self.precision == "32-true" else f"{self.name}-bf16"
+        path = self.cache / folder / f"{name}-{len(images)}-{start}.safetensors"
         if not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)
             found = embed(self.backbone, images, indices=rows)
@@ -360,7 +368,8 @@ def measure(study: Study, theirs: Any, n_images: int, path: Path) -> None:
     done = {(row["network"], row["detector"], row["images"]) for row in read_rows(path)}
 
     def add(name: str, by: str, images: int | str, scores: Scores) -> None:
-        row = {"network": study.name, "detector": name, "by": by, "images": images, **compare(scores)}
+        key = {"network": study.name, "detector": name, "by": by, "images": images, "precision": study.precision}
+        row = {**key, **compare(scores)}
         path.write_text(json.dumps({"rows": [*read_rows(path), row]}, indent=1) + "\n")
         print(f"{study.name:18s} {name:20s} {images!s:5s} near {row['near']:.4f}  mean {row['mean']:.4f}", flush=True)
 
@@ -397,6 +406,7 @@ def main() -> None:
     parser.add_argument("--cache", type=Path, help="folder of the outputs, outside the project")
     parser.add_argument("--networks", nargs="*", default=list(NETWORKS), choices=list(NETWORKS))
     parser.add_argument("--images", type=int, default=0, help="images per set for detectors that need images; 0: none")
+    parser.add_argument("--precision", default="32-true", choices=["32-true", "bf16-mixed"], help="of the networks")
     parser.add_argument("--json", type=Path, default=Path("results/peers.json"), help="rows, read and written")
     arguments = parser.parse_args()
     if arguments.mode == "table":
@@ -410,7 +420,8 @@ def main() -> None:
         import_torchvision()
         import pytorch_ood.detector as theirs
     for name in arguments.networks:
-        measure(Study(name, arguments.shared, arguments.cache), theirs, arguments.images, arguments.json)
+        study = Study(name, arguments.shared, arguments.cache, arguments.precision)
+        measure(study, theirs, arguments.images, arguments.json)
 
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ def test_stages_give_the_logits_of_the_public_network(name, shared_dir):
         torch.testing.assert_close(network(x), original(x))
 
 
-def make_study(tmp_path: Path, n: int = 60) -> peers.Study:
+def make_study(tmp_path: Path, n: int = 60, precision: str = "32-true") -> peers.Study:
     """A study of a small network whose classes are red, green and blue noise; unknown images are of any colour."""
     rng = np.random.default_rng(0)
     torch.manual_seed(0)
@@ -51,7 +51,7 @@ def make_study(tmp_path: Path, n: int = 60) -> peers.Study:
         network.fc.weight.copy_(found.solution.T)
         network.fc.bias.zero_()
     ood = {name: images(False) for name in ("cifar100", *peers.SHARED_OOD)}
-    study = peers.Study("resnet20-cifar10", tmp_path, tmp_path / "cache")
+    study = peers.Study("resnet20-cifar10", tmp_path, tmp_path / "cache", precision)
     sets = {"train": known, "test": test, **ood}
     vars(study).update(network=(network, (0.0,) * 3, (1.0,) * 3), images=sets)
     return study
@@ -71,6 +71,13 @@ def test_every_output_detector_of_pytorch_ood_gets_a_row_once(theirs, tmp_path, 
     monkeypatch.setattr(peers, "embed", lambda *_, **__: pytest.fail("outputs in the cache are not computed again"))
     peers.measure(again, theirs, 0, rows)
     assert json.loads(rows.read_text())["rows"] == found
+
+
+def test_bfloat16_outputs_are_close_and_cached_apart(tmp_path):
+    exact, half = (make_study(tmp_path, precision=name).outputs["test"] for name in ("32-true", "bf16-mixed"))
+    assert len(list((tmp_path / "cache").iterdir())) == 2
+    assert exact.logits.dtype == half.logits.dtype == np.float32
+    assert 0 < np.abs(exact.embeddings - half.embeddings).max() < 0.02 * np.abs(exact.embeddings).max()
 
 
 def test_near_is_the_mean_without_the_far_set():
