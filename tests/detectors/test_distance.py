@@ -65,6 +65,34 @@ def test_mahalanobis_written_out(train, new):
     np.testing.assert_allclose(found, class_distances(train, new.embeddings).min(axis=1), rtol=1e-6)
 
 
+def test_ridge_is_added_to_the_covariance_of_raw_embeddings(train, new):
+    """Written out with an inverse; the second feature is constant, as that of a dead unit."""
+    x, other = train.embeddings.copy(), new.embeddings.copy()
+    x[:, 1], other[:, 1] = 2.0, 2.0
+    other[0, 1] = 2.5
+    means = np.stack([x[train.labels == c].mean(axis=0) for c in range(C)])
+    centred = x - means[train.labels]
+    inverse = np.linalg.inv(centred.T @ centred / N + 1e-3 * np.eye(D))
+    deviations = other[:, None] - means  # (N, C, D)
+    expected = np.einsum("ncd,de,nce->nc", deviations, inverse, deviations).min(axis=1)
+    detector = MahalanobisDetector(ridge=1e-3).fit(Outputs(x, labels=train.labels))
+    np.testing.assert_allclose(detector.score(Outputs(other)), expected, rtol=1e-6)
+    again = restore_detector(*detector.get_state())
+    np.testing.assert_array_equal(again.score(Outputs(other)), detector.score(Outputs(other)))
+
+
+def test_the_ridge_of_the_paper_makes_a_new_feature_infinitely_unlikely(train, new):
+    """Without the ridge a feature that is constant among training images has no effect."""
+    x, other = train.embeddings.copy(), new.embeddings.copy()
+    x[:, 1], other[:, 1] = 0.0, 0.0
+    other[0, 1] = 1e-3
+    fitted = [MahalanobisDetector(ridge=ridge).fit(Outputs(x, labels=train.labels)) for ridge in (0.0, 1e-20)]
+    dropped, ridged = (detector.score(Outputs(other)) for detector in fitted)
+    assert ridged[0] == pytest.approx(1e-6 / 1e-20, rel=1e-6)
+    np.testing.assert_allclose(ridged[1:], dropped[1:], rtol=1e-6)
+    assert dropped[0] < 1e6
+
+
 def test_relative_distances_subtract_a_background_that_is_normalised_alike(train, new):
     found = RelativeMahalanobisDetector().fit(train).score(new)
     expected = class_distances(train, new.embeddings).min(axis=1) - marginal_distances(train, new.embeddings)

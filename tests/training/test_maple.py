@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import pytest
@@ -219,6 +220,26 @@ def test_the_space_of_clustering_is_an_option(rng):
     ):
         recipe = MapleRecipe(**{"relabel_every": 1, "cluster_method": "xmeans", **options})
         assert (PseudoLabels(recipe, current, 0).propose(1, *wrong, points.__getitem__) is not None) == is_split
+
+
+@pytest.mark.parametrize("method", ["gmeans", "xmeans", "tmeans"])
+def test_no_limit_of_clusters_finds_more_than_the_default(rng, method):
+    """Eight groups in one class, which all methods find where they may."""
+    centres = 60 * np.array(list(product((0, 1), repeat=3)))  # (8, 3)
+    points = np.concatenate([rng.normal(centre, 1, (60, 3)) for centre in centres]).astype(np.float32)
+    labels = np.zeros(len(points), int)
+    current = Relabelling.initial(labels, 1)
+    wrong = np.tile([[0.0, 1.0]], (len(points), 1))
+    found = {}
+    for limit in (5, 0):
+        recipe = MapleRecipe(cluster_method=method, cluster_space="raw", max_clusters=limit, relabel_every=1)
+        found[limit] = recipe.relabel(1, wrong, labels, current, lambda rows: points[rows], 0).n_clusters
+    assert found == {5: 5, 0: 8}
+
+
+def test_k_means_needs_a_number_of_clusters():
+    with pytest.raises(ConfigError, match="max_clusters"):
+        MapleRecipe(cluster_method="kmeans", max_clusters=0)
 
 
 def test_presets_cluster_raw_embeddings_as_the_paper_does():

@@ -30,10 +30,10 @@ from maple.detectors.description import Description
 from maple.detectors.maple import MapleDetector
 from maple.detectors.registry import register_detector
 from maple.errors import FitError
-from maple.options import Positive, Seed, option
+from maple.options import NonNegative, Positive, Seed, option
 from maple.stats.arrays import BLOCK_ELEMENTS, as_embeddings, normalise, row_blocks
 from maple.stats.background import Background, fit_background
-from maple.stats.gaussians import squared_distances
+from maple.stats.gaussians import fit_ridged_gaussians, squared_distances
 from maple.stats.moments import Moments
 from maple.types import About, Outputs
 
@@ -57,8 +57,12 @@ class _ClassDistanceDetector(Detector):
     maple_: MapleDetector
 
     def _fit(self, batches: Batches, validation: Outputs | None) -> None:
-        self.maple_ = MapleDetector(**self.settings, **self._option_values())
+        self.maple_ = MapleDetector(**self._settings())
         self.maple_.fit(batches.start, sum_over_ranks=batches.sum_over_ranks)
+
+    def _settings(self) -> dict[str, Any]:
+        """The options of the wrapped detector."""
+        return {**self.settings, **self._option_values()}
 
     def _score(self, outputs: Outputs) -> np.ndarray:
         return self.maple_.score(outputs)
@@ -86,12 +90,21 @@ class PcaOptions:
     explained_variance: _PositiveShare = option(0.95, "share of variance that PCA keeps")
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
+class RidgeOptions:
+    """Options of the plain Mahalanobis distance."""
+
+    ridge: NonNegative = option(
+        0.0, "added to the diagonal of the covariance (1e-20 in the paper); 0 leaves out directions without variance"
+    )
+
+
 @register_detector("md")
-class MahalanobisDetector(_ClassDistanceDetector):
+class MahalanobisDetector(RidgeOptions, _ClassDistanceDetector):
     """Squared Mahalanobis distance to the nearest class: min_c (e - m_c)' S^-1 (e - m_c) (Lee et al. 2018).
 
     S is the covariance around the class means, shared by all classes, in all directions. This is the paper's
-    DNN+MD, without its 1e-20 on the diagonal: null directions drop out.
+    DNN+MD, exactly so with ``ridge=1e-20``; with 0 directions without variance drop out.
 
     >>> rng = np.random.default_rng(0)
     >>> labels = np.arange(300) % 3
@@ -103,6 +116,15 @@ class MahalanobisDetector(_ClassDistanceDetector):
 
     about = _ABOUT("squared Mahalanobis distance to the nearest class", *_LEE, adds=_TIED_GAUSSIANS)
     settings = {"pca": False, "norm_exponent": 0.0, "score_by": "distance"}
+
+    def _settings(self) -> dict[str, Any]:
+        return self.settings
+
+    def _fit(self, batches: Batches, validation: Outputs | None) -> None:
+        super()._fit(batches, validation)
+        if self.ridge:
+            moments = self.maple_.learned_.densities.moments.of(0.0)
+            self.maple_.replace_gaussians(fit_ridged_gaussians(moments, self.ridge))
 
 
 @register_detector("pca-md")

@@ -123,6 +123,11 @@ class MapleDetector(DetectorOptions, Detector):
         """The same outputs with one logit per cluster: see :meth:`maple.detectors.learned.Learned.complete`."""
         return self.learned_.complete(outputs)
 
+    def replace_gaussians(self, gaussians: Gaussians) -> None:
+        """Use these Gaussians of the same clusters instead of those that follow from the moments, until more images."""
+        densities = self.learned_.densities
+        self._learned = replace(self.learned_, densities=replace(densities, given={densities.exponent: gaussians}))
+
     @property
     def _is_full(self) -> bool:
         """Whether each cluster has its own covariance, which takes a second pass."""

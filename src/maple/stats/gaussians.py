@@ -190,6 +190,34 @@ def fit_gaussians(
     )
 
 
+def fit_ridged_gaussians(moments: Moments, ridge: float) -> Gaussians:
+    r"""Gaussians with one covariance S in all D directions, and a small ``ridge`` on its diagonal.
+
+    .. math:: d_c^2 = (e - m_c)^\top (S + r I)^{-1} (e - m_c)
+
+    A direction without variance is kept and has the variance r: an image that leaves it is 1 / r times as far away as
+    its squared deviation, so r = 1e-20 decides the distance of every image that has a feature which is constant among
+    training images. Variances that are rounding noise count as zero.
+
+    >>> x = np.array([[1.0, 0.0], [-1.0, 0.0], [3.0, 0.0], [5.0, 0.0]])
+    >>> gaussians = fit_ridged_gaussians(Moments(2, 2).update(x, [0, 0, 1, 1]), ridge=0.01)
+    >>> gaussians.squared_distances(np.array([[0.0, 0.5]])).round(3)  # 0.25 / 0.01, and 4^2 / 1.01 further
+    array([[25.   , 40.842]])
+    """
+    check_enough(moments, needs_within=True)
+    variances, axes = np.linalg.eigh(moments.within_covariance)
+    variances = np.where(variances > RELATIVE_FLOOR * variances[-1], variances, 0.0)  # (D,)
+    matrix = axes / np.sqrt(variances + ridge)
+    return Gaussians(
+        matrix=matrix,
+        offset=-moments.mean @ matrix,
+        centroids=(moments.means - moments.mean) @ matrix,
+        log_priors=np.log(moments.counts / moments.n_images),
+        norm_exponent=moments.norm_exponent,
+        float32=False,
+    )
+
+
 def principal_components(moments: Moments, explained: float, standardise: bool = True) -> tuple[np.ndarray, np.ndarray]:
     """Variances (K,) of the principal components of scaled embeddings, and the map (D, K) onto them."""
     scale = feature_scale(moments, standardise)  # (D,)

@@ -70,6 +70,8 @@ class MapleRecipe(MapleOptions, Recipe):
     def __post_init__(self) -> None:
         if self.clustering and self.head_growth == "keep" and self.cluster_scope == "class":
             raise ConfigError("head_growth 'keep' needs cluster_scope 'cluster': choose that, or head_growth 'fresh'")
+        if self.clustering and self.cluster_method == "kmeans" and not self.max_clusters:
+            raise ConfigError("cluster_method 'kmeans' makes max_clusters clusters, and that is 0: give a number")
 
     @property
     def name(self) -> str:  # type: ignore[override]
@@ -195,7 +197,7 @@ class MapleRecipe(MapleOptions, Recipe):
             scope=self.cluster_scope,
             space=self.cluster_space,
             n_components=self.cluster_components,
-            max_clusters=self.max_clusters,
+            max_clusters=self.max_clusters or len(current.cluster_ids),
             min_cluster_size=self.min_cluster_size,
             seed=seed + epoch,
         )

@@ -127,8 +127,8 @@ class MapleOptions:
         needs="clustering",
         search=Range((0.1, 0.3, 0.5), (0.0, 0.9)),
     )
-    max_clusters: Positive = option(
-        5, "clusters per class at most", needs="clustering", search=Range((3, 5, 7, 10), (2, 10))
+    max_clusters: Annotated[int, Interval(ge=0)] = option(
+        5, "clusters per class at most; 0 sets no limit", needs="clustering", search=Range((3, 5, 7, 10), (2, 10))
     )
     min_cluster_size: Positive = _rare_clustering(
         20, "images per cluster at least", search=Range((10, 20, 50), (5, 100), log=True)
