@@ -204,9 +204,10 @@ class Panel:
     detector_options: dict[str, Any] = field(default_factory=dict)
 
 
-# The kernel of SNGP sees embeddings as they are, as in its authors' tutorial on two moons. By default it sees their
-# directions only, which holds the training of deep networks stable; in the plane the distance from the origin counts.
-RAW_SNGP = {"space": "raw", "kernel_scale": 2.0}
+# The kernel of SNGP as in its authors' tutorial on two moons. The other options of SNGP and DUQ are those of their
+# authors' first code, with which the drawings were made.
+SNGP = {"space": "raw", "kernel_scale": 2.0, "amplitude": 20.0, "mean_field": 25.0}
+DUQ = {"gradient_penalty": 0.5, "centroid_size": 128}
 PAPER = {"norm_exponent": 0.0, "score_by": "distance"}  # Mahalanobis distances as in the paper
 
 PANELS = [
@@ -214,8 +215,8 @@ PANELS = [
     Panel("energy", "Deterministic, energy", "1 − p", "cross-entropy", "energy", as_tail),
     Panel("mc-dropout", "MC-Dropout", "entropy", "mc-dropout", "entropy", as_entropy),
     Panel("ensemble", "Ensemble of 5", "entropy", "ensemble", "entropy", as_entropy),
-    Panel("duq", "DUQ", "1 − largest K", "duq", "max-logit", as_kernel),
-    Panel("sngp", "SNGP", "entropy", "sngp", "entropy", as_entropy, RAW_SNGP),
+    Panel("duq", "DUQ", "1 − largest K", "duq", "max-logit", as_kernel, DUQ),
+    Panel("sngp", "SNGP", "entropy", "sngp", "entropy", as_entropy, SNGP),
     Panel("due", "DUE", "entropy", "due", "entropy", as_entropy),
     Panel("vmdls", "VMDLS", "1 − p", "vmdls", "max-logit", as_tail),
     Panel("knn", "Deterministic, kNN", "1 − p", "cross-entropy", "knn", as_tail),

@@ -66,15 +66,15 @@ def test_frequencies_have_the_length_scale():
 
 def test_normalised_space_sees_neither_scale_nor_offset():
     x, _ = batch()
-    head = make_head()
+    head = make_head(space="normalised", kernel_scale=1.0)
     torch.testing.assert_close(head.features(10 * x + 3), head.features(x), atol=1e-4, rtol=0)
-    raw = make_head(space="raw")
+    raw = make_head(kernel_scale=1.0)
     assert (raw.features(2 * x) - raw.features(x)).abs().max() > 0.1
 
 
 def test_normalised_embeddings_have_length_one():
     """With frequencies that are the axes and no phase, features are cosines of the coordinates."""
-    head = make_head(features=8, amplitude=2.0)
+    head = make_head(features=8, amplitude=2.0, space="normalised")
     head.frequencies, head.phases = torch.eye(4).repeat(2, 1), torch.zeros(8)
     x, _ = batch()
     coordinates = x - x.mean(1, keepdim=True)
@@ -175,12 +175,18 @@ def test_sure_images_count_in_full_unless_weighed():
 
 
 def test_defaults_are_those_of_the_authors_code():
-    """google/uncertainty-baselines, baselines/cifar/sngp.py: likelihood, ridge, factor, bound, features, no bias."""
+    """google/uncertainty-baselines at d72a5a9: likelihood, ridge, factor, bound, features, kernel, no bias.
+
+    Its frequencies have standard deviation 0.05, and its features are cosines without a factor.
+    """
     recipe = SngpRecipe()
     head = recipe.build_head(128, 10)
-    assert (head.options.likelihood, head.options.ridge, head.options.mean_field) == ("gaussian", 1.0, 25.0)
+    assert (head.options.likelihood, head.options.ridge, head.options.mean_field) == ("gaussian", 1.0, 20.0)
     assert (recipe.spectral_bound, recipe.power_iterations) == (6.0, 1)
-    assert (len(head.phases), head.options.space, head.output.bias) == (1024, "normalised", None)
+    assert (len(head.phases), head.options.space, head.output.bias) == (1024, "raw", None)
+    assert head.frequencies.std().item() == pytest.approx(0.05, rel=0.01)
+    x = batch(size=128)[0]
+    torch.testing.assert_close(head.features(x), (x @ head.frequencies.T + head.phases).cos(), rtol=1e-4, atol=1e-4)
     given = SngpRecipe(likelihood="multinomial", mean_field=0.5, features=8).build_head(4, 3)
     assert (given.options.likelihood, given.options.mean_field) == ("multinomial", 0.5)
 

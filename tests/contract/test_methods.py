@@ -35,7 +35,7 @@ SMALL = {
     "ensemble": {"members": 1},
 }
 OPTIONS = TrainOptions(epochs=1, batch_size=32, precision="32-true")
-NO_GRAPH = ("mc-dropout", "sngp", "due")  # torch cannot trace them
+NO_GRAPH = ("mc-dropout", "due")  # torch cannot trace them
 NOT_MERGED = ("knn",)  # it keeps images, which sums cannot gather
 
 

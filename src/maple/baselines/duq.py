@@ -19,13 +19,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from maple.options import AboveZero, NonNegative, Positive, Range, Share, option
+from maple.options import AboveZero, NoneByName, NonNegative, Positive, Range, Share, option
 from maple.training.loss import LossTerm
 from maple.training.recipe import Recipe, Step, register_recipe
 from maple.types import About
@@ -133,8 +133,9 @@ class DuqRecipe(Recipe):
     """DUQ (van Amersfoort et al. 2020): a :class:`DuqHead`, one class against the rest, and the gradient penalty.
 
     The defaults are those of the published CIFAR-10 experiment, ``train_duq_cifar.py`` in
-    https://github.com/y0ast/deterministic-uncertainty-quantification, with centroids of 128 instead of 512 numbers,
-    which suits embeddings of 128. The cross-entropy is a mean over the classes, as in that experiment: the weight of
+    https://github.com/y0ast/deterministic-uncertainty-quantification at commit a4503d9: a penalty of 0.75, and
+    centroids as large as the embedding. The code of the first publication had 0.5 and 512; runs keep the options that
+    they were made with. The cross-entropy is a mean over the classes, as in that experiment: the weight of
     the penalty is relative to it. The centroids are moved by the embeddings of the step itself, computed in training
     mode before the update; the authors' code recomputes them after the update, by a second pass over the batch in
     evaluation mode (batch normalisation by running statistics). The penalty needs second derivatives; with weight 0
@@ -142,14 +143,14 @@ class DuqRecipe(Recipe):
 
     >>> recipe = DuqRecipe(length_scale=0.3)
     >>> recipe.build_head(embedding_size=64, n_outputs=10).centroids.shape
-    torch.Size([10, 128])
+    torch.Size([10, 64])
     """
 
     length_scale: AboveZero = option(
         0.1, "length scale of the kernel", was="duq_length_scale", search=Range((0.05, 0.1, 0.3), (0.03, 1.0), log=True)
     )
     gradient_penalty: NonNegative = option(
-        0.5,
+        0.75,
         "weight of the two-sided gradient penalty",
         was="duq_gradient_penalty",
         search=Range((0.1, 0.5, 1.0), (0.01, 2.0), log=True),
@@ -157,8 +158,10 @@ class DuqRecipe(Recipe):
     centroid_momentum: Share = option(
         0.999, "momentum of the moving averages of the centroids", was="duq_centroid_momentum"
     )
-    centroid_size: Positive = option(
-        128, "size of the space of each class, where its centroid is", was="duq_centroid_size"
+    centroid_size: Annotated[Positive | None, NoneByName] = option(
+        None,
+        "size of the space of each class, where its centroid is, or 'none' (that of the embedding)",
+        was="duq_centroid_size",
     )
 
     about: ClassVar[About] = About(
@@ -175,7 +178,7 @@ class DuqRecipe(Recipe):
     remedy: ClassVar[str] = "lower --learning-rate or --set duq.gradient_penalty, or raise --set duq.length_scale"
 
     def build_head(self, embedding_size: int, n_outputs: int) -> DuqHead:
-        return DuqHead(embedding_size, n_outputs, self.centroid_size, self.length_scale)
+        return DuqHead(embedding_size, n_outputs, self.centroid_size or embedding_size, self.length_scale)
 
     def loss(self, step: Step) -> dict[str, LossTerm]:
         terms = {"binary_cross_entropy": LossTerm(one_against_rest(step.logits, step.targets))}

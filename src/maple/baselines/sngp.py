@@ -20,17 +20,19 @@ from them, up to :math:`a^2 / s`, and scales the logits down (mean-field approxi
 
 .. math:: \bar f_c(x) = f_c(x) / \sqrt{1 + \lambda\, v(x)}.
 
-Defaults are those of the authors' CIFAR-10 experiment, ``baselines/cifar/sngp.py`` in
-https://github.com/google/uncertainty-baselines: 1024 features, likelihood 'gaussian', an exact sum that starts again
-with each epoch, s = 1, :math:`\lambda = 25`, normalised embeddings, no bias, and layers bounded by 6. Differences:
+Defaults are those of the authors' CIFAR-10 experiment, ``baselines/cifar/sngp.py`` and ``wide_resnet_sngp.py`` in
+https://github.com/google/uncertainty-baselines as of 2024 (commit d72a5a9): 1024 features of raw embeddings,
+frequencies with standard deviation 0.05 (:math:`\ell = 20`) and features without a factor
+(:math:`a = \sqrt{R / 2}` = 22.627), likelihood 'gaussian', an exact sum that starts again with each epoch, s = 1,
+:math:`\lambda = 20`, no bias, and layers bounded by 6. Differences:
 
 - No dropout; the authors drop a tenth of the filters in every block in training (filter-wise dropout).
-- The embeddings themselves are normalised, without parameters, and the entries of W are independent. The authors first
-  project embeddings to 128 numbers at random, normalise these with a learned scale and offset, and make the rows of W
-  orthogonal in blocks.
-- On the unit sphere the kernel has length scale 1 and amplitude 20; theirs has 1.77 (W has standard deviation 0.05
-  before inputs of length :math:`\sqrt{128}`) and :math:`\sqrt{R / 2}` = 22.6.
+- The entries of W are independent; theirs are orthogonal in blocks of rows.
 - Weight decay applies to the whole network; theirs does not apply to :math:`\beta`.
+
+Their code of 2021 had other defaults: :math:`\lambda = 25`, and embeddings projected to 128 numbers and normalised
+before a kernel of length scale 1.77. Runs keep the options that they were made with. For embeddings whose scale
+differs from that of a wide ResNet, ``space="normalised", kernel_scale=1`` makes the length scale independent of it.
 
 Like theirs, this code does not bound batch normalisation. That can stretch distances, so the bound holds for single
 layers, not for the network.
@@ -70,10 +72,12 @@ class SngpOptions:
     features: Annotated[int, Interval(ge=1, le=2**15)] = option(
         1024, "random features of the Gaussian process", was="sngp_features"
     )
-    space: Literal["normalised", "raw"] = option("normalised", "embeddings that its kernel compares", was="sngp_space")
-    kernel_scale: AboveZero = option(1.0, "length scale of its kernel", was="sngp_kernel_scale")
+    space: Literal["normalised", "raw"] = option("raw", "embeddings that its kernel compares", was="sngp_space")
+    kernel_scale: AboveZero = option(
+        20.0, "length scale of its kernel; about 1 for normalised embeddings", was="sngp_kernel_scale"
+    )
     amplitude: AboveZero = option(
-        20.0,
+        22.627,
         "amplitude of its kernel: how large logits are expected to be",
         was="sngp_amplitude",
         search=Range((5.0, 10.0, 20.0), (2.0, 50.0), log=True),
@@ -85,8 +89,8 @@ class SngpOptions:
     )
     ridge: AboveZero = option(1.0, "prior precision of its weights", was="sngp_ridge")
     mean_field: NonNegative = option(
-        25.0,
-        "factor of the variance in the mean-field logits; 25 suits about 50,000 images; use less for fewer",
+        20.0,
+        "factor of the variance in the mean-field logits; 20 suits about 50,000 images; use less for fewer",
         was="sngp_mean_field",
     )
 
@@ -101,9 +105,8 @@ class RandomFeatureHead(nn.Module):
     'multinomial' that square times p (1 - p).
 
     ``space`` 'normalised' brings each embedding to mean 0 and length 1 (layer normalisation without parameters) before
-    the kernel. The scale of embeddings changes by orders of magnitude while a network learns, so for a fixed length
-    scale all distances would soon be tiny or huge. On the unit sphere, where distances are at most 2, a length scale of
-    about 1 suits any network; the kernel then ignores the lengths of embeddings.
+    the kernel. On the unit sphere, where distances are at most 2, a length scale of about 1 suits any network; the
+    kernel then ignores the lengths of embeddings. With ``raw`` the length scale must suit those lengths.
 
     >>> head = RandomFeatureHead(embedding_size=8, n_outputs=3, options=SngpOptions(features=64))
     >>> embeddings = torch.randn(5, 8)
@@ -193,7 +196,7 @@ def mean_field_logits(logits: Tensor, variance: Tensor, factor: float) -> Tensor
 
     Their softmax approximates the mean of the softmax over the posterior (Lu et al. 2020,
     https://arxiv.org/abs/2006.07584). :math:`\lambda = \pi / 8` comes from the probit approximation of the logistic;
-    the authors of SNGP tune it instead, to 25 on CIFAR-10. Variances fall with the number of training images, so fewer
+    the authors of SNGP tune it instead, to 20 on CIFAR-10. Variances fall with the number of training images, so fewer
     images need a smaller factor.
 
     >>> mean_field_logits(torch.tensor([[2.0, 4.0]]), torch.tensor([3.0]), factor=1.0)
@@ -208,7 +211,8 @@ class SngpRecipe(SngpOptions, BoundedRecipe, CrossEntropy):
     """SNGP (Liu et al. 2020): cross-entropy, bounded layers, and a Gaussian process of random features as head.
 
     The precision matrix is that of the last epoch: it is cleared before each epoch and grows with every step. The
-    equations of the paper are ``likelihood="multinomial"`` with ``mean_field=0.39``.
+    equations of the paper are ``likelihood="multinomial"`` with ``mean_field=0.39``. Defaults: uncertainty-baselines as
+    of 2024 (see the module).
 
     >>> SngpRecipe(features=256).build_head(embedding_size=128, n_outputs=10)(torch.randn(4, 128)).shape
     torch.Size([4, 10])
