@@ -7,6 +7,7 @@ import json
 import math
 import re
 import xml.etree.ElementTree as ElementTree
+from collections.abc import Mapping
 from dataclasses import replace
 from html.parser import HTMLParser
 from itertools import pairwise
@@ -19,6 +20,7 @@ from scipy.special import log_softmax
 from sklearn.datasets import load_digits
 
 from maple.data.image_set import ImageSet
+from maple.evaluation.gains import Reading, measure_gains
 from maple.evaluation.results import ClassFlagged, Classification, Detection, Histogram, Method, Reliability, Results
 from maple.files import RunFile, save_json
 from maple.options import to_toml
@@ -85,7 +87,7 @@ def judge(log_p: np.ndarray, labels: np.ndarray) -> Classification:
     )
 
 
-def detect(ind: np.ndarray, ood: dict[str, np.ndarray], judged: Classification | None, flagged: dict) -> Method:
+def detect(ind: np.ndarray, ood: Mapping[str, np.ndarray], judged: Classification | None, flagged: dict) -> Method:
     edges = np.linspace(0, max(s.max() for s in (ind, *ood.values())), 41)
     detection = {}
     for name, scores in ood.items():
@@ -133,14 +135,14 @@ def build_run(folder: Path, names: tuple[str, ...], ood_names: tuple[str, ...] =
     confusion = metrics.confusion_matrix(labels[~train], said.class_id, len(names))
     theoretical, observed = qq_points(said.squared_distance, 9)
     paper = replace(judge(log_p, labels[~train]), brier=math.nan, ece=0.4)
+    ours = Reading(log_p, said.score, {name: p.score for name, p in said_ood.items()})
+    theirs = Reading(log_softmax(4 * log_p, axis=1), 1 - said.probability, softmax)
     results = Results(
         class_names=list(names),
         methods={
-            "softmax": detect(1 - said.probability, softmax, judge(log_softmax(4 * log_p, axis=1), labels[~train]), {}),
-            "maple": detect(
-                said.score, {n: p.score for n, p in said_ood.items()}, judge(log_p, labels[~train]), flagged
-            ),
-            "maple-paper": detect(said.score, {n: p.score for n, p in said_ood.items()}, paper, {}),
+            "softmax": detect(theirs.ind, theirs.ood, judge(theirs.log_probabilities, labels[~train]), {}),
+            "maple": detect(ours.ind, ours.ood, judge(log_p, labels[~train]), flagged),
+            "maple-paper": detect(ours.ind, ours.ood, paper, {}),
         },
         n_ind=int((~train).sum()),
         n_ood={name: len(x) for name, x in unknown.items()},
@@ -157,6 +159,7 @@ def build_run(folder: Path, names: tuple[str, ...], ood_names: tuple[str, ...] =
             ood_names[0]: {"hard": ClassFlagged(100, 0.25), "easy": ClassFlagged(200, 0.75)},
             ood_names[1]: {"noise": ClassFlagged(200, 1.0)},
         },
+        gains={"softmax": measure_gains(ours, theirs, labels[~train])},
         provenance={
             "seed": 0,
             "versions": {"maple": "0.1.0", "numpy": "2"},

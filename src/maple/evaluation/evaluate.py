@@ -24,7 +24,8 @@ from maple.detectors.logits import LogitDetector, probability_of_others
 from maple.detectors.registry import create_detector
 from maple.errors import DataError, UsageError
 from maple.evaluation._judge import MAX_CURVE_POINTS, judge_as_paper, judge_probabilities, make_method
-from maple.evaluation.results import ClassFlagged, Classification, Method, Results, to_plain
+from maple.evaluation.gains import Reading, measure_gains
+from maple.evaluation.results import ClassFlagged, Gain, Method, Results, to_plain
 from maple.stats import metrics
 from maple.stats.chi_square import gaussian_test, qq_points
 from maple.stats.gaussians import class_logsumexp
@@ -102,9 +103,10 @@ def evaluate_case(case: Case, context: Context) -> Results:
     predictor, predicted, degrees = case.predictor, case.prediction, case.description.degrees_of_freedom
     theoretical, observed = qq_points(predicted.squared_distance, degrees, MAX_CURVE_POINTS)
     confusion = metrics.confusion_matrix(case.labels, predicted.class_id, case.n_classes)
+    compared = _compare(case, context)
     return Results(
         class_names=list(predictor.class_names),
-        methods=_compare(case, context),
+        methods=compared.methods,
         n_ind=len(case.ind),
         n_ood={name: len(outputs) for name, outputs in case.ood.items()},
         n_components=int(degrees),
@@ -123,6 +125,7 @@ def evaluate_case(case: Case, context: Context) -> Results:
             for name, names in context.ood_classes.items()
             if predicted.is_calibrated
         },
+        gains=compared.gains,
         provenance=to_plain({**context.provenance, "seed": context.seed, "versions": _versions()}),
     )
 
@@ -183,20 +186,36 @@ def _check_labels(ind: Outputs, n_classes: int) -> np.ndarray:
 # --- methods ---------------------------------------------------------------------------------------------------------
 
 
-def _compare(case: Case, context: Context) -> dict[str, Method]:
-    """All methods by name: the recipe's own, the detectors, then the readings of MAPLE."""
+class Compared(NamedTuple):
+    """All methods by name, and the gains of MAPLE over those that read class probabilities off the network."""
+
+    methods: dict[str, Method]
+    gains: dict[str, dict[str, Gain]]
+
+
+def _compare(case: Case, context: Context) -> Compared:
+    """The recipe's own method, the detectors, then the readings of MAPLE."""
     own, detectors = context.own, context.detectors
     if detectors is None:
         with_logits = case.ind.logits is not None
         detectors = [name for name in BASELINES if with_logits and (own is None or name != own.detector)]
-    methods = {}
-    if own is not None:  # the network's probabilities, and the score that the authors of the recipe propose
-        methods[own.recipe] = _detect(case, _fit_to_logits(own.detector, case), _judge_softmax(case))
-    methods |= {found.name: _baseline(case, found) for found in (_fit_to_logits(each, case) for each in detectors)}
-    methods |= {row.name: make_method(None, row.ind, row.ood) for row in context.scored}
-    if "softmax" in methods or own is not None:
-        methods["softmax-scaled"] = _scaled_softmax(case)
-    return methods | {"maple": _maple(case), "maple-paper": _maple_as_paper(case)}
+    fitted = [_fit_to_logits(each, case) for each in detectors]
+    networks = {} if own is None else {own.recipe: _read_network(case, _fit_to_logits(own.detector, case))}
+    networks |= {found.name: _read_network(case, found) for found in fitted if found.name == "softmax"}
+    if networks:
+        networks["softmax-scaled"] = _read_scaled(case)
+    judged = {name: _judge_reading(reading, case.labels) for name, reading in networks.items()}
+    ours = _read_maple(case)
+    methods = {
+        **({} if own is None else {own.recipe: judged[own.recipe]}),
+        **{found.name: judged.get(found.name) or _baseline(case, found) for found in fitted},
+        **{row.name: make_method(None, row.ind, row.ood) for row in context.scored},
+        **judged,
+        "maple": _judge_maple(case, ours),
+        "maple-paper": _maple_as_paper(case),
+    }
+    gains = {name: measure_gains(ours, reading, case.labels) for name, reading in networks.items()}
+    return Compared(methods, gains)
 
 
 def _fit_to_logits(given: str | Detector, case: Case) -> Detector:
@@ -207,35 +226,35 @@ def _fit_to_logits(given: str | Detector, case: Case) -> Detector:
     return detector
 
 
-def _detect(
-    case: Case, detector: Detector, judged: Classification | None, gaussians: Description | None = None
-) -> Method:
-    scores = {name: detector.score(outputs) for name, outputs in case.ood.items()}
-    return make_method(judged, detector.score(case.ind), scores, found=gaussians)
-
-
 def _baseline(case: Case, detector: Detector) -> Method:
-    """``softmax`` has class probabilities, and so have Gaussians, as the paper reads them; others only detect."""
+    """The row of a detector; Gaussians have class probabilities too, as the paper reads them."""
     found = detector.describe(case.ind)
+    scores = detector.score(case.ind), {name: detector.score(outputs) for name, outputs in case.ood.items()}
     if found is not None and found.score_is_distance:
-        return _detect(case, detector, judge_as_paper(found, case.labels), found)
-    return _detect(case, detector, _judge_softmax(case) if detector.name == "softmax" else None)
+        return make_method(judge_as_paper(found, case.labels), *scores, found=found)
+    return make_method(None, *scores)
 
 
-def _judge_softmax(case: Case) -> Classification:
-    return judge_probabilities(_class_log_softmax(case.ind, case.n_classes), case.labels)
+def _read_network(case: Case, detector: Detector) -> Reading:
+    """The network's own class probabilities, with the score of a detector."""
+    scores = {name: detector.score(outputs) for name, outputs in case.ood.items()}
+    return Reading(_class_log_softmax(case.ind, case.n_classes), detector.score(case.ind), scores)
 
 
-def _scaled_softmax(case: Case) -> Method:
+def _read_scaled(case: Case) -> Reading:
     """Softmax with a temperature fitted on the same validation images (Guo et al. 2017)."""
     temperature = case.predictor.probability.softmax_temperature
 
     def scale(outputs: Outputs) -> np.ndarray:
         return log_softmax(_class_log_softmax(outputs, case.n_classes) / temperature, axis=1)
 
-    scores = {name: probability_of_others(scale(outputs)) for name, outputs in case.ood.items()}
     logs = scale(case.ind)
-    return make_method(judge_probabilities(logs, case.labels), probability_of_others(logs), scores)
+    scores = {name: probability_of_others(scale(outputs)) for name, outputs in case.ood.items()}
+    return Reading(logs, probability_of_others(logs), scores)
+
+
+def _judge_reading(reading: Reading, labels: np.ndarray) -> Method:
+    return make_method(judge_probabilities(reading.log_probabilities, labels), reading.ind, reading.ood)
 
 
 def _class_log_softmax(outputs: Outputs, n_classes: int) -> np.ndarray:
@@ -252,14 +271,18 @@ def _class_log_softmax(outputs: Outputs, n_classes: int) -> np.ndarray:
     return logs
 
 
-def _maple(case: Case) -> Method:
-    """The calibrated posterior, the predictor's score and its decision."""
-    return make_method(
-        judge_probabilities(case.predictor.log_probabilities(case.description), case.labels),
-        case.prediction.score,
-        {name: prediction.score for name, prediction in case.ood_predictions.items()},
-        {name: _share_flagged(prediction) for name, prediction in case.ood_predictions.items()},
-    )
+def _read_maple(case: Case) -> Reading:
+    """The calibrated posterior and the predictor's score."""
+    logs = case.predictor.log_probabilities(case.description)
+    scores = {name: prediction.score for name, prediction in case.ood_predictions.items()}
+    return Reading(logs, case.prediction.score, scores)
+
+
+def _judge_maple(case: Case, reading: Reading) -> Method:
+    """The row of MAPLE, with the shares of images that it flags."""
+    judged = judge_probabilities(reading.log_probabilities, case.labels)
+    flagged = {name: _share_flagged(prediction) for name, prediction in case.ood_predictions.items()}
+    return make_method(judged, reading.ind, reading.ood, flagged)
 
 
 def _maple_as_paper(case: Case) -> Method:

@@ -97,6 +97,14 @@ class Method:
 
 
 @dataclass(frozen=True)
+class Gain:
+    """By how much ``maple`` is better than another method in one figure on the same images; negative if worse."""
+
+    value: Number
+    error: Number  # its standard error, over the images
+
+
+@dataclass(frozen=True)
 class Results:
     """Everything `evaluate` found, by method: ``softmax``, ``energy``, ``maple``, ``maple-paper``, others on request.
 
@@ -122,6 +130,7 @@ class Results:
     threshold: Number = math.nan  # score above which ``is_ood``; NaN without calibration
     latency_ms: Number = math.nan  # per image
     unknown_classes: dict[str, dict[str, ClassFlagged]] = field(default_factory=dict)  # by OOD set and class name
+    gains: dict[str, dict[str, Gain]] = field(default_factory=dict)  # by other method and figure, as in ``rows``
     provenance: dict[str, Any] = field(default_factory=dict)
     format_version: int = FORMAT_VERSION
 

@@ -14,12 +14,12 @@ from maple.text import number, percent, plural
 
 OURS = "maple"
 DEFAULT_FALSE_ALARM = 0.05  # to compare methods if the run has no threshold
-_SCALED = "softmax-scaled"  # its curves nearly coincide with those of softmax
+SCALED = "softmax-scaled"  # its curves nearly coincide with those of softmax
 
 _LINES = {
     OURS: Line("MAPLE", BLUE, "-"),
     "softmax": Line("softmax", ORANGE, "--"),
-    _SCALED: Line("softmax, scaled", MUTED, "--"),
+    SCALED: Line("scaled softmax", MUTED, "--"),
     "energy": Line("energy", GREEN, ":"),
     "maple-paper": Line("MAPLE, chi-square tail", PINK, "-."),
 }
@@ -43,7 +43,7 @@ def list_methods(results: Results, scaled: bool = True) -> dict[str, Method]:
     """MAPLE, then the baseline, then the other methods; without ``scaled``, softmax at its fitted temperature is left
     out."""
     names = sorted(results.methods, key=lambda name: (name != OURS, name != results.baseline))
-    return {name: results.methods[name] for name in names if scaled or name != _SCALED}
+    return {name: results.methods[name] for name in names if scaled or name != SCALED}
 
 
 def list_classifiers(results: Results, scaled: bool = True) -> dict[str, Classification]:
@@ -83,14 +83,6 @@ def interpolate_roc(roc_ind: Sequence[float], roc_ood: Sequence[float], false_al
     left = right - 1
     share = (false_alarm - rates[left]) / (rates[right] - rates[left])
     return round(float(highest[left] + share * (lowest[right] - highest[left])), 12)
-
-
-def is_worse(results: Results, ood_name: str) -> bool:
-    """Whether the baseline has a higher AUROC than MAPLE, to the digits shown."""
-    if results.baseline is None:
-        return False
-    ours, theirs = (results.methods[name].detection[ood_name].auroc for name in (OURS, results.baseline))
-    return round(ours, 3) < round(theirs, 3)
 
 
 # ---------------------------------------------------------------------------------------------------------------------

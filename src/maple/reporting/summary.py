@@ -9,16 +9,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from maple.evaluation.results import Results
-from maple.reporting.comparison import OURS, detection_rate, false_alarm_rate, is_worse, method_name
+from maple.reporting.comparison import OURS, detection_rate, false_alarm_rate, method_name
 from maple.reporting.gallery import Gallery
 from maple.reporting.predictions import PredictionSummary
 from maple.reporting.record import RunRecord
 from maple.reporting.sections import list_confusions, list_recalls
+from maple.reporting.verdicts import Comparison, compare_figures, describe_comparison
 from maple.text import join_names, number, percent, plural
 from maple.types import RunClasses
 
 ENOUGH_IMAGES = 10  # of a class, to call it the least accurate one
-MAX_SETS = 4  # OOD sets with a key figure
 MAX_SPLIT = 3  # split classes named
 
 
@@ -29,6 +29,8 @@ class KeyFigure:
     value: str
     name: str
     note: str
+    words: str = ""  # how it compares with the network's own probabilities
+    verdict: str = ""  # the same as 'ahead', 'equal' or 'behind'
 
 
 @dataclass(frozen=True)
@@ -102,6 +104,7 @@ def _describe_results(results: Results) -> Iterator[str]:
     judged = results.methods[OURS].classification
     if judged:
         yield f"Its accuracy on {plural(results.n_ind, 'test image')} is {percent(judged.accuracy)}."
+    yield from describe_comparison(compare_figures(results))
     if results.n_ood:
         yield _describe_detection(results)
     if results.threshold == math.inf:
@@ -135,22 +138,23 @@ def _describe_unreachable_threshold(results: Results) -> str:
 
 
 def _key_figures(results: Results) -> Iterator[KeyFigure]:
-    baseline = results.baseline
-    ours, theirs = (results.methods[name].classification if name else None for name in (OURS, baseline))
-
-    def beside(value: str | None) -> str:
-        return f"{method_name(baseline)} {value}" if baseline and value else ""
-
-    if ours:
-        yield KeyFigure(percent(ours.accuracy), "accuracy", beside(percent(theirs.accuracy) if theirs else None))
-        yield KeyFigure(number(ours.ece), "calibration error", beside(number(theirs.ece) if theirs else None))
-    for name in list(results.n_ood)[:MAX_SETS]:
-        other = percent(detection_rate(results, baseline, name)) if baseline else None
-        yield KeyFigure(percent(detection_rate(results, OURS, name)), f"of {name} detected", beside(other))
+    for compared in compare_figures(results):
+        figure = compared.figure
+        yield KeyFigure(
+            figure.write(compared.value), figure.name, _note(compared, results), compared.words, compared.verdict or ""
+        )
     if results.n_ood:
         calibrated = not math.isnan(results.false_alarm)
         note = "of the known test images flagged" if calibrated else "assumed: the run has no threshold"
         yield KeyFigure(percent(false_alarm_rate(results)), "false alarms", note)
+
+
+def _note(compared: Comparison, results: Results) -> str:
+    """The figures of the rivals and, for ECE, what chance alone contributes to it."""
+    judged = results.methods[OURS].classification
+    floor = judged.ece_floor if judged and compared.figure.key == "ece" else math.nan
+    chance = f"perfect calibration would give {number(floor)}" if not math.isnan(floor) else ""
+    return "; ".join(part for part in (compared.others, chance) if part)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -174,11 +178,17 @@ def _point_at_results(results: Results | None) -> Iterator[Pointer]:
         most = f", most often confused with {pairs[0].predicted}" if pairs else ""
         text = f"The class with the lowest accuracy is {lowest.name}: {percent(lowest.recall)}{most}."
         yield Pointer(text, "confusion", "Confusion")
-    worse = [name for name in results.n_ood if is_worse(results, name)]
-    if worse and results.baseline:
-        other = method_name(results.baseline)
-        text = f"{other[0].upper()}{other[1:]} ranks the images of {join_names(worse)} better than MAPLE does."
-        yield Pointer(text, "unknown", "Detection")
+    yield from _point_at_defeats(results)
+
+
+def _point_at_defeats(results: Results) -> Iterator[Pointer]:
+    for compared in compare_figures(results):
+        if compared.verdict == "behind":
+            is_detection = compared.figure.key.startswith("auroc/")
+            section = ("unknown", "Detection") if is_detection else ("results", "Results")
+            name, value = compared.figure.name, compared.figure.write(compared.value)
+            text = f"{name[0].upper()}{name[1:]} {value} is {compared.words} ({compared.others})."
+            yield Pointer(text, *section)
 
 
 def _point_at_gallery(gallery: Gallery) -> Iterator[Pointer]:

@@ -91,15 +91,27 @@ def reliability_curve(confidence: Any, correct: Any, bins: int = 15) -> Reliabil
         raise UsageError(f"bins is {bins}: give at least 1")
     confidence, correct = check_unit(confidence, "confidence"), _check_correct(correct)
     check_lengths(confidence=confidence, correct=correct)
-    edges = np.linspace(0.0, 1.0, bins + 1)
-    index = np.maximum(np.searchsorted(edges, confidence, side="left") - 1, 0)  # edge i closes bin i - 1
+    index = bin_index(confidence, bins)
     count = np.bincount(index, minlength=bins)
 
     def mean(values: np.ndarray) -> np.ndarray:
         total = np.bincount(index, weights=values, minlength=bins)
         return np.divide(total, count, out=np.full(bins, np.nan), where=count > 0)
 
-    return ReliabilityCurve(edges, count, mean(correct), mean(confidence))
+    return ReliabilityCurve(_bin_edges(bins), count, mean(correct), mean(confidence))
+
+
+def bin_index(confidence: np.ndarray, bins: int) -> np.ndarray:
+    """The bin (N,) of each confidence in [0, 1] (N,).
+
+    >>> bin_index(np.array([0.0, 0.5, 0.51]), 2)
+    array([0, 0, 1])
+    """
+    return np.maximum(np.searchsorted(_bin_edges(bins), confidence, side="left") - 1, 0)  # edge i closes bin i - 1
+
+
+def _bin_edges(bins: int) -> np.ndarray:
+    return np.linspace(0.0, 1.0, bins + 1)
 
 
 def expected_calibration_error(confidence: Any, correct: Any, bins: int = 15) -> float:
