@@ -45,10 +45,11 @@ from maple.files import RunFile, load_json
 from maple.networks import Backbone, embed, open_model, use_fast_allocator
 from maple.progress import say
 from maple.reporting.plots import BLUE, ORANGE, Line, plot_reliability, plot_scores, standalone_svg
-from maple.runs.fit import GALLERY_SAMPLE, FitRequest, fit_run
+from maple.runs.fit import GALLERY_SAMPLE, fit_run
+from maple.runs.requests import FitRequest, TrainRequest
 from maple.runs.setup.config import resolve_config
 from maple.runs.setup.presets import read_preset
-from maple.runs.train import TrainRequest, train_run
+from maple.runs.train import train_run
 
 MODEL = "python:benchmarks.efficientnet_lite:efficientnet_lite0"
 PRESET = "finetune"

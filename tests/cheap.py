@@ -23,7 +23,8 @@ from maple.decisions.calibration import Calibration
 from maple.prediction.base import BasePredictor
 from maple.runs import predict as predict_files
 from maple.runs import writer
-from maple.runs.predict import PredictRequest, predict_images
+from maple.runs.predict import predict_images
+from maple.runs.requests import PredictRequest
 from maple.types import Prediction
 
 FAILED = 99  # exit code
@@ -78,7 +79,7 @@ def use(predictor: BasePredictor, save_seconds: float = 0.0) -> None:
 
 
 def predict(*arguments: Any, **options: Any) -> int:
-    return predict_images(PredictRequest(*arguments, **options))
+    return predict_images(PredictRequest(*arguments, **{"workers": 0, **options}))
 
 
 def write_images(folder: Path, n: int) -> Path:

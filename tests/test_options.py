@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from maple.errors import ConfigError, UsageError
 from maple.options import (
@@ -13,8 +15,11 @@ from maple.options import (
     Share,
     as_dict,
     build_options,
+    named_sources,
+    named_values,
     option,
     read_names,
+    read_numbers,
     read_toml,
     validate_options,
 )
@@ -108,3 +113,35 @@ def test_an_empty_key_is_no_former_name():
 def test_names_in_a_missing_file(tmp_path):
     with pytest.raises(UsageError, match=r"none\.txt.*one name per line"):
         read_names(f"@{tmp_path / 'none.txt'}")
+
+
+words = st.text(st.characters(categories=("L", "N")), min_size=1)
+
+
+@given(st.dictionaries(words, words, max_size=4))
+def test_pairs_come_back(sources):
+    assert named_sources([f"{name}={source}" for name, source in sources.items()]) == sources
+
+
+@pytest.mark.parametrize("pair", ["a", "=b", "a=", " =b"])
+def test_sources_that_are_no_pair(pair):
+    with pytest.raises(UsageError) as caught:
+        named_sources([pair])
+    assert "--ood" in str(caught.value) and f"'{pair}'" in str(caught.value)
+
+
+def test_values_to_search():
+    assert named_values(["a=1, 2", "b=x"]) == {"a": ["1", "2"], "b": ["x"]}
+    assert named_values(None) == {}
+    for pairs in (["a=,"], ["a=1", "a=2"]):
+        with pytest.raises(UsageError) as caught:
+            named_values(pairs)
+        assert "--values" in str(caught.value) and "a" in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["1,2", "1,2,x", "", "1,2,3,4"])
+def test_numbers_of_the_wrong_kind_or_length(text):
+    with pytest.raises(UsageError) as caught:
+        read_numbers(text, "--mean", float, "three numbers", length=3)
+    assert "--mean" in str(caught.value) and f"'{text}'" in str(caught.value)
+    assert read_numbers(None, "--mean", float, "three numbers", length=3) is None

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import optuna
 
-from maple.runs.tune.plan import TuneRequest
+from maple.runs.requests import TuneRequest
 
 SPLITS = (0.15, 0.1, 0.05, 0.7)
 FLAGS = {"epochs": 2, "batch_size": 64, "splits": SPLITS, "learning_rate": 0.01}

@@ -9,7 +9,8 @@ import numpy as np
 from maple.data.image_set import ImageSet
 from maple.data.sources import open_images
 from maple.data.splits import load_splits
-from maple.runs.train import TrainRequest, train_run
+from maple.runs.requests import TrainRequest
+from maple.runs.train import train_run
 
 
 def train_nine(folder: Path) -> Path:

@@ -31,7 +31,7 @@ from maple.prediction.predictor import Predictor as Predictor
 from maple.prediction.store import load_predictor as load_predictor
 from maple.prediction.update import update_predictor as update_predictor
 from maple.reporting.report import write_report as write_report
-from maple.runs.tune.plan import TuneRequest as TuneRequest
+from maple.runs.requests import TuneRequest as TuneRequest
 from maple.runs.tune.search import tune_recipe as tune_recipe
 from maple.stats.gmeans import GMeans as GMeans
 from maple.stats.moments import Moments as Moments

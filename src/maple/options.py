@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import Field, asdict, dataclass, field, fields
 from functools import cache
 from pathlib import Path
@@ -70,6 +70,27 @@ def option(
     """
     about = {"help": help, "flag": flag, "rare": rare, "needs": needs, "was": was, "search": search}
     return field(default=default, metadata=about)
+
+
+@dataclass(frozen=True)
+class Flag:
+    """How the command line takes a parameter or a field: ``weights: Annotated[Path | None, Flag("...")] = None``."""
+
+    help: str | Callable[[], str]  # a function if the text takes time
+    name: str = ""  # the spelling, if not that of the field
+    shown: str = ""  # the default in the help, if not the value
+    panel: str | None = None
+    metavar: str | None = None
+    min: int | None = None
+    envvar: str | None = None
+    positional: bool = False
+    takes: Any = None  # type of the value given, or None, of which ``read`` makes that of the field
+    read: Callable[[Any], Any] | None = None
+
+
+def flag(default: Any, help: str | Callable[[], str], name: str = "", **about: Any) -> Any:
+    """A field of a request that is a flag; ``about`` as in :class:`Flag`."""
+    return field(default=default, metadata={"flag": Flag(help, name, **about)})
 
 
 def list_options(group: Any) -> dict[str, Field[Any]]:
@@ -197,6 +218,57 @@ def read_names(text: str) -> list[str]:
             f"cannot read the names in '{text[1:]}': {reason}; after @, give a text file with one name per line"
         ) from None
     return [line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#")]
+
+
+def read_pairs(flag: str, takes: str, pairs: list[str] | None) -> Iterator[tuple[str, str, UsageError]]:
+    """Name and value of each ``NAME=VALUE``, and the error for values that the caller cannot use."""
+    for pair in pairs or ():
+        error = UsageError(f"{flag} takes {takes}; got '{pair}'")
+        name, separator, value = pair.partition("=")
+        if not (separator and name.strip()):
+            raise error
+        yield name.strip(), value, error
+
+
+def named_sources(pairs: list[str] | None) -> dict[str, str]:
+    """Sources of ``--ood`` by name."""
+    sources: dict[str, str] = {}
+    for name, source, error in read_pairs("--ood", "NAME=SOURCE, such as svhn=svhn or debris=folder/debris", pairs):
+        if not source:
+            raise error
+        if name in sources:
+            raise UsageError(f"--ood names '{name}' twice: give each set its own name")
+        sources[name] = source
+    return sources
+
+
+def named_values(pairs: list[str] | None) -> dict[str, list[str]]:
+    """Values of ``--values`` by the name of the option."""
+    values: dict[str, list[str]] = {}
+    for name, listed, error in read_pairs("--values", "NAME=VALUE,..., such as max_clusters=3,5", pairs):
+        if not (found := read_names(listed)):
+            raise error
+        if name in values:
+            raise UsageError(f"--values names '{name}' twice: give all its values at once, {name}=VALUE,...")
+        values[name] = found
+    return values
+
+
+def read_numbers(text: str | None, flag: str, kind: type, takes: str, length: int | None = None) -> Any:
+    """Numbers separated by commas, ``length`` of them; ``takes`` is what an error asks for. None stays None.
+
+    >>> read_numbers("0,1", "--seeds", int, "numbers such as 0,1,2")
+    (0, 1)
+    """
+    if text is None:
+        return None
+    try:
+        numbers = tuple(kind(part) for part in text.split(","))
+    except ValueError:
+        numbers = ()
+    if not numbers or length not in (None, len(numbers)):
+        raise UsageError(f"{flag} takes {takes}; got '{text}'")
+    return numbers
 
 
 def to_toml(values: dict[str, Any]) -> str:

@@ -13,7 +13,8 @@ from maple.detectors.registry import list_detectors
 from maple.errors import UsageError
 from maple.options import read_toml
 from maple.prediction.store import load_predictor
-from maple.runs.evaluate import EvaluateRequest, evaluate_run
+from maple.runs.evaluate import evaluate_run
+from maple.runs.requests import EvaluateRequest
 from maple.training.recipe import find_recipe, list_recipes
 from maple.types import About
 

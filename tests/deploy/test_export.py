@@ -139,7 +139,8 @@ def run_folder(predictor, tmp_path_factory):
 
 
 def test_a_run_whose_images_are_gone_is_not_exported_unchecked(run_folder, tmp_path):
-    from maple.deploy.export import ExportRequest, export_run
+    from maple.deploy.export import export_run
+    from maple.runs.requests import ExportRequest
 
     bare = tmp_path / "bare"
     shutil.copytree(run_folder, bare, ignore=shutil.ignore_patterns("gallery"))
@@ -149,8 +150,9 @@ def test_a_run_whose_images_are_gone_is_not_exported_unchecked(run_folder, tmp_p
 
 
 def test_a_run(run_folder, predictor, tmp_path, onnx):
-    from maple.deploy.export import ExportRequest, export_run
+    from maple.deploy.export import export_run
     from maple.prediction.onnx import OnnxPredictor
+    from maple.runs.requests import ExportRequest
 
     report = export_run(ExportRequest(run_folder, tmp_path / "model.onnx", preprocess=True))
     assert report.n_exemplars == 16 and report.n_images == 48 + 16  # 12 of each class, and noise
@@ -171,7 +173,8 @@ def test_a_run(run_folder, predictor, tmp_path, onnx):
     ],
 )
 def test_requests_that_make_no_sense(run_folder, tmp_path, out, options, reason):
-    from maple.deploy.export import ExportRequest, export_run
+    from maple.deploy.export import export_run
+    from maple.runs.requests import ExportRequest
 
     with pytest.raises(UsageError, match=reason):
         export_run(ExportRequest(run_folder, tmp_path / out, **options))

@@ -82,7 +82,7 @@ def test_json_and_other_levels(run: Path, images: Path, capsys: pytest.CaptureFi
 
 
 def test_a_level_without_enough_calibration_images_decides_nothing(run: Path, images: Path) -> None:
-    for case in explain_images(ExplainRequest(run, [str(images)], decision={"false_alarm": 1e-6})):
+    for case in explain_images(ExplainRequest(run, [str(images)], flags={"false_alarm": 1e-6})):
         assert "was not decided: the run has too few calibration images" in case.explanation.sentences()[-1]
 
 
@@ -90,7 +90,7 @@ def test_p_values_per_class_are_about_known_images_of_that_class(
     run: Path, images: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("maple.decisions.calibration.MIN_CLASS_IMAGES", 10)
-    for case in explain_images(ExplainRequest(run, [str(images)], decision={"per_class": True, "false_alarm": 0.1})):
+    for case in explain_images(ExplainRequest(run, [str(images)], flags={"per_class": True, "false_alarm": 0.1})):
         called = f"of known images called {case.explanation.class_name} look as unusual"
         assert called in case.explanation.sentences()[-1]
 

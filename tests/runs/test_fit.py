@@ -29,8 +29,9 @@ from maple.networks import create_backbone, load_weights, open_model, wrap_backb
 from maple.options import read_toml
 from maple.prediction.fit import fit_predictor
 from maple.prediction.store import load_predictor
-from maple.runs.fit import FitRequest, check_head, fit_run, prepare_folder, sample_rows
+from maple.runs.fit import check_head, fit_run, prepare_folder, sample_rows
 from maple.runs.folder import RunFolder, RunOrigin
+from maple.runs.requests import FitRequest
 from maple.runs.setup.config import resolve_config
 from maple.runs.setup.splits import load_run_splits, reopen_splits
 

@@ -338,7 +338,7 @@ def test_another_request_is_refused(interrupted, tmp_path):
     kept = {path: path.read_bytes() for path in interrupted.out.parent.rglob("*") if path.is_file()}
     again = interrupted.again
     cases = [
-        (partial(again, decision={"false_alarm": 0.2}), "--false-alarm"),
+        (partial(again, flags={"false_alarm": 0.2}), "--false-alarm"),
         (partial(again, fdr=0.1), "--fdr"),
         (partial(again, coverage=0.9, all_probabilities=True), "--coverage, --all-probabilities"),
     ]

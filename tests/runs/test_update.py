@@ -23,7 +23,8 @@ from maple.prediction.store import load_predictor
 from maple.prediction.update import update_predictor
 from maple.reporting.gallery import read_gallery
 from maple.runs.folder import RunFolder
-from maple.runs.update import UpdateRequest, update_run
+from maple.runs.requests import UpdateRequest
+from maple.runs.update import update_run
 from updating import read_digits, save_npz, train_nine
 
 

@@ -1,4 +1,4 @@
-"""Commands and their flags: made from the arguments of a command, from options, ``--set`` and ``--plugin``."""
+"""Commands and their flags: made from the request of a command, from options, ``--set`` and ``--plugin``."""
 
 from __future__ import annotations
 
@@ -6,37 +6,21 @@ import inspect
 import shlex
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import MISSING, dataclass, field, fields
-from pathlib import Path
+from dataclasses import MISSING, dataclass, fields
 from pkgutil import resolve_name
-from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import typer
 
-from maple.errors import ConfigError, UsageError
+from maple.errors import UsageError
 
-Request = TypeVar("Request")
+if TYPE_CHECKING:
+    from maple.options import Flag
+
+Declared = tuple[str, "Flag", inspect.Parameter]  # name, flag, and the parameter for Typer
 Flags = dict[str, str | bool]  # values of flags as they were given, by option or by name.option
 SWITCH = " "  # in place of a value in the help
-DataRoot = Annotated[
-    Path | None,
-    typer.Option(help="folder of named data sets, <name>/<split>.parquet [dim]\\[default: environment MAPLE_DATA][/]"),
-]
-RunDataRoot = Annotated[
-    Path | None,
-    typer.Option(help="folder of named data sets [dim]\\[default: the one the run was trained with][/]"),
-]
-Workers = Annotated[
-    int, typer.Option(min=0, metavar="NUMBER", help="processes that decode images which do not fit in memory")
-]
-OodSources = Annotated[list[str] | None, typer.Option(metavar="NAME=SOURCE", help="unknown images; may be repeated")]
-AsJson = Annotated[bool, typer.Option("--json", metavar=SWITCH, help="print JSON instead of a table")]
-TextAsJson = Annotated[bool, typer.Option("--json", metavar=SWITCH, help="print JSON instead of text")]
-BatchSize = Annotated[int, typer.Option(min=1, metavar="NUMBER", help="images per forward pass")]
-Trust = Annotated[
-    bool,
-    typer.Option("--trust", metavar=SWITCH, help="allow a network that runs code (TorchScript, .pt2 and python:...)"),
-]
+_NO_DEFAULT = inspect.Parameter.empty
 
 
 @dataclass(frozen=True)
@@ -60,68 +44,17 @@ SECTIONS = {
     "decision": Section("Decision", "maple.decisions.options:DecisionOptions"),
     "serve": Section("Serving", "maple.deploy.serve.options:ServeOptions"),
 }
-# --- declaring commands -----------------------------------------------------------------------------------------------
-
-
-def argument(help: str, metavar: str, default: Any = MISSING) -> Any:
-    """A positional argument, as a field of the arguments of a command."""
-    return field(default=default, metadata={"typer": lambda _: typer.Argument(help=help, metavar=metavar)})
-
-
-def flag(
-    default: Any, help: str | Callable[[], str], name: str = "", shown: str = "", panel: str | None = None, **more: Any
-) -> Any:
-    """A flag, as a field of the arguments of a command.
-
-    ``help`` is a function if the text takes time. ``name`` is the spelling if it is not that of the field; a switch
-    that is off has no ``--no-`` form. ``shown`` is the default in the help if that is not the value. The rest is for
-    Typer.
-    """
-
-    def make(own_name: str) -> Any:
-        from maple.options import flag_name
-
-        names = [name or flag_name(own_name)] if name or default is False else []
-        text = (help if isinstance(help, str) else help()) + _default_text(shown)
-        if isinstance(default, bool) or "min" in more:
-            more.setdefault("metavar", SWITCH if isinstance(default, bool) else "NUMBER")
-        return typer.Option(*names, help=text, rich_help_panel=panel, **more)
-
-    return field(default=default, metadata={"typer": make})
-
-
-def _load_plugins(modules: list[str] | None) -> list[str] | None:
-    if modules:
-        from maple.registry import load_plugin
-
-        for module in modules:
-            load_plugin(module)
-    return modules
-
-
-@dataclass(frozen=True)
-class _MethodFlags:
-    """Flags of commands that know methods."""
-
-    settings: list[str] | None = flag(None, "", "--set", panel="Methods", metavar="NAME.OPTION=VALUE")
-    plugins: list[str] | None = flag(
-        None,
-        "Python module that registers methods, installed or in the current folder; may be repeated",
-        "--plugin",
-        panel="Methods",
-        metavar="MODULE",
-        callback=_load_plugins,
-    )
 
 
 @dataclass(frozen=True)
 class Command:
-    """A function of ``given``, a dataclass of arguments and flags, and perhaps of ``flags``, as a command.
+    """A function as a command: of a ``request``, of ``flags``, and of parameters with a :class:`~maple.options.Flag`.
 
-    Each option of the ``sections`` becomes a flag; values given arrive in ``flags``. ``settings`` adds ``--set``, whose
-    values arrive there by ``name.option``; ``plugins`` adds ``--plugin``. ``rare`` options are hidden from the help
-    unless asked for. ``default`` is shown for flags whose default is not the option's own. ``settable`` is what
-    ``--set`` takes, for the help.
+    Annotations may use the names of :mod:`maple.runs.requests`. Each option of the ``sections`` becomes a flag; values
+    given arrive in ``flags``, of the request or of the function. ``settings`` adds ``--set``, whose values arrive there
+    by ``name.option``; ``plugins`` adds ``--plugin``. ``rare`` options are hidden from the help unless asked for.
+    ``default`` is shown for flags whose default is not the option's own. ``settable`` is what ``--set`` takes, for the
+    help.
 
     Flags are made when the command is run: ``maple --help`` needs only names and docstrings.
     """
@@ -140,26 +73,47 @@ class Command:
 
     def with_flags(self) -> Callable[..., None]:
         """The function with one keyword per flag, which Typer reads."""
-        hints = get_type_hints(self.function)
-        arguments = hints["given"]
-        own = list(_argument_flags(arguments))
+        from maple.runs import requests
+
+        taken = inspect.signature(self.function).parameters
+        hints = get_type_hints(self.function, {**vars(requests), **self.function.__globals__}, include_extras=True)
+        request = hints.get("request")
+        own = [each for name, taking in taken.items() for each in _list_flags(name, hints[name], taking.default)]
         made = [each for section in self.sections for each in self._section_flags(section)]
-        shared = [each for each in _argument_flags(_MethodFlags) if getattr(self, each.name)]
-        for each in shared:
-            if each.name == "settings":
-                each.annotation.__metadata__[0].help = f"{self.settable}; may be repeated; see maple methods NAME"
+        shared = list(self._shared_flags())
 
         def run(**given: Any) -> None:
+            known = {name: flag.read(given[name]) if flag.read else given[name] for name, flag, _ in (*shared, *own)}
             flags: Flags = {each.name: given[each.name] for each in made if given[each.name] is not None}
-            flags |= read_settings(given.get("settings"))
-            record = arguments(**{each.name: given[each.name] for each in own})
-            self.function(record, *([flags] if "flags" in hints else []))
+            known |= {"flags": flags | known.get("settings", {}), "command": command_line()}
+            if request is not None:
+                known["request"] = request(
+                    **{each.name: known[each.name] for each in fields(request) if each.name in known}
+                )
+            self.function(**{name: known[name] for name in taken})
 
-        parameters = [*own, *made, *shared]
+        parameters = [*(each for *_, each in own), *made, *(each for *_, each in shared)]
         run.__name__, run.__doc__ = self.name, self.function.__doc__
         run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         run.__annotations__ = {each.name: each.annotation for each in parameters}
         return run
+
+    def _shared_flags(self) -> Iterator[Declared]:
+        """The flags of commands that know methods."""
+        from maple.options import Flag
+        from maple.runs.requests import load_plugins
+
+        if self.settings:
+            help = f"{self.settable}; may be repeated; see maple methods NAME"
+            yield _declare(
+                "settings",
+                Flag(help, "--set", panel="Methods", metavar="NAME.OPTION=VALUE", takes=list[str], read=read_settings),
+            )
+        if self.plugins:
+            help = "Python module that registers methods, installed or in the current folder; may be repeated"
+            yield _declare(
+                "plugins", Flag(help, "--plugin", panel="Methods", metavar="MODULE", takes=list[str], read=load_plugins)
+            )
 
     def _section_flags(self, name: str) -> Iterator[inspect.Parameter]:
         section = SECTIONS[name]
@@ -175,7 +129,7 @@ class Command:
                     hidden=option.metadata.get("rare", False) and not self.rare,
                 )
                 kind: Any = bool | None if option.type == "bool" else str | None
-                yield _keyword(option.name, Annotated[kind, settings])
+                yield _keyword(option.name, Annotated[kind, settings], None)
 
 
 def command(*sections: str, **about: Any) -> Callable[[Callable[..., None]], Command]:
@@ -183,16 +137,44 @@ def command(*sections: str, **about: Any) -> Callable[[Callable[..., None]], Com
     return lambda function: Command(function, sections, **about)
 
 
-def _argument_flags(arguments: type) -> Iterator[inspect.Parameter]:
-    """One parameter per field: declared by :func:`argument` or :func:`flag`, or annotated for Typer already."""
-    hints = get_type_hints(arguments, include_extras=True)
-    for each in fields(arguments):
-        kind, make = hints[each.name], each.metadata.get("typer")
-        default = inspect.Parameter.empty if each.default is MISSING else each.default
-        yield _keyword(each.name, Annotated[kind, make(each.name)] if make else kind, default)
+# --- parameters for Typer ---------------------------------------------------------------------------------------------
 
 
-def _keyword(name: str, annotation: Any, default: Any = None) -> inspect.Parameter:
+def _list_flags(name: str, annotation: Any, default: Any) -> Iterator[Declared]:
+    """The flag of a parameter; of a request, those of its fields."""
+    if get_origin(annotation) is Annotated:
+        kind, flag = get_args(annotation)
+        yield _declare(name, flag, kind, default)
+    elif name == "request":
+        hints = get_type_hints(annotation, include_extras=True)
+        for each in fields(annotation):
+            kind, default = hints[each.name], _NO_DEFAULT if each.default is MISSING else each.default
+            declared = Annotated[kind, each.metadata["flag"]] if "flag" in each.metadata else kind
+            yield from _list_flags(each.name, declared, default)
+
+
+def _declare(name: str, flag: Flag, kind: Any = None, default: Any = None) -> Declared:
+    """The parameter of a flag; ``kind`` and ``default`` are those of the value if the flag does not read it."""
+    from maple.options import flag_name
+
+    if flag.takes is not None:
+        kind, default = flag.takes | None, None
+    help = (flag.help if isinstance(flag.help, str) else flag.help()) + _default_text(flag.shown)
+    if flag.positional:
+        return name, flag, _keyword(name, Annotated[kind, typer.Argument(help=help, metavar=flag.metavar)], default)
+    names = [flag.name or flag_name(name)] if flag.name or default is False else []  # those have no --no- form
+    made = typer.Option(
+        *names,
+        help=help,
+        rich_help_panel=flag.panel,
+        metavar=flag.metavar or (SWITCH if kind is bool else None if flag.min is None else "NUMBER"),
+        min=flag.min,
+        envvar=flag.envvar,
+    )
+    return name, flag, _keyword(name, Annotated[kind, made], default)
+
+
+def _keyword(name: str, annotation: Any, default: Any) -> inspect.Parameter:
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 
@@ -218,99 +200,22 @@ def value_text(annotation: Any) -> str | None:
     return "|".join(filter(None, map(value_text, get_args(annotation)))) or None
 
 
-# --- values that are more than one word ------------------------------------------------------------------------------
-
-
-def _pairs(flag: str, takes: str, pairs: list[str] | None) -> Iterator[tuple[str, str, UsageError]]:
-    """Name and value of each ``NAME=VALUE``, and the error for values that the caller cannot use."""
-    for pair in pairs or ():
-        error = UsageError(f"{flag} takes {takes}; got '{pair}'")
-        name, separator, value = pair.partition("=")
-        if not (separator and name.strip()):
-            raise error
-        yield name.strip(), value, error
-
-
 def read_settings(pairs: list[str] | None) -> dict[str, str]:
     """Values of ``--set`` by ``name.option``.
 
     >>> read_settings(["sngp.features=1024"])
     {'sngp.features': '1024'}
     """
+    from maple.options import read_pairs
+
     found: dict[str, str] = {}
-    for key, value, error in _pairs("--set", "NAME.OPTION=VALUE, such as sngp.features=1024", pairs):
+    for key, value, error in read_pairs("--set", "NAME.OPTION=VALUE, such as sngp.features=1024", pairs):
         name, _, option = key.rpartition(".")
         if not (name and option):
             raise error
         if found.setdefault(key, value.strip()) != value.strip():
             raise UsageError(f"--set {key} is given twice: give it once")
     return found
-
-
-def read_config(path: Path | None) -> dict[str, Any]:
-    """The sections of the user's configuration file; its plug-ins, ``plugin = [...]``, are imported."""
-    from maple.options import read_toml
-
-    sections = read_toml(path) if path else {}
-    modules = sections.pop("plugin", [])
-    if not isinstance(modules, list) or not all(isinstance(module, str) for module in modules):
-        raise ConfigError(f"'plugin' in '{path}' is {modules!r}: write a list of module names, plugin = ['my_module']")
-    if modules and "origin" in sections:
-        raise ConfigError(f"'{path}' belongs to a run, whose plug-ins are never imported: give --plugin {modules[0]}")
-    _load_plugins(modules)
-    return sections
-
-
-def named_sources(pairs: list[str] | None) -> dict[str, str]:
-    """Sources of ``--ood`` by name."""
-    sources: dict[str, str] = {}
-    for name, source, error in _pairs("--ood", "NAME=SOURCE, such as svhn=svhn or debris=folder/debris", pairs):
-        if not source:
-            raise error
-        if name in sources:
-            raise UsageError(f"--ood names '{name}' twice: give each set its own name")
-        sources[name] = source
-    return sources
-
-
-def named_values(pairs: list[str] | None) -> dict[str, list[str]]:
-    """Values of ``--values`` by the name of the option."""
-    from maple.options import read_names
-
-    values: dict[str, list[str]] = {}
-    for name, listed, error in _pairs("--values", "NAME=VALUE,..., such as max_clusters=3,5", pairs):
-        if not (found := read_names(listed)):
-            raise error
-        if name in values:
-            raise UsageError(f"--values names '{name}' twice: give all its values at once, {name}=VALUE,...")
-        values[name] = found
-    return values
-
-
-def read_numbers(text: str | None, flag: str, kind: type, takes: str, length: int | None = None) -> Any:
-    """Numbers separated by commas, ``length`` of them; ``takes`` is what an error asks for. None stays None.
-
-    >>> read_numbers("0,1", "--seeds", int, "numbers such as 0,1,2")
-    (0, 1)
-    """
-    if text is None:
-        return None
-    try:
-        numbers = tuple(kind(part) for part in text.split(","))
-    except ValueError:
-        numbers = ()
-    if not numbers or length not in (None, len(numbers)):
-        raise UsageError(f"{flag} takes {takes}; got '{text}'")
-    return numbers
-
-
-# --- requests ---------------------------------------------------------------------------------------------------------
-
-
-def to_request(given: Any, kind: type[Request], **values: Any) -> Request:
-    """A request of this kind from the arguments that it knows, and from ``values``, which take precedence."""
-    known = {each.name for each in fields(kind)} & vars(given).keys()  # type: ignore[arg-type]
-    return kind(**{name: getattr(given, name) for name in known} | values)
 
 
 def command_line() -> str:

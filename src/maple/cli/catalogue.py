@@ -4,42 +4,43 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from maple.cli import _flags as cli
 from maple.cli._output import make_grid, output, print_facts, print_line
 from maple.errors import UsageError
 
 if TYPE_CHECKING:
+    from maple.options import Flag
     from maple.runs.listings import MethodFacts
-
-
-@dataclass(frozen=True)
-class MethodsArguments:
-    """The arguments of ``maple methods``."""
-
-    name: str | None = cli.argument(
-        "recipe or detector to describe, with its options [dim]\\[default: list all][/]", "NAME", None
-    )
-    as_json: cli.AsJson = False
+    from maple.runs.requests import AsJson, DataRoot
 
 
 @cli.command()
-def methods(given: MethodsArguments) -> None:
+def methods(
+    name: Annotated[
+        str | None,
+        Flag(
+            "recipe or detector to describe, with its options [dim]\\[default: list all][/]",
+            metavar="NAME",
+            positional=True,
+        ),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
     """List recipes (training methods) and detectors (OOD scores) with papers and cost, or describe one of them.
 
     Options of a method are set with --set NAME.OPTION=VALUE, or in its section of a TOML file.
     """
     from maple.runs.listings import find_methods, list_methods
 
-    if given.name is not None:
-        found = find_methods(given.name)
-        if given.as_json:
+    if name is not None:
+        found = find_methods(name)
+        if as_json:
             print(json.dumps([_method_dict(each) for each in found], indent=1))
-        for each in found if not given.as_json else ():
+        for each in found if not as_json else ():
             _print_method(each)
-    elif given.as_json:
+    elif as_json:
         print(json.dumps(list_methods(), indent=1))
     else:
         _print_methods(list_methods())
@@ -102,36 +103,33 @@ def _option_rows(found: MethodFacts) -> list[dict[str, Any]]:
     ]
 
 
-@dataclass(frozen=True)
-class DataArguments:
-    """The arguments of ``maple data``."""
-
-    source: str | None = cli.argument("data set to describe [dim]\\[default: list all][/]", "SOURCE", None)
-    get: bool = cli.flag(False, "fetch the original files and convert them, if missing")
-    data_root: cli.DataRoot = None
-    as_json: cli.AsJson = False
-
-
 @cli.command(plugins=False)
-def data(given: DataArguments) -> None:
+def data(
+    source: Annotated[
+        str | None, Flag("data set to describe [dim]\\[default: list all][/]", metavar="SOURCE", positional=True)
+    ] = None,
+    get: Annotated[bool, Flag("fetch the original files and convert them, if missing")] = False,
+    data_root: DataRoot = None,
+    as_json: AsJson = False,
+) -> None:
     """List data sets and where they are searched for, or describe one of them and how to get it."""
     from maple.runs.listings import describe_source, list_sources
 
-    source, root = given.source, given.data_root
-    if given.get:
+    if get:
         from maple.data.catalogue.get import get_data_set
 
         if source is None:
             raise UsageError("--get needs the name of a data set: maple data cifar10 --get")
-        get_data_set(source, root)
-    found = list_sources(root) if source is None else describe_source(source, root)
-    if given.as_json:
+        get_data_set(source, data_root)
+    found = list_sources(data_root) if source is None else describe_source(source, data_root)
+    if as_json:
         print(json.dumps(found, indent=1))
     elif isinstance(found, dict):
         print_facts(found)
     else:
         _print_sources(found)
-        print_line(f"data root: {root or os.environ.get('MAPLE_DATA') or 'none: set MAPLE_DATA or give --data-root'}")
+        root = data_root or os.environ.get("MAPLE_DATA")
+        print_line(f"data root: {root or 'none: set MAPLE_DATA or give --data-root'}")
 
 
 def _print_sources(rows: list[dict[str, Any]]) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import islice, zip_longest
 from pathlib import Path
@@ -36,6 +36,7 @@ from maple.prediction.store import load_predictor
 from maple.reporting.gallery import Gallery, read_gallery
 from maple.runs.folder import RunFolder
 from maple.runs.loading import open_like
+from maple.runs.requests import ExportRequest
 from maple.runs.setup.request import LEFT_OUT
 from maple.runs.setup.splits import left_out_images, omit_classes, reopen_splits
 
@@ -166,35 +167,12 @@ def _write(
     )
 
 
-@dataclass(frozen=True)
-class ExportRequest:
-    """The arguments of ``maple export``."""
-
-    run: Path
-    out: Path  # .onnx or .pt2
-    preprocess: bool = False  # take uint8 images
-    exemplars: bool = True  # include training images of each cluster
-    quantise: bool = False
-    ood: Mapping[str, str] = field(default_factory=dict)  # sources of unknown images, to measure the quantisation
-    data_root: Path | None = None
-    trust: bool = False
-
-    def check(self) -> None:
-        """Refuse combinations that do not fit."""
-        if self.out.suffix.lower() not in SUFFIXES:
-            raise UsageError(f"'{self.out}': end the name in {' or '.join(SUFFIXES)}")
-        if self.quantise and self.out.suffix.lower() != ".onnx":
-            raise UsageError("--quantise works for ONNX only: end the name of --out in .onnx, or omit --quantise")
-        if self.ood and not self.quantise:
-            raise UsageError("--ood measures the change by --quantise: add --quantise, or omit --ood")
-
-
 def export_run(request: ExportRequest) -> ExportReport:
     """Export the predictor of a run, with exemplars of its clusters.
 
     The check uses the images in the gallery of the run, or those of its test split without a gallery.
     """
-    request.check()
+    _check_request(request)
     predictor = load_predictor(request.run, trust=request.trust)
     gallery = read_gallery(request.run / RunFile.GALLERY)
     shown = {each.cluster: each.thumbnails[:EXEMPLARS_PER_CLUSTER] for each in gallery.clusters}
@@ -214,6 +192,17 @@ def export_run(request: ExportRequest) -> ExportReport:
         return export()
     unknown = _unknown_images(request, predictor, splits)
     return export(quantise=True, test=None if splits is None else splits.test, ood=unknown)
+
+
+def _check_request(request: ExportRequest) -> None:
+    """Refuse combinations that do not fit."""
+    suffix = request.out.suffix.lower()
+    if suffix not in SUFFIXES:
+        raise UsageError(f"'{request.out}': end the name in {' or '.join(SUFFIXES)}")
+    if request.quantise and suffix != ".onnx":
+        raise UsageError("--quantise works for ONNX only: end the name of --out in .onnx, or omit --quantise")
+    if request.ood and not request.quantise:
+        raise UsageError("--ood measures the change by --quantise: add --quantise, or omit --ood")
 
 
 def _reopen(request: ExportRequest, size: int, needed: bool) -> Splits | None:

@@ -7,7 +7,7 @@ import os
 import platform
 import subprocess
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -36,28 +36,12 @@ from maple.reporting.gallery import write_evaluation_gallery
 from maple.reporting.report import write_report
 from maple.runs.folder import RunFolder
 from maple.runs.loading import open_like, ready_predictor, warn_of_skipped
+from maple.runs.requests import EvaluateRequest
 from maple.runs.setup.config import SECTIONS, RunConfig
 from maple.runs.setup.request import LEFT_OUT
 from maple.runs.setup.splits import left_out_images, reopen_splits
 from maple.training.recipe import RECIPES, find_recipe
 from maple.types import Outputs
-
-
-@dataclass(frozen=True, kw_only=True)
-class EvaluateRequest:
-    """The arguments of ``maple evaluate``."""
-
-    run: Path
-    ind: str | None = None  # source of test images; by default the run's own test split
-    ood: Mapping[str, str] = field(default_factory=dict)  # sources of unknown images, by name
-    decision: Values = field(default_factory=dict)  # decision options that differ from the run's
-    detectors: Sequence[str | Detector] | None = None  # to compare with, fitted on the run's training images
-    ood_validation: str | None = None  # source of unknown images for the detector that is tuned on them
-    data_root: Path | None = None
-    workers: int | None = None
-    trust: bool = False
-    report: bool = True
-    command: str = "maple evaluate"
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,8 +57,9 @@ def evaluate_run(request: EvaluateRequest) -> Results:
     detectors = _compared_detectors(request)
     run = RunFolder(request.run)
     with run.changing(request.command) as settings:
-        config = settings.resolve({} if request.workers is None else {"workers": request.workers})
-        predictor = ready_predictor(request.run, request.decision, trust=request.trust)
+        config = settings.resolve({"workers": request.workers})
+        decision = {key: value for key, value in request.flags.items() if "." not in key}
+        predictor = ready_predictor(request.run, decision, trust=request.trust)
         if detectors and predictor.detector.learned_.appended:
             raise UsageError(
                 "--detector needs all training images, and a run does not keep those that maple update added: leave "
@@ -97,7 +82,9 @@ def evaluate_run(request: EvaluateRequest) -> Results:
 
 def _compared_detectors(request: EvaluateRequest) -> list[Detector] | None:
     """The detectors to compare with, each once; ``None`` for the default ones."""
-    by_name = {each.name: each for each in map(create_detector, request.detectors or ()) if each.name != "maple"}
+    settings = {key: value for key, value in request.flags.items() if "." in key}
+    asked = create_detectors(request.detectors or (), settings)
+    by_name = {each.name: each for each in asked if each.name != "maple"}
     tuned = [name for name, each in by_name.items() if getattr(each, "learns_from_ood", False)]
     if tuned and request.ood_validation is None:
         raise UsageError(f"'{tuned[0]}' is tuned on unknown images: give some with --ood-validation")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -20,19 +19,12 @@ from maple.prediction.explanation import USUAL_SHARE, Explanation
 from maple.prediction.predictor import Predictor
 from maple.progress import counting
 from maple.reporting.explanations import ExplainedImage, render_explanations
-from maple.runs.loading import ImagesRequest, open_like, ready_predictor, warn_of_skipped
+from maple.runs.loading import open_like, ready_predictor, warn_of_skipped
+from maple.runs.requests import ExplainRequest
 from maple.text import plural
 from maple.types import Outputs
 
 MAX_IMAGES = 200  # on one page
-
-
-@dataclass(frozen=True)
-class ExplainRequest(ImagesRequest):
-    """The arguments of ``maple explain``; the model is a run."""
-
-    out: Path | None = None  # HTML page to write
-    limit: int | None = None  # explain only this many images, those with the highest scores, the highest first
 
 
 def explain_images(request: ExplainRequest) -> list[ExplainedImage]:
@@ -42,7 +34,7 @@ def explain_images(request: ExplainRequest) -> list[ExplainedImage]:
         raise UsageError(f"--out '{out}': end the name in .html, or leave it out to print")
     if limit is not None and not 1 <= limit <= MAX_IMAGES:
         raise UsageError(f"--limit {limit}: explain between 1 and {MAX_IMAGES} images")
-    predictor = ready_predictor(request.model, request.decision, trust=request.trust)
+    predictor = ready_predictor(request.model, request.flags, trust=request.trust)
     images = open_like(predictor, request.sources, request.data_root)
     if limit is None and len(images) > MAX_IMAGES:
         raise UsageError(

@@ -10,7 +10,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -32,9 +32,10 @@ from maple.reporting.report import write_report
 from maple.runs.evaluate import EvaluationSets, measure_run, open_unknown
 from maple.runs.folder import RunFolder, RunSettings
 from maple.runs.loading import warn_if_nothing_is_flagged
+from maple.runs.requests import FitRequest, RunRequest
 from maple.runs.setup.config import RunConfig, given_options, resolve_config
 from maple.runs.setup.init import check_weights, describe_network, follow_network, try_image
-from maple.runs.setup.request import RunRequest, absolute_source, check_unknown
+from maple.runs.setup.request import absolute_source, check_unknown, describe_request
 from maple.runs.setup.splits import announce_images, describe_classes, open_splits, order_like_head
 from maple.text import percent
 from maple.training.head import count_outputs
@@ -46,24 +47,6 @@ GALLERY_SAMPLE = 200  # training images per cluster among which exemplars are so
 _SECTIONS = ("data", "detector", "decision")  # of the options, those that fitting reads
 
 
-@dataclass(frozen=True, kw_only=True)
-class FitRequest(RunRequest):
-    """The arguments of ``maple fit``; options of the network as for :func:`~maple.networks.open_model`."""
-
-    model: str
-    calibrate: str | None = None  # images that the network has not seen, for validation and calibration
-    weights: Path | None = None
-    n_classes: int | None = None
-    head: str | None = None
-    drop_head: bool = False
-    mean: tuple[float, ...] | None = None
-    std: tuple[float, ...] | None = None
-    shallow: str | None = None
-    command: str = "maple fit"
-
-    sources: ClassVar[tuple[str, ...]] = (*RunRequest.sources, "calibrate", "model", "weights")
-
-
 def fit_run(request: FitRequest) -> Results | None:
     """Open the network, fit, calibrate, evaluate and report; the results, or ``None`` without test images.
 
@@ -72,7 +55,7 @@ def fit_run(request: FitRequest) -> Results | None:
     ``calibrate`` the source is split four ways, which is right only if the network has seen none of it. The request is
     checked before the run folder is touched; the folder is locked while it is written.
     """
-    run = RunFolder(request.out)
+    run = RunFolder(request.folder)
     run.check_unlocked()
     _check_folder(request)
     request, config, backbone, splits = _open_all(request)
@@ -88,8 +71,8 @@ def fit_run(request: FitRequest) -> Results | None:
 
 
 def _check_folder(request: FitRequest) -> None:
-    if RunFolder(request.out).holds_run() and not request.overwrite:
-        raise UsageError(f"'{request.out}' already holds a run: add --overwrite to replace it")
+    if RunFolder(request.folder).holds_run() and not request.overwrite:
+        raise UsageError(f"'{request.folder}' already holds a run: add --overwrite to replace it")
 
 
 def _open_all(request: FitRequest) -> tuple[FitRequest, RunConfig, Backbone, Splits]:
@@ -101,7 +84,8 @@ def _open_all(request: FitRequest) -> tuple[FitRequest, RunConfig, Backbone, Spl
             "has seen none of these images"
         )
     check_weights(request.model, request.weights)
-    config = resolve_config(request.flags)
+    workers = {} if "train.workers" in request.flags else {"workers": request.workers}
+    config = resolve_config(workers | request.flags)
     backbone = open_model(
         request.model,
         weights=request.weights,
@@ -207,14 +191,14 @@ def prepare_folder(
 
     ``start`` is the network that the training starts from; resuming needs it.
     """
-    run = RunFolder(request.out)
+    run = RunFolder(request.folder)
     if request.overwrite and (run / RunFile.CONFIG).exists():
         run.clear()
     if start is not None:
         save_backbone(run / RunFile.START, start)
     root = request.data_root or os.environ.get("MAPLE_DATA")
     origin = dataclasses.replace(
-        request.origin(),
+        describe_request(request),
         data_root=absolute_source(Path(root)) if root else None,
         command=request.command,
         plugin=RECIPES.plugin_of(sections.get("model", {}).get("recipe", "")) or None,
@@ -224,7 +208,7 @@ def prepare_folder(
 
 def finish_run(request: RunRequest, config: RunConfig, splits: Splits, fitted: Fitted) -> Results | None:
     """Save, evaluate and report; the results, or ``None`` without test images."""
-    run, predictor, relabelling = RunFolder(request.out), fitted.predictor, fitted.relabelling
+    run, predictor, relabelling = RunFolder(request.folder), fitted.predictor, fitted.relabelling
     predictor.save(run.path)
     sizes = np.bincount(relabelling.cluster_ids, minlength=relabelling.n_clusters)
     run.write_classes(

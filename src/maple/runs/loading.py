@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -29,20 +28,6 @@ MORE_CALIBRATION = (  # the remedy for missing or too few calibration images
     "of --splits)"
 )
 _GRAPH_SUFFIX = ".onnx"
-
-
-@dataclass(frozen=True)
-class ImagesRequest:
-    """The arguments that all commands on a model and images take."""
-
-    model: Path  # run folder or exported graph
-    sources: list[str]
-    _: KW_ONLY
-    decision: Values = field(default_factory=dict)  # decision options that differ from the model's
-    data_root: Path | None = None
-    batch_size: int = 256
-    workers: int = 0
-    trust: bool = False
 
 
 def open_predictor(source: Path, trust: bool = False) -> BasePredictor:

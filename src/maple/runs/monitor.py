@@ -14,10 +14,12 @@ from maple.data.image_set import ImageSet
 from maple.decisions.drift import Comparison, StreamMonitor, compare_scores
 from maple.errors import RunError, UsageError
 from maple.files import load_arrays, save_arrays, write_atomic
+from maple.options import Values
 from maple.prediction.base import BasePredictor
 from maple.progress import counting
 from maple.reporting.plots import plot_drift, standalone_svg
-from maple.runs.loading import MORE_CALIBRATION, ImagesRequest, open_like, ready_model, warn_of_skipped
+from maple.runs.loading import MORE_CALIBRATION, open_like, ready_model, warn_of_skipped
+from maple.runs.requests import MonitorRequest
 from maple.text import percent, plural
 
 _LEVEL = 0.01
@@ -128,23 +130,13 @@ class Monitoring:
         return notes
 
 
-@dataclass(frozen=True)
-class MonitorRequest(ImagesRequest):
-    """The arguments of ``maple monitor``."""
-
-    level: float | None = None  # largest probability of an alarm without drift
-    false_alarm: float | None = None  # share of images flagged without drift
-    state: Path | None = None  # file of a stream
-    out: Path | None = None  # plot to write
-
-
 def monitor_images(request: MonitorRequest) -> Monitoring:
     """Compare images with the calibration images of a run; with ``state``, continue the stream that it holds."""
     out, state = request.out, request.state
     if out is not None and out.suffix != _SUFFIX:
         raise UsageError(f"--out '{out}': end the name in {_SUFFIX}")
     # One threshold for all classes: the share of images above it without drift is known exactly.
-    decision = request.decision | {"confidence": None, "per_class": False}
+    decision: Values = {"confidence": None, "per_class": False}
     if request.false_alarm is not None:
         decision["false_alarm"] = request.false_alarm
     check = partial(_check_calibrated, folder=request.model)

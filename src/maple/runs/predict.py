@@ -32,27 +32,13 @@ from maple.errors import DataError, UsageError
 from maple.options import as_dict, flag_name
 from maple.prediction.base import BasePredictor
 from maple.progress import counting, warn
-from maple.runs.loading import MORE_CALIBRATION, ImagesRequest, describe_skipped, ready_model, too_few_images
+from maple.runs.loading import MORE_CALIBRATION, describe_skipped, ready_model, too_few_images
+from maple.runs.requests import PredictRequest
 from maple.runs.writer import PARQUET_SUFFIX, SUFFIXES, ResumableFile, Row, Tally, skipped_path, to_csv
 from maple.text import percent
 from maple.types import PREDICTION_COLUMNS, Skipped
 
 _NO_SCORE = "its embedding or score is NaN or infinite"
-
-
-@dataclass(frozen=True)
-class PredictRequest(ImagesRequest):
-    """The arguments of ``maple predict``."""
-
-    out: str  # file to write; "-" prints CSV
-    fdr: float | None = None  # flag over all images together
-    coverage: float | None = None  # of a prediction set in every row
-    all_probabilities: bool = False
-    overwrite: bool = False  # start again instead of resuming
-
-    @property
-    def path(self) -> Path | None:
-        return None if self.out == "-" else Path(self.out)
 
 
 def predict_images(request: PredictRequest) -> int:
@@ -66,7 +52,7 @@ def predict_images(request: PredictRequest) -> int:
             f"--out '{path}': end the name in {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}, or use - to print"
         )
     check = partial(_check_request, request=request)
-    predictor = ready_model(request.model, request.decision, fdr=request.fdr, check=check, trust=request.trust)
+    predictor = ready_model(request.model, request.flags, fdr=request.fdr, check=check, trust=request.trust)
     source = open_source(request.sources, size=predictor.size, fit=predictor.fit, data_root=request.data_root)
     work = _Work(request, predictor, source)
     if path is not None:

@@ -6,10 +6,10 @@ import copy
 import dataclasses
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from lightning_fabric import Fabric
@@ -24,12 +24,13 @@ from maple.evaluation.results import Results
 from maple.files import RunFile
 from maple.networks import Backbone, create_backbone
 from maple.networks.options import ModelOptions
-from maple.options import Values, flag_name
+from maple.options import flag_name
 from maple.prediction.predictor import Predictor
 from maple.prediction.store import load_backbone
 from maple.progress import is_first_process, say, warn
 from maple.runs.fit import Fitted, finish_run, fit_as, prepare_folder
-from maple.runs.folder import RunFolder, RunOrigin
+from maple.runs.folder import RunFolder
+from maple.runs.requests import TrainRequest
 from maple.runs.setup.config import RunConfig, given_options, resolve_config
 from maple.runs.setup.init import (
     Start,
@@ -41,7 +42,7 @@ from maple.runs.setup.init import (
     try_recipe,
     why_new_head,
 )
-from maple.runs.setup.request import RunRequest, absolute_source, check_unknown
+from maple.runs.setup.request import absolute_source, check_unknown, describe_request
 from maple.runs.setup.splits import announce_images, describe_classes, open_splits, order_like_head
 from maple.training.distributed import make_fabric, together
 from maple.training.head import prepare_backbone
@@ -54,34 +55,13 @@ from maple.types import Outputs
 Statistics = tuple[list[float], list[float]]  # mean and deviation of each channel
 
 
-@dataclass(frozen=True, kw_only=True)
-class TrainRequest(RunRequest):
-    """The arguments of ``maple train``; ``init``, ``weights`` and ``head`` as for
-    :func:`~maple.runs.setup.init.open_start`."""
-
-    validation: str | None = None
-    calibration: str | None = None
-    init: str | None = None  # network to start from
-    weights: Path | None = None
-    head: str | None = None
-    file: Values = field(default_factory=dict)
-    preset: str | None = None
-    resume: bool = False
-    command: str = "maple train"
-
-    sources: ClassVar[tuple[str, ...]] = (*RunRequest.sources, "validation", "calibration", "init", "weights")
-
-    def origin(self) -> RunOrigin:
-        return dataclasses.replace(super().origin(), head=self.head, preset=self.preset)
-
-
 def train_run(request: TrainRequest) -> Results | None:
     """Train, fit, calibrate, evaluate and report.
 
     Returns the results; ``None`` without test images, and in all processes but the first. The request is checked
     before the run folder is touched; the folder is locked while it is written.
     """
-    run = RunFolder(request.out)
+    run = RunFolder(request.folder)
     if is_first_process():
         run.check_unlocked()
         _check_folder(request)
@@ -159,11 +139,11 @@ class _Plan:
 
     def write_start(self) -> None:
         """Print what will be done, and write what is known before training into the run folder."""
-        request, config, run = self.request, self.config, RunFolder(self.request.out)
+        request, config, run = self.request, self.config, RunFolder(self.request.folder)
         augment = self.splits.train.augment if config.train.augment == "auto" else config.train.augment
         announce_images(request, self.splits, config.data, f"; augmentation {augment}")
         if request.resume and not run.has_checkpoint():
-            warn(f"'{request.out}' has no checkpoint yet: the training starts from the beginning")
+            warn(f"'{request.folder}' has no checkpoint yet: the training starts from the beginning")
         if not request.resume:
             prepare_folder(request, config.sections(), None if self.start is None else self.start.backbone)
         run.write_classes(describe_classes(self.splits))
@@ -178,7 +158,7 @@ class _Plan:
             self.config.recipe,
             splits.train,
             splits.validation,
-            folder=request.out,
+            folder=request.folder,
             resume=request.resume,
             options=self.config.train,
             fabric=fabric,
@@ -241,15 +221,15 @@ def _open_start(request: TrainRequest, config: RunConfig) -> Start:
     """The network that the training starts from; when resuming, its copy in the run folder."""
     assert request.init is not None
     if request.resume:
-        return Start(load_backbone(request.out / RunFile.START, trust=request.trust))
+        return Start(load_backbone(request.folder / RunFile.START, trust=request.trust))
     given = given_options(request.flags, config.model.recipe)
     for name in ("backbone", "embedding_size", "embedding_branch"):
         if name in given or name in request.file.get("model", {}):
             raise UsageError(f"{flag_name(name)} is for new networks, and --init names a trained one: leave it out")
-    if absolute_source(request.init) == str(request.out.expanduser().resolve()):
-        raise UsageError(f"'{request.out}' is the run to start from: choose another --out")
+    if absolute_source(request.init) == str(request.folder.expanduser().resolve()):
+        raise UsageError(f"'{request.folder}' is the run to start from: choose another --out")
     for path in (Path(request.init), request.weights):
-        if path is not None and RunFolder(request.out).owns(path):
+        if path is not None and RunFolder(request.folder).owns(path):
             raise UsageError(f"'{path}' is in the run folder and would be replaced: choose another --out, or move it")
     size = None if config.data.size == "auto" else config.data.size
     return open_start(request.init, weights=request.weights, head=request.head, size=size, trust=request.trust)
@@ -280,7 +260,7 @@ def _settle_start(request: TrainRequest, start: Start, splits: Splits) -> tuple[
 
 def _check_folder(request: TrainRequest) -> None:
     """Refuse a request that would lose a run, or resume none."""
-    run = RunFolder(request.out)
+    run = RunFolder(request.folder)
     if request.resume and request.overwrite:
         raise UsageError("--resume continues a run and --overwrite replaces it: give one of them")
     started = run.holds_run()
@@ -302,22 +282,22 @@ def _check_folder(request: TrainRequest) -> None:
 
 def _as_started(request: TrainRequest, config: RunConfig) -> tuple[TrainRequest, RunConfig]:
     """Request and options of the run to resume; what is asked now may differ only in options that change no result."""
-    settings = RunFolder(request.out).read_config()
+    settings = RunFolder(request.folder).read_config()
     origin = settings.origin
-    for key, value in dataclasses.asdict(request.origin()).items():
+    for key, value in dataclasses.asdict(describe_request(request)).items():
         if value is not None and not _same_source(value, getattr(origin, key)):
             flag = "DATA" if key == "source" else flag_name(key)
-            raise started_otherwise(request.out, flag, getattr(origin, key), value)
+            raise started_otherwise(request.folder, flag, getattr(origin, key), value)
     then = settings.sections.get("model", {}).get("recipe", "maple")
     if (now_asked := given_options(request.flags, config.model.recipe).get("recipe", then)) != then:
-        raise started_otherwise(request.out, "--recipe", then, now_asked)
+        raise started_otherwise(request.folder, "--recipe", then, now_asked)
     started = settings.resolve()
     asked = {name: values | request.file.get(name, {}) for name, values in settings.sections.items()}
     now = resolve_config(request.flags, {**request.file, **asked})
     for name, values in started.sections().items():
         for key, value in values.items():
             if key not in FREE_OPTIONS and (other := now.sections()[name][key]) != value:
-                raise started_otherwise(request.out, flag_name(key), value, other)
+                raise started_otherwise(request.folder, flag_name(key), value, other)
     same = {name: getattr(origin, name) for name in ("source", "validation", "calibration", "test", "init", "head")}
     weights = Path(origin.weights) if origin.weights else None
     asked_then = dataclasses.replace(

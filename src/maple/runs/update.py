@@ -37,26 +37,11 @@ from maple.runs.fit import GALLERY_SAMPLE, sample_rows
 from maple.runs.folder import RunFolder, RunSettings
 from maple.runs.loading import open_like, warn_if_nothing_is_flagged, warn_of_skipped
 from maple.runs.report import report_run
+from maple.runs.requests import UpdateRequest
 from maple.runs.setup.request import absolute_source
 from maple.runs.setup.splits import digest_images
 from maple.text import join_names, plural
 from maple.types import RunClasses, Skipped
-
-
-@dataclass(frozen=True)
-class UpdateRequest:
-    """The arguments of ``maple update``."""
-
-    run: Path
-    data: str | None = None  # source of images to learn from
-    calibrate: str | None = None  # source of images that fit temperature, score and thresholds
-    out: Path | None = None  # another run folder to write, instead of replacing the run
-    only: tuple[str, ...] = ()  # classes of ``data`` to learn; all of them where none is named
-    data_root: Path | None = None
-    workers: int = 0
-    trust: bool = False
-    report: bool = True
-    command: str = "maple update"
 
 
 @dataclass(frozen=True)

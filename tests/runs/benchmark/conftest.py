@@ -7,7 +7,8 @@ import os
 import pytest
 from filelock import FileLock
 
-from maple.runs.benchmark.suites import BenchmarkRequest, run_suites
+from maple.runs.benchmark.suites import run_suites
+from maple.runs.requests import BenchmarkRequest
 
 
 @pytest.fixture(scope="session")

@@ -10,7 +10,8 @@ from maple.evaluation.paper.profiles import PROFILES
 from maple.evaluation.paper.rows import Training
 from maple.runs.benchmark.jobs import Job
 from maple.runs.benchmark.plan import time_step
-from maple.runs.benchmark.suites import BenchmarkRequest, plan_suites
+from maple.runs.benchmark.suites import plan_suites
+from maple.runs.requests import BenchmarkRequest
 from maple.training.recipe import list_recipes
 
 

@@ -14,7 +14,8 @@ from commands import flat, run
 from maple.evaluation.paper.profiles import PROFILES
 from maple.evaluation.paper.suites import SUITES
 from maple.runs.benchmark.jobs import Job
-from maple.runs.benchmark.suites import BenchmarkRequest, list_suites, run_suites
+from maple.runs.benchmark.suites import list_suites, run_suites
+from maple.runs.requests import BenchmarkRequest
 
 
 def test_a_second_call_does_nothing_again(everything, capsys):

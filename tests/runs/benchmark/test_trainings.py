@@ -13,8 +13,9 @@ from filelock import FileLock
 from maple.evaluation.paper.profiles import PROFILES
 from maple.evaluation.paper.suites import SUITES
 from maple.runs.benchmark.jobs import list_jobs
-from maple.runs.benchmark.suites import BenchmarkRequest, run_suites
+from maple.runs.benchmark.suites import run_suites
 from maple.runs.benchmark.trainings import locked, train_all
+from maple.runs.requests import BenchmarkRequest
 
 
 def test_a_killed_benchmark_goes_on(everything, tmp_path):

@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 
 from maple.errors import UsageError
-from maple.runs.fit import FitRequest
-from maple.runs.setup.request import LEFT_OUT, absolute_source, check_unknown, default_out
-from maple.runs.train import TrainRequest
+from maple.runs.requests import FitRequest, TrainRequest
+from maple.runs.setup.request import LEFT_OUT, absolute_source, check_unknown, default_out, describe_request
 
 
 @pytest.fixture
@@ -36,7 +35,7 @@ def test_paths_of_a_training_hold_in_every_folder(here):
         class_names=("b", "a"),
         preset="finetune",
     )
-    origin = asked.origin()
+    origin = describe_request(asked)
     assert (origin.source, origin.validation) == (str(here / "images"), str(here / "held"))
     assert (origin.data_root, origin.weights) == (str(here / "data"), str(here / "net.pth"))
     assert (origin.test, origin.init, origin.calibration) == ("cifar10/test", "resnet18", None)
@@ -45,7 +44,7 @@ def test_paths_of_a_training_hold_in_every_folder(here):
 
 
 def test_paths_of_a_fit_hold_in_every_folder(here):
-    origin = FitRequest(source="digits", out=Path("run"), model="net.pth", calibrate="held").origin()
+    origin = describe_request(FitRequest(source="digits", out=Path("run"), model="net.pth", calibrate="held"))
     assert (origin.source, origin.model, origin.calibrate) == ("digits", str(here / "net.pth"), str(here / "held"))
     assert origin.classes is None and origin.weights is None
 

@@ -9,8 +9,9 @@ from PIL import Image
 from commands import flat, run
 from maple.errors import DataError, UsageError
 from maple.evaluation.trials import Choices, Span
+from maple.runs.requests import TuneRequest
 from maple.runs.setup.config import resolve_config
-from maple.runs.tune.plan import TuneRequest, current_value, list_parameters, make_plan, with_settings
+from maple.runs.tune.plan import current_value, list_parameters, make_plan, with_settings
 from maple.runs.tune.search import tune_recipe
 from maple.training.recipe import list_recipes
 from tuning import request_for

@@ -10,7 +10,7 @@ import pytest
 import maple.runs.tune.study as study
 from commands import flat, run
 from maple.errors import RunError, UsageError
-from maple.runs.tune.plan import TuneRequest
+from maple.runs.requests import TuneRequest
 from maple.runs.tune.search import tune_recipe
 from tuning import FLAGS, TINY, request_for
 

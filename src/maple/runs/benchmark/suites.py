@@ -9,20 +9,19 @@ from __future__ import annotations
 import math
 import platform
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import maple
 from maple.errors import UsageError
 from maple.evaluation.paper.columns import CORRUPTED_COLUMN, read_figure
-from maple.evaluation.paper.profiles import PROFILES, Profile, find_profile
+from maple.evaluation.paper.profiles import PROFILES, find_profile
 from maple.evaluation.paper.rows import Row, Training
 from maple.evaluation.paper.suites import SUITES, Suite, find_suite
 from maple.evaluation.paper.tables import Provenance, SuiteResults, TableRow, to_csv, to_dict, to_markdown
 from maple.evaluation.results import Results
 from maple.files import save_json, write_atomic
-from maple.options import Values
 from maple.progress import is_first_process, say, warn
 from maple.reporting.plots import standalone_svg
 from maple.reporting.suite_page import Network, draw_suite, render_suite
@@ -30,40 +29,11 @@ from maple.runs.benchmark.jobs import Job, check_changes, list_jobs
 from maple.runs.benchmark.plan import plan_jobs
 from maple.runs.benchmark.trainings import FACTS, ensure_evaluated, train_all, training_facts
 from maple.runs.evaluate import describe_hardware, find_commit
+from maple.runs.requests import BenchmarkRequest
 from maple.runs.setup.request import LEFT_OUT
 
 ALL = "all"
 TABLES = "tables"
-
-
-@dataclass(frozen=True)
-class BenchmarkRequest:
-    """The arguments of ``maple benchmark``."""
-
-    names: tuple[str, ...]
-    profile_name: str = "cpu"
-    asked_seeds: tuple[int, ...] | None = None
-    out: Path = Path("runs/benchmark")
-    data_root: Path | None = None
-    changes: Values = field(default_factory=dict)
-    command: str = "maple benchmark"
-
-    @property
-    def profile(self) -> Profile:
-        return find_profile(self.profile_name)
-
-    @property
-    def seeds(self) -> tuple[int, ...]:
-        return self.asked_seeds if self.asked_seeds is not None else self.profile.seeds
-
-    @property
-    def suites(self) -> list[Suite]:
-        names = SUITES if ALL in self.names else dict.fromkeys(self.names)
-        return [find_suite(name) for name in names]
-
-    def jobs(self, *suites: Suite) -> list[Job]:
-        """The networks of these suites, each once."""
-        return list_jobs(suites, self.profile, self.seeds, self.out, self.data_root, self.changes)
 
 
 def list_suites() -> list[dict[str, Any]]:
@@ -89,8 +59,8 @@ def _needs(suite: Suite) -> list[str]:
 
 def plan_suites(request: BenchmarkRequest) -> list[dict[str, Any]]:
     """The trainings of all suites, each once, with an estimate of their time; the last row is the sum."""
-    jobs = request.jobs(*request.suites)
-    check_changes(request.changes, jobs)
+    jobs = _list_jobs(request, _find_suites(request))
+    check_changes(request.flags, jobs)
     rows = [asdict(plan) for plan in plan_jobs(jobs)]
     new = [row for row in rows if row["state"] != "finished"]
     total = {
@@ -100,13 +70,25 @@ def plan_suites(request: BenchmarkRequest) -> list[dict[str, Any]]:
     return [*rows, {key: total.get(key) for key in rows[0]}] if rows else []
 
 
+def _find_suites(request: BenchmarkRequest) -> list[Suite]:
+    names = SUITES if ALL in request.names else dict.fromkeys(request.names)
+    return [find_suite(name) for name in names]
+
+
+def _list_jobs(request: BenchmarkRequest, suites: Sequence[Suite]) -> list[Job]:
+    """The networks of these suites, each once."""
+    profile = find_profile(request.profile)
+    seeds = profile.seeds if request.seeds is None else request.seeds
+    if not seeds:
+        raise UsageError("--seeds is empty: give at least one")
+    return list_jobs(suites, profile, seeds, request.out, request.data_root, request.flags)
+
+
 def run_suites(request: BenchmarkRequest) -> Iterator[tuple[Path, SuiteResults]]:
     """Train what is missing, then fill one table after the other: its page and its figures."""
-    suites = request.suites
-    if not request.seeds:
-        raise UsageError("--seeds is empty: give at least one")
-    jobs = request.jobs(*suites)
-    check_changes(request.changes, jobs)
+    suites = _find_suites(request)
+    jobs = _list_jobs(request, suites)
+    check_changes(request.flags, jobs)
     for job in jobs:
         job.key  # noqa: B018  (data that is missing is better known before hours of training)
     done = sum(job.is_finished for job in jobs)
@@ -115,8 +97,8 @@ def run_suites(request: BenchmarkRequest) -> Iterator[tuple[Path, SuiteResults]]
     if not is_first_process():  # which alone reads what was trained
         return
     for suite in suites:
-        found, networks = collect(suite, request.jobs(suite), request.command)
-        yield write_suite(request.out / TABLES / f"{suite.name}-{request.profile.name}", found, networks), found
+        found, networks = collect(suite, _list_jobs(request, [suite]), request.command)
+        yield write_suite(request.out / TABLES / f"{suite.name}-{found.profile.name}", found, networks), found
     if not suites:
         warn("no suite was named: see maple benchmark --list")
 

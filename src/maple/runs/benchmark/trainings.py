@@ -19,9 +19,10 @@ from maple.files import RunFile, take_lock, write_atomic
 from maple.prediction.store import load_backbone
 from maple.progress import is_first_process, say
 from maple.runs.benchmark.jobs import Job, digest, digest_source
-from maple.runs.evaluate import EvaluateRequest, evaluate_run
+from maple.runs.evaluate import evaluate_run
+from maple.runs.requests import EvaluateRequest, TrainRequest
 from maple.runs.setup.request import LEFT_OUT
-from maple.runs.train import TrainRequest, train_run
+from maple.runs.train import train_run
 
 FACTS = ("minutes", "parameters")  # columns read from the training, not from the results
 _EVALUATIONS = "evaluations"
@@ -128,7 +129,14 @@ def _evaluate(job: Job, folder: Path, detectors: Sequence[str], corrupted: bool)
             path.unlink()  # of another format: once more
     say(f"evaluating: {job.title}{', corrupted images' if corrupted else ''}")
     request = EvaluateRequest(
-        run=folder, ind=ind, ood=ood, data_root=job.data_root, detectors=asked, report=False, command="maple benchmark"
+        run=folder,
+        ind=ind,
+        ood=ood,
+        detectors=asked,
+        workers=job.config.train.workers,
+        data_root=job.data_root,
+        report=False,
+        command="maple benchmark",
     )
     results = evaluate_run(request)
     path.parent.mkdir(exist_ok=True)

@@ -1,44 +1,31 @@
-"""Requests: what a command that makes a run was asked to do, and which folder it writes."""
+"""The request of a run to be made: its section [origin], the default of its folder, and its sources of images."""
 
 from __future__ import annotations
 
 import glob
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any
 
 from maple.data.catalogue.table import CORRUPTED, is_built_in, is_corrupted
 from maple.data.sources.names import SPLIT_NAMES, clean_source, find_source
-from maple.options import Values
 from maple.runs.folder import RunOrigin
+from maple.runs.requests import RunRequest, TrainRequest
 
 LEFT_OUT = "left-out"  # source of unknown images: those of the classes that the run left out
 
 
-@dataclass(frozen=True, kw_only=True)
-class RunRequest:
-    """The arguments that ``maple train`` and ``maple fit`` share."""
-
-    source: str
-    out: Path
-    data_root: Path | None = None
-    test: str | None = None
-    ood: dict[str, str] = field(default_factory=dict)  # sources of unknown images for the evaluation, by name
-    class_names: tuple[str, ...] = ()  # in the order of the head's outputs, if not that of the data
-    flags: Values = field(default_factory=dict)
-    overwrite: bool = False
-    report: bool = True  # whether to write the report; maple report does so at any time
-    trust: bool = False  # whether to allow a network that runs code
-    command: str
-    sources: ClassVar[tuple[str, ...]] = ("source", "data_root", "test")  # fields that name images, files or folders
-
-    def origin(self) -> RunOrigin:
-        """Section [origin] of ``config.toml``, with paths that hold in every working directory."""
-        known: dict[str, Any] = {name: absolute_source(getattr(self, name)) for name in self.sources}
-        return RunOrigin(**known, classes=self.class_names or None)
+_SOURCES = ("source", "data_root", "test")  # fields that name images, files or folders
+_TRAIN_SOURCES = (*_SOURCES, "validation", "calibration", "init", "weights")
+_FIT_SOURCES = (*_SOURCES, "calibrate", "model", "weights")
 
 
-AnyRequest = TypeVar("AnyRequest", bound=RunRequest)
+def describe_request(request: RunRequest) -> RunOrigin:
+    """Section [origin] of ``config.toml``, with paths that hold in every working directory."""
+    sources = _TRAIN_SOURCES if isinstance(request, TrainRequest) else _FIT_SOURCES
+    known: dict[str, Any] = {name: absolute_source(getattr(request, name)) for name in sources}
+    if isinstance(request, TrainRequest):
+        known |= {"head": request.head, "preset": request.preset}
+    return RunOrigin(**known, classes=request.class_names or None)
 
 
 def absolute_source(source: str | Path | None) -> str | None:

@@ -10,6 +10,7 @@ import hashlib
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 
@@ -24,15 +25,18 @@ from maple.files import RunFile
 from maple.progress import counting, say, warn
 from maple.runs.folder import RunFolder, RunOrigin
 from maple.runs.loading import warn_of_skipped
-from maple.runs.setup.request import LEFT_OUT, AnyRequest, RunRequest
+from maple.runs.requests import FitRequest, RunRequest, TrainRequest
+from maple.runs.setup.request import LEFT_OUT, describe_request
 from maple.types import RunClasses, Skipped
+
+AnyRequest = TypeVar("AnyRequest", TrainRequest, FitRequest)
 
 # --- opening ----------------------------------------------------------------------------------------------------------
 
 
 def open_splits(request: RunRequest, options: DataOptions) -> Splits:
     """The splits of a run that is to be made; validation images and unknown images that it asks for must be there."""
-    splits = load_run_splits(request.origin(), options, request.data_root)
+    splits = load_run_splits(describe_request(request), options, request.data_root)
     if LEFT_OUT in request.ood.values():
         left_out_images(splits)
     if not len(splits.validation):
@@ -206,7 +210,7 @@ def announce_images(request: RunRequest, splits: Splits, options: DataOptions, m
         + ", ".join(f"{n} {name}" for name, n in sizes.items())
         + more
     )
-    say(f"run folder: {request.out}")
+    say(f"run folder: {request.folder}")
     warn_of_skipped(splits.skipped, where=f"; all are listed in {RunFile.CLASSES} of the run")
     few = [name for name in splits.left_out if name not in options.leave_out]
     if few:

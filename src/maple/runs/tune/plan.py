@@ -8,19 +8,19 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, Literal, get_args
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from maple.baselines.ensemble import EnsembleRecipe
 from maple.data.splits import Splits
 from maple.decisions.conformal import min_calibration_images
 from maple.errors import DataError, UsageError, suggest
 from maple.evaluation.trials import CRITERIA, Choices, Settings, Space, Span
-from maple.options import Range, Values, flag_name, list_options, validate_options
+from maple.options import Range, flag_name, list_options, validate_options
 from maple.progress import warn
 from maple.runs.folder import RunOrigin
+from maple.runs.requests import TuneRequest
 from maple.runs.setup.config import RECIPE, RunConfig, given_options, resolve_config, section_of
 from maple.runs.setup.splits import load_run_splits
 from maple.runs.train import check_options
@@ -29,40 +29,12 @@ from maple.training.distributed import count_processes
 from maple.training.options import TrainOptions
 from maple.training.recipe import find_recipe
 
-Search = Literal["grid", "bayes"]
-SEARCHES = get_args(Search)
+SEARCHES = ("grid", "bayes")
 MAX_VALUES = 100  # of a parameter
 PAPER_GRID = ("hard_class_error", "relabel_every", "max_clusters")
 BAYES = (*PAPER_GRID, "learning_rate", "margin", "triplet_weight", "prototype_weight")
 _TRIALS = 20  # of a Bayesian search
 _MAX_GRID = 10_000  # settings in all
-
-
-@dataclass(frozen=True)
-class TuneRequest:
-    """The arguments of ``maple tune``; ``flags``, ``file`` and ``preset`` are common to all trials."""
-
-    source: str
-    out: Path
-    search: Search = "bayes"
-    trials: int | None = None  # of a Bayesian search, over all processes and calls
-    criterion: str = "nll"
-    parameters: Sequence[str] | None = None
-    values: Mapping[str, Sequence[Any]] = field(default_factory=dict)
-    prune: bool = True
-    storage: str | None = None  # an Optuna URL; None: an SQLite file in ``out``
-    study: str | None = None  # its name in the storage; None: the name of ``out``
-    data_root: Path | None = None
-    validation: str | None = None
-    calibration: str | None = None
-    test: str | None = None
-    flags: Values = field(default_factory=dict)
-    file: Values = field(default_factory=dict)
-    preset: str | None = None
-
-    @property
-    def study_name(self) -> str:
-        return self.study or self.out.resolve().name
 
 
 @dataclass(frozen=True)
@@ -113,7 +85,7 @@ class Plan:
 def make_plan(request: TuneRequest) -> Plan:
     """Resolve and check a request without opening its images.
 
-    >>> request = TuneRequest("digits", Path("runs/tuned"), search="grid", flags={"epochs": 30})
+    >>> request = TuneRequest("digits", search="grid", flags={"epochs": 30})
     >>> print(make_plan(request).describe())
     48 trials of 30 epochs each, 1440 epochs at most; trials that fall behind are stopped early
     search: grid, of recipe maple with resnet9
@@ -203,7 +175,7 @@ def choose_space(request: TuneRequest, config: RunConfig) -> Space:
 
     Without either, the paper's grid, or those of ``BAYES`` and of the recipe's own options that it has.
 
-    >>> request = TuneRequest("digits", Path("runs/tuned"), search="grid", values={"max_clusters": ["3", 5]})
+    >>> request = TuneRequest("digits", search="grid", values={"max_clusters": ["3", 5]})
     >>> print({name: str(found) for name, found in choose_space(request, resolve_config()).items()})
     {'max_clusters': '3, 5'}
     """
@@ -220,7 +192,7 @@ def choose_space(request: TuneRequest, config: RunConfig) -> Space:
     return _within_epochs(space, config.train.epochs)
 
 
-def _default_parameters(search: Search, recipe: str) -> list[str]:
+def _default_parameters(search: str, recipe: str) -> list[str]:
     known = list_parameters(recipe)
     maple = find_recipe(recipe).kind is find_recipe("maple").kind
     own = [] if maple else [name for name in known if name in find_recipe(recipe).options]
@@ -233,7 +205,7 @@ def _default_parameters(search: Search, recipe: str) -> list[str]:
     return found
 
 
-def _own_range(name: str, search: Search, config: RunConfig) -> Choices | Span:
+def _own_range(name: str, search: str, config: RunConfig) -> Choices | Span:
     """The range that the option declares."""
     parameter = list_parameters(config.model.recipe)[name]
     unit = current_value(config, name) if parameter.relative else 1

@@ -18,9 +18,10 @@ from maple.errors import MapleError, TrainError, naming_extras
 from maple.evaluation.trials import Settings
 from maple.files import RunFile
 from maple.progress import counting, say
+from maple.runs.requests import TuneRequest
 from maple.runs.train import new_network
 from maple.runs.tune.criteria import judge_run
-from maple.runs.tune.plan import TuneRequest, make_plan, open_splits, with_settings
+from maple.runs.tune.plan import make_plan, open_splits, with_settings
 from maple.runs.tune.tuning import Tuning
 from maple.text import compact, number
 from maple.training.loop import train_backbone
@@ -61,7 +62,7 @@ def tune_recipe(request: TuneRequest) -> Tuning:
         except (KeyboardInterrupt, MapleError):
             search.write()
             kept = f"{search.study.n_done()} of {plan.n_trials} trials"
-            say(f"{kept} are done and kept in '{request.out}': rerun the same command to resume")
+            say(f"{kept} are done and kept in '{request.folder}': rerun the same command to resume")
             raise
         return search.write()
 

@@ -59,7 +59,7 @@ class Study:
     """One process at work on a study."""
 
     def __init__(self, plan: Plan, splits: Splits) -> None:
-        self.plan, self.out, self.name = plan, plan.request.out, plan.request.study_name
+        self.plan, self.out, self.name = plan, plan.request.folder, plan.request.study_name
         if self.out.exists() and not self.out.is_dir():
             raise UsageError(f"'{self.out}' is a file: choose a folder for --out")
         self.out.mkdir(parents=True, exist_ok=True)

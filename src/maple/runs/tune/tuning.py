@@ -34,13 +34,14 @@ class Tuning:
 
     @property
     def out(self) -> Path:
-        return self.plan.request.out
+        return self.plan.request.folder
 
     @cached_property
     def best(self) -> Trial | None:
         """The finished trial with the lowest criterion; of equals the most likely one, then the first.
 
-        >>> from maple.runs.tune.plan import TuneRequest, make_plan
+        >>> from maple.runs.requests import TuneRequest
+        >>> from maple.runs.tune.plan import make_plan
         >>> plan = make_plan(TuneRequest("digits", Path("runs")))
         >>> trials = [Trial(i, "finished", {}, {"nll": nll}) for i, nll in ((1, 0.5), (2, 0.4))]
         >>> Tuning(plan, trials).best.number
@@ -59,7 +60,8 @@ class Tuning:
     def command(self) -> str:
         """The command that trains with the best settings on the same splits.
 
-        >>> from maple.runs.tune.plan import TuneRequest, make_plan
+        >>> from maple.runs.requests import TuneRequest
+        >>> from maple.runs.tune.plan import make_plan
         >>> Tuning(make_plan(TuneRequest("digits", Path("runs/tuned"))), []).command
         'maple train digits --config runs/tuned/best.toml'
         """

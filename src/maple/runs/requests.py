@@ -1,0 +1,398 @@
+"""Requests: what each command was asked to do, one record per command.
+
+The command line is made from these records: a field with a :class:`~maple.options.Flag` is an argument or a flag, in
+the order of the fields, with the field's default. Python callers fill the same records. This module imports nothing
+heavy, so that ``--help`` is quick.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import KW_ONLY, MISSING, dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, ClassVar
+
+from maple.errors import ConfigError, UsageError
+from maple.options import Flag, Values, flag, named_sources, named_values, read_names, read_numbers, read_toml
+
+# --- values that are more than one word ------------------------------------------------------------------------------
+
+
+def read_config(path: Path | None) -> dict[str, Any]:
+    """The sections of the user's configuration file; its plug-ins, ``plugin = [...]``, are imported."""
+    sections = read_toml(path) if path else {}
+    modules = sections.pop("plugin", [])
+    if not isinstance(modules, list) or not all(isinstance(module, str) for module in modules):
+        raise ConfigError(f"'plugin' in '{path}' is {modules!r}: write a list of module names, plugin = ['my_module']")
+    if modules and "origin" in sections:
+        raise ConfigError(f"'{path}' belongs to a run, whose plug-ins are never imported: give --plugin {modules[0]}")
+    load_plugins(modules)
+    return sections
+
+
+def load_plugins(modules: Sequence[str] | None) -> None:
+    """Import the modules of ``--plugin``."""
+    if modules:
+        from maple.registry import load_plugin
+
+        for module in modules:
+            load_plugin(module)
+
+
+def _list_names(text: str | None) -> tuple[str, ...]:
+    return tuple(read_names(text or ""))
+
+
+def _list_detectors(text: str | None) -> list[str] | None:
+    if text is not None and not read_names(text):
+        raise UsageError("--detector is empty: name detectors, such as rmd,energy (maple methods lists them)")
+    return None if text is None else read_names(text)
+
+
+def _channels(help: str, name: str, neutral: str) -> Any:
+    """A flag that takes one number per channel."""
+
+    def read(text: str | None) -> tuple[float, ...] | None:
+        return read_numbers(text, name, float, "three numbers, such as 0.485,0.456,0.406", length=3)
+
+    return flag(None, help, shown=f"its own, or {neutral}", metavar="R,G,B", takes=str, read=read)
+
+
+def _describe_presets() -> str:
+    from maple.runs.setup.presets import list_presets
+
+    return f"settings by name: {', '.join(list_presets())}"
+
+
+# --- flags that commands share ----------------------------------------------------------------------------------------
+
+Run = Annotated[Path, Flag("run folder", metavar="RUN", positional=True)]
+DataRoot = Annotated[
+    Path | None,
+    Flag("folder of named data sets, <name>/<split>.parquet [dim]\\[default: environment MAPLE_DATA][/]"),
+]
+RunDataRoot = Annotated[
+    Path | None, Flag("folder of named data sets [dim]\\[default: the one the run was trained with][/]")
+]
+Workers = Annotated[int, Flag("processes that decode images which do not fit in memory", min=0)]
+BatchSize = Annotated[int, Flag("images per forward pass", min=1)]
+OodSources = Annotated[
+    Mapping[str, str],
+    Flag("unknown images; may be repeated", metavar="NAME=SOURCE", takes=list[str], read=named_sources),
+]
+Trust = Annotated[bool, Flag("allow a network that runs code (TorchScript, .pt2 and python:...)")]
+Overwrite = Annotated[bool, Flag("replace an existing run")]
+AsJson = Annotated[bool, Flag("print JSON instead of a table", "--json")]
+TextAsJson = Annotated[bool, Flag("print JSON instead of text", "--json")]
+_START = "Start from a trained network"
+_DECISION = "Decision"
+
+# --- commands that make a run or search settings ----------------------------------------------------------------------
+
+
+class _Folder:
+    """The folder that a request writes: ``out``, or one named after the source."""
+
+    source: Any
+    out: Any
+    suffix: ClassVar[str] = ""
+
+    @property
+    def folder(self) -> Path:
+        from maple.runs.setup.request import default_out
+
+        default = default_out(self.source)
+        return self.out or default.with_name(default.name + self.suffix)
+
+
+@dataclass(frozen=True)
+class _TrainingRequest(_Folder):
+    """Images to train on, and where settings come from."""
+
+    source: str = flag(
+        MISSING, "image folder, .parquet, .npz, or the name of a data set", metavar="DATA", positional=True
+    )
+    _: KW_ONLY
+    data_root: DataRoot = None
+    file: Annotated[
+        Values, Flag("TOML file with options; flags take precedence", "--config", takes=Path, read=read_config)
+    ] = field(default_factory=dict)  # its sections
+    preset: str | None = flag(None, _describe_presets)
+    validation: str | None = flag(None, "validation images, instead of a share of DATA")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainRequest(_TrainingRequest):
+    """The arguments of ``maple train``; ``init``, ``weights`` and ``head`` as for
+    :func:`~maple.runs.setup.init.open_start`."""
+
+    calibration: str | None = flag(None, "calibration images, instead of a share of DATA")
+    test: str | None = flag(None, "test images, instead of a share of DATA")
+    ood: OodSources = field(default_factory=dict)
+    out: Path | None = flag(None, "run folder to write", shown="runs/<name of DATA>")
+    resume: bool = flag(False, "continue an interrupted run")
+    overwrite: Overwrite = False
+    init: str | None = flag(
+        None,
+        "trained network to start from: a run, or anything that maple fit opens except compiled graphs; the "
+        "default of --preset is then finetune",
+        panel=_START,
+    )
+    weights: Path | None = flag(None, "weights of that network: .safetensors or a torch file", panel=_START)
+    head: str | None = flag(None, "layer of that network that gives the logits", shown="found", panel=_START)
+    trust: bool = flag(False, "allow a network that runs code (python:...)", panel=_START)
+    class_names: tuple[str, ...] = ()  # in the order of the head's outputs, if not that of the data
+    flags: Values = field(default_factory=dict)
+    report: bool = True  # whether to write the report; maple report does so at any time
+    command: str = "maple train"
+
+
+@dataclass(frozen=True, kw_only=True)
+class FitRequest(_Folder):
+    """The arguments of ``maple fit``; options of the network as for :func:`~maple.networks.open_model`."""
+
+    model: str = flag(
+        MISSING,
+        "timm/NAME, torchvision/NAME or resnet20, with --weights; a Hugging Face folder; a TorchScript, .pt2 or "
+        ".onnx file; python:package.module:function",
+        metavar="MODEL",
+        positional=True,
+    )
+    source: str = flag(MISSING, "labelled images that the network was trained on", "--data")
+    calibrate: str | None = flag(
+        None, "labelled images that it was not trained on: --splits divides them into validation and calibration"
+    )
+    test: str | None = flag(None, "labelled test images that it was not trained on")
+    out: Path | None = flag(None, "run folder to write", shown="runs/<name of the data>")
+    weights: Path | None = flag(None, "weights of the network: .safetensors or a torch file")
+    n_classes: int | None = flag(None, "number of classes", "--classes", shown="as in the weights", min=1)
+    class_names: tuple[str, ...] = flag(
+        (),
+        "classes in the order of the logits, or @FILE with one per line",
+        shown="the network's, if it names those of the data, else in the order of the data",
+        takes=str,
+        read=_list_names,
+    )
+    head: str | None = flag(None, "layer that gives the logits; of ONNX the tensor with the embedding", shown="found")
+    drop_head: bool = flag(False, "use only the embedding: for classes that the network was not trained for")
+    mean: tuple[float, ...] | None = _channels("mean that the network subtracts from images in 0..1", "--mean", "0")
+    std: tuple[float, ...] | None = _channels("standard deviation that it divides by", "--std", "1")
+    shallow: str | None = flag(None, "intermediate layer for the `shallow` score", shown="none")
+    trust: Trust = False
+    ood: OodSources = field(default_factory=dict)
+    data_root: DataRoot = None
+    workers: Workers = 2
+    overwrite: Overwrite = False
+    flags: Values = field(default_factory=dict)
+    report: bool = True
+    command: str = "maple fit"
+
+
+RunRequest = TrainRequest | FitRequest
+
+
+@dataclass(frozen=True, kw_only=True)
+class TuneRequest(_TrainingRequest):
+    """The arguments of ``maple tune``; ``flags``, ``file`` and ``preset`` are common to all trials."""
+
+    calibration: str | None = flag(None, "calibration images, which the search does not use")
+    test: str | None = flag(None, "test images, which the search does not use")
+    out: Annotated[Path | None, Flag("folder of the study", shown="runs/<name of DATA>-tune")] = field(
+        default=None, kw_only=False
+    )
+    search: str = flag("bayes", "bayes (Optuna's TPE) or grid", metavar="bayes|grid")
+    trials: int | None = flag(None, "trials of a Bayesian search, over all processes", shown="20")
+    parameters: Sequence[str] | None = flag(
+        None,
+        "options to search, such as max_clusters,margin",
+        shown="hard_class_error,relabel_every,max_clusters; bayes: also learning rate, margin and weights",
+        takes=str,
+        read=lambda text: None if text is None else read_names(text),
+    )
+    values: Annotated[
+        Mapping[str, Sequence[Any]],
+        Flag(
+            "values to search instead of the default range; may be repeated",
+            metavar="NAME=VALUE,...",
+            takes=list[str],
+            read=named_values,
+        ),
+    ] = field(default_factory=dict)
+    criterion: str = flag(
+        "nll", "criterion to minimise on in-distribution validation images", metavar="nll|gaussian|errors"
+    )
+    prune: bool = flag(True, "stop trials early whose validation loss falls behind")
+    storage: str | None = flag(None, "Optuna URL of the study", shown="an SQLite file in OUT")
+    study: str | None = flag(None, "name of the study in its storage", shown="the name of OUT")
+    flags: Values = field(default_factory=dict)
+    suffix: ClassVar[str] = "-tune"
+
+    @property
+    def study_name(self) -> str:
+        return self.study or self.folder.resolve().name
+
+
+# --- commands that ask a run about images -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ImagesRequest:
+    """A model and images."""
+
+    model: Path = flag(MISSING, "run folder, or a graph exported from one (.onnx)", metavar="RUN", positional=True)
+    sources: list[str] = flag(
+        MISSING, "images, folders, globs, .parquet or names of data sets", metavar="IMAGES", positional=True
+    )
+
+
+@dataclass(frozen=True)
+class PredictRequest(ImagesRequest):
+    """The arguments of ``maple predict``; ``flags`` are decision options that differ from the model's."""
+
+    out: str = flag("-", "file to write or replace, .csv, .jsonl or .parquet; - prints CSV")
+    _: KW_ONLY
+    fdr: float | None = flag(
+        None,
+        "decide over all images together: of those flagged, at most this share is in-distribution on average",
+        panel=_DECISION,
+    )
+    coverage: float | None = flag(
+        None, "add a column prediction_set: classes that contain the true one with this probability", panel=_DECISION
+    )
+    all_probabilities: bool = flag(False, "add a column p_<class> for every class")
+    batch_size: BatchSize = 256
+    workers: int = flag(2, "processes that decode images ahead", min=0)
+    overwrite: bool = flag(False, "discard the unfinished predictions of another request")
+    data_root: DataRoot = None
+    trust: Trust = False
+    flags: Values = field(default_factory=dict)
+
+    @property
+    def path(self) -> Path | None:
+        return None if self.out == "-" else Path(self.out)
+
+
+@dataclass(frozen=True)
+class ExplainRequest(ImagesRequest):
+    """The arguments of ``maple explain``; ``flags`` are decision options that differ from the run's."""
+
+    model: Run
+    out: Path | None = flag(None, "HTML file to write, with pictures", shown="print text")
+    _: KW_ONLY
+    limit: int | None = flag(None, "explain only this many images, those with the highest scores")
+    workers: Workers = 2
+    data_root: DataRoot = None
+    trust: Trust = False
+    flags: Values = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class MonitorRequest(ImagesRequest):
+    """The arguments of ``maple monitor``."""
+
+    _: KW_ONLY
+    level: float | None = flag(None, "largest probability of an alarm without drift", shown="0.01")
+    false_alarm: float | None = flag(None, "share of images flagged without drift", shown="the run's")
+    state: Path | None = flag(None, "file with the state of a stream: each call takes only the new images")
+    out: Path | None = flag(None, "plot to write, .svg")
+    batch_size: BatchSize = 256
+    workers: Workers = 2
+    data_root: DataRoot = None
+    trust: Trust = False
+
+
+# --- commands on a run ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluateRequest:
+    """The arguments of ``maple evaluate``.
+
+    ``flags`` are decision options that differ from the run's, and options of the detectors by ``name.option``.
+    """
+
+    run: Run
+    ind: str | None = flag(None, "in-distribution test images", shown="the run's test split")
+    ood: OodSources = field(default_factory=dict)
+    detectors: Sequence[str] | None = flag(
+        None,
+        "detectors to compare with, such as rmd,energy,knn; they are fitted on the run's training images",
+        "--detector",
+        shown="softmax,energy; all: maple methods",
+        takes=str,
+        read=_list_detectors,
+    )
+    ood_validation: str | None = flag(None, "unknown images for lee-md-ood, the detector that is tuned on them")
+    workers: Workers = 2
+    data_root: RunDataRoot = None
+    trust: Trust = False
+    flags: Values = field(default_factory=dict)
+    report: bool = True
+    command: str = "maple evaluate"
+
+
+@dataclass(frozen=True)
+class BenchmarkRequest:
+    """The arguments of ``maple benchmark``."""
+
+    names: tuple[str, ...] = flag(
+        MISSING,
+        "suites; 'all' for all of them",
+        metavar="NAMES",
+        positional=True,
+        takes=list[str],
+        read=lambda names: tuple(names or ()),
+    )
+    profile: str = flag("cpu", "how networks are trained: paper, cpu or tiny")
+    _: KW_ONLY
+    seeds: tuple[int, ...] | None = flag(
+        None,
+        "seeds, such as 0,1,2",
+        shown="the profile's",
+        takes=str,
+        read=lambda text: read_numbers(text, "--seeds", int, "numbers such as 0,1,2"),
+    )
+    out: Path = flag(Path("runs/benchmark"), "folder for trainings and tables")
+    data_root: DataRoot = None
+    flags: Values = field(default_factory=dict)
+    command: str = "maple benchmark"
+
+
+@dataclass(frozen=True)
+class UpdateRequest:
+    """The arguments of ``maple update``."""
+
+    run: Run
+    data: str | None = flag(None, "labelled images to learn from, of known or new classes")
+    calibrate: str | None = flag(
+        None,
+        "labelled images of all classes that the run has not seen: one half for temperature and score, the other "
+        "half for thresholds",
+    )
+    _: KW_ONLY
+    only: tuple[str, ...] = flag(
+        (), "classes of --data to learn", shown="all", metavar="NAME,...", takes=str, read=_list_names
+    )
+    out: Path | None = flag(None, "run folder to write", shown="replace RUN")
+    workers: Workers = 2
+    data_root: RunDataRoot = None
+    trust: Trust = False
+    report: bool = True
+    command: str = "maple update"
+
+
+@dataclass(frozen=True)
+class ExportRequest:
+    """The arguments of ``maple export``."""
+
+    run: Run
+    out: Path = flag(
+        MISSING, "file to write or replace: .onnx, or .pt2 for torch.export", metavar="OUT", positional=True
+    )
+    _: KW_ONLY
+    preprocess: bool = flag(False, "take uint8 images (N, S, S, 3) instead of float32 (N, 3, S, S)")
+    exemplars: bool = flag(True, "include four training images of each cluster")
+    quantise: bool = flag(False, "store weights in 8 bits, and report the change of accuracy, ECE and AUROC")
+    ood: OodSources = field(default_factory=dict)
+    data_root: RunDataRoot = None
+    trust: Trust = False
