@@ -218,7 +218,7 @@ PANELS = [
     Panel("duq", "DUQ", "1 − largest K", "duq", "max-logit", as_kernel, DUQ),
     Panel("sngp", "SNGP", "entropy", "sngp", "entropy", as_entropy, SNGP),
     Panel("due", "DUE", "entropy", "due", "entropy", as_entropy),
-    Panel("vmdls", "VMDLS", "1 − p", "vmdls", "max-logit", as_tail),
+    Panel("vmdls-like", "VMDLS-like", "1 − p", "vmdls-like", "max-logit", as_tail),
     Panel("knn", "Deterministic, kNN", "1 − p", "cross-entropy", "knn", as_tail),
     Panel("md", "Deterministic, MD", "1 − p", "cross-entropy", "md", as_tail),
     Panel("maple-fused", "MAPLE, fused score", "1 − p", "maple", "maple", as_tail),

@@ -59,7 +59,7 @@ from maple.training.recipe import create_recipe, list_recipes
 {first}
 print(*list_recipes())
 """
-    assert {"maple", "triplet", "sngp", "mc-dropout", "ensemble", "due", "duq", "vmdls"} <= set(
+    assert {"maple", "triplet", "sngp", "mc-dropout", "ensemble", "due", "duq", "vmdls-like"} <= set(
         run_python(code).split()
     )
 
@@ -182,3 +182,9 @@ def test_a_plugin_that_registers_nothing_is_named_with_its_path(tmp_path, monkey
     run = "from maple.registry import load_plugin; load_plugin('busy_plugin'); load_plugin('busy_plugin')"
     told = subprocess.run([sys.executable, "-c", run], capture_output=True, text=True, check=True)
     assert not told.stderr
+
+
+def test_a_former_name_is_accepted_but_not_listed(things):
+    things.register("new", was="old")(Thing)
+    assert things.find("old") is things.find("new") and "old" in things
+    assert things.names() == ["new"] and things.present_name("old") == "new" and things.present_name("x") == "x"

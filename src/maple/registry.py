@@ -70,18 +70,26 @@ class Registry(Generic[Kind]):
         self.folders = folders
         self.reserved = reserved  # names that mean something else in ``--set NAME.OPTION``
         self._methods: dict[str, Method[Kind]] = {}
+        self._renamed: dict[str, str] = {}  # present name by former one
         self._missing: dict[str, str] = {}  # extra by module that cannot be imported without it
         self._loaded = False
         _registries.append(self)
 
-    def register(self, name: str, about: About | None = None, **fixed: Any) -> Callable[[AnyClass], AnyClass]:
-        """Class decorator that makes a class known by ``name``, with ``fixed`` options."""
+    def register(
+        self, name: str, about: About | None = None, was: str = "", **fixed: Any
+    ) -> Callable[[AnyClass], AnyClass]:
+        """Class decorator that makes a class known by ``name``, with ``fixed`` options.
+
+        ``was`` is a former name, still accepted but not listed.
+        """
 
         def decorate(kind: AnyClass) -> AnyClass:
             self._check(name, kind)
             if not fixed:
                 kind.name = name  # type: ignore[attr-defined]
             self._methods[name] = Method(name, kind, about or About.of(kind), fixed, self._plugin_loading(kind))
+            if was:
+                self._renamed[was] = name
             return kind
 
         return decorate
@@ -90,15 +98,20 @@ class Registry(Generic[Kind]):
         """The method called ``name``; ``plugin`` is the one that a run was made with, named in the error only."""
         if name not in self._methods and name in self._modules:
             self._import(self._modules[name])
-        if name not in self._methods:
-            self._load_all()
+        name = self.present_name(name)
         if name not in self._methods:
             raise UsageError(f"unknown {self.word} '{name}': {self._hint(name, plugin)}")
         return self._methods[name]
 
+    def present_name(self, name: str) -> str:
+        """The name itself, or the one that replaced it."""
+        if name not in self._methods:
+            self._load_all()
+        return self._renamed.get(name, name)
+
     def __contains__(self, name: str) -> bool:
         if name not in self._methods and name not in self._modules:
-            self._load_all()
+            name = self.present_name(name)
         return name in self._methods or name in self._modules
 
     def names(self) -> list[str]:

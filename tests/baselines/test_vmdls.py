@@ -1,4 +1,4 @@
-"""VMDLS against torch.distributions; samples in training, means in evaluation; what lies between the classes is far."""
+"""VMDLS-like against torch.distributions; samples in training, means in evaluation; far between classes."""
 
 from __future__ import annotations
 
@@ -15,10 +15,15 @@ from torch.distributions import kl_divergence as reference_divergence
 from maple.baselines.vmdls import VmdlsHead, VmdlsRecipe, kl_divergence, sample_gaussian
 from maple.data.options import DataOptions
 from maple.data.splits import load_splits
-from maple.networks import Backbone, create_backbone
+from maple.errors import UsageError
+from maple.networks import Backbone, MadeBy, create_backbone
+from maple.prediction.store import load_backbone, save_backbone
+from maple.runs.setup.config import resolve_config
 from maple.training.loop import train_backbone
 from maple.training.loss import weighted_sum
 from maple.training.recipe import Step, create_recipe
+from maple.training.resume import Checkpoint
+from maple.types import Relabelling
 
 
 def make_head(n_classes=3, latent_size=6, prior_scale=0.4, seed=0):
@@ -155,7 +160,7 @@ def train_on_blobs(kl_weight, spread=0.04):
     images = torch.cat([points, torch.zeros(300, 1)], dim=1)[:, :, None, None]
     body = nn.Sequential(nn.Flatten(), nn.Linear(3, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU())
     backbone = Backbone(body, None, embedding_size=64, mean=(0.5, 0.5, 0.0), std=(0.2, 0.2, 0.2))
-    recipe = create_recipe("vmdls", latent_size=16, kl_weight=kl_weight, prior_scale=0.2)
+    recipe = create_recipe("vmdls-like", latent_size=16, kl_weight=kl_weight, prior_scale=0.2)
     backbone.head = recipe.build_head(64, 3)
     optimiser = torch.optim.SGD(backbone.parameters(), 0.05, momentum=0.9)
     for _ in range(300):
@@ -193,7 +198,7 @@ def test_the_divergence_keeps_posteriors_wide():
 
 
 def test_state_round_trip():
-    recipe = create_recipe("vmdls", latent_size=6)
+    recipe = create_recipe("vmdls-like", latent_size=6)
     torch.manual_seed(0)
     head, other = recipe.build_head(5, 3).eval(), recipe.build_head(5, 3).eval()
     embeddings = torch.randn(6, 5)
@@ -205,8 +210,8 @@ def test_state_round_trip():
     assert "class_means" not in dict(head.named_parameters())
 
 
-def test_says_that_it_is_reduced():
-    assert "reduced" in VmdlsRecipe.about.title
+def test_says_that_it_is_not_the_original():
+    assert VmdlsRecipe.about.title.startswith("VMDLS-like") and "no metric losses" in VmdlsRecipe.about.title
 
 
 def test_trains_in_the_loop():
@@ -214,9 +219,52 @@ def test_trains_in_the_loop():
     few = dataclasses.replace(splits, train=splits.train.subset(np.arange(512)))
     torch.manual_seed(0)
     settings = {"epochs": 6, "batch_size": 64, "precision": "32-true", "show_progress": False}
-    recipe = create_recipe("vmdls")
+    recipe = create_recipe("vmdls-like")
     run = train_backbone(create_backbone("resnet9", 10), recipe, few.train, few.validation, **settings)
     first, *_, last = run.history
     assert last["cross_entropy"] < first["cross_entropy"]
     assert last["kl_divergence"] < first["kl_divergence"]
     assert last["validation_accuracy"] > 0.7
+
+
+# --- its former name -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("flags", "file"),
+    [
+        ({"recipe": "vmdls", "vmdls.latent_size": "16"}, {}),
+        ({"recipe": "vmdls-like", "vmdls.latent_size": "16"}, {}),
+        ({}, {"model": {"recipe": "vmdls"}, "vmdls": {"latent_size": 16}}),
+        ({}, {"model": {"recipe": "vmdls-like"}, "vmdls_like": {"vmdls_latent_size": 16}}),
+    ],
+)
+def test_settings_of_the_former_name_are_read(flags, file):
+    config = resolve_config(flags, file)
+    assert config.recipe == VmdlsRecipe(latent_size=16)
+    assert config.sections()["model"]["recipe"] == "vmdls-like" and "vmdls_like" in config.sections()
+
+
+def test_weights_and_checkpoints_of_the_former_name_are_read(tmp_path):
+    recipe = VmdlsRecipe(latent_size=16)
+    backbone = create_backbone("resnet9", 3)
+    backbone.head = recipe.build_head(128, 3)
+    backbone.made_by = MadeBy("vmdls", {"latent_size": 16}, 3)
+    save_backbone(tmp_path / "weights.safetensors", backbone)
+    loaded = load_backbone(tmp_path / "weights.safetensors")
+    images = torch.rand(2, 3, 8, 8)
+    torch.testing.assert_close(loaded(images)[1], backbone.eval()(images)[1])
+    split = Relabelling.initial(np.array([0, 1, 2]), 3)
+    found = Checkpoint(
+        [],
+        {},
+        {},
+        relabelling=split,
+        weights={},
+        optimizer={},
+        options={"recipe": "vmdls", "latent_size": 16},
+        data="same",
+    )
+    found.check(recipe.options(), "same", tmp_path)
+    with pytest.raises(UsageError, match="--latent-size"):
+        found.check(VmdlsRecipe(latent_size=8).options(), "same", tmp_path)

@@ -9,7 +9,7 @@ from maple.detectors.registry import list_detectors
 from maple.runs.listings import list_methods
 from maple.training.recipe import list_recipes
 
-BASELINES = ["due", "duq", "ensemble", "mc-dropout", "sngp", "vmdls"]
+BASELINES = ["due", "duq", "ensemble", "mc-dropout", "sngp", "vmdls-like"]
 
 
 def test_the_list_is_that_of_the_registries(capsys):

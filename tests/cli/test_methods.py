@@ -18,7 +18,7 @@ from maple.runs.requests import EvaluateRequest
 from maple.training.recipe import find_recipe, list_recipes
 from maple.types import About
 
-BASELINES = ["due", "duq", "ensemble", "mc-dropout", "sngp", "vmdls"]
+BASELINES = ["due", "duq", "ensemble", "mc-dropout", "sngp", "vmdls-like"]
 FEWER = {"ensemble": "members=2", "mc-dropout": "samples=3", "sngp": "features=64"}
 
 

@@ -28,7 +28,7 @@ from short_training import EAGER, start
         create_recipe("mc-dropout"),
         create_recipe("sngp", features=64),
         create_recipe("duq"),
-        create_recipe("vmdls"),
+        create_recipe("vmdls-like"),
         create_recipe("due"),
     ],
     ids=lambda recipe: recipe.name,

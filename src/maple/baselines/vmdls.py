@@ -1,7 +1,8 @@
-r"""VMDLS: a latent space in which each class is an isotropic Gaussian, far from the others and from the origin.
+r"""VMDLS-like: a latent space in which each class is an isotropic Gaussian, far from the others and from the origin.
 
-Dinari & Freifeld 2022, "Variational- and metric-based deep latent space for out-of-distribution detection",
-https://openreview.net/forum?id=ScLeuUUi9gq. The head maps an embedding f to a Gaussian over latent points z,
+A simplification of VMDLS (Dinari & Freifeld 2022, "Variational- and metric-based deep latent space for
+out-of-distribution detection", https://openreview.net/forum?id=ScLeuUUi9gq). The head maps an embedding f to a
+Gaussian over latent points z,
 
 .. math:: q(z \mid x) = \mathcal N\big(m(f), \operatorname{diag} s^2(f)\big),
 
@@ -9,7 +10,7 @@ which a Kullback-Leibler divergence pulls to the prior :math:`\mathcal N(\mu_y, 
 that of the nearest :math:`\mu_c`, and the squared distance to it is the score: images unlike any class lie between the
 Gaussians and around the origin.
 
-This is a reduced form. It keeps the latent space of the paper, computed by one pass through one network:
+It keeps the latent space of VMDLS, computed by one pass through one network, but neither its loss nor its score:
 
 - In the paper the means are those of the latent points of the previous epoch, and a triplet and a distancing loss push
   the classes apart; there is no cross-entropy. Here the means are fixed and orthonormal, the arrangement those losses
@@ -19,7 +20,7 @@ This is a reduced form. It keeps the latent space of the paper, computed by one 
   training to latent means concatenated with features of earlier layers. Here it is the distance in the latent space.
 - In the paper the reconstruction error of a separate autoencoder weights the log-likelihoods. Here there is none.
 
-Its figures therefore do not measure the method of the paper.
+Its figures therefore do not measure VMDLS, and it bears another name.
 """
 
 from __future__ import annotations
@@ -101,10 +102,10 @@ def kl_divergence(mean: Tensor, log_variance: Tensor, prior_mean: Tensor, prior_
     return (log_ratio.expm1() - log_ratio + squared).sum(1) / 2
 
 
-@register_recipe("vmdls")
+@register_recipe("vmdls-like", was="vmdls")
 @dataclass(frozen=True, kw_only=True)
 class VmdlsRecipe(Recipe):
-    r"""VMDLS (Dinari & Freifeld 2022): a :class:`VmdlsHead`, cross-entropy and the divergence from the prior.
+    r"""After VMDLS (Dinari & Freifeld 2022): a :class:`VmdlsHead`, cross-entropy and the divergence from the prior.
 
     The width of the prior is set by hand. At the default 0.2 the means lie 7 standard deviations apart and 5 from the
     origin: a sample is nearer to a wrong mean in 0.02 % of the cases, and the logits differ by 25 between a mean and
@@ -133,14 +134,14 @@ class VmdlsRecipe(Recipe):
     )
 
     about: ClassVar[About] = About(
-        "VMDLS, reduced: isotropic Gaussian classes in a latent space; no metric losses, earlier layers or autoencoder",
-        "Dinari & Freifeld 2022",
+        "VMDLS-like: isotropic Gaussian classes in a latent space; no metric losses, earlier layers or autoencoder",
+        "after Dinari & Freifeld 2022",
         "https://openreview.net/forum?id=ScLeuUUi9gq",
         adds="two linear layers to the latent space",
     )
     own_head: ClassVar[bool] = True
     own_detector: ClassVar[str] = "max-logit"
-    remedy: ClassVar[str] = "lower --learning-rate or --set vmdls.kl_weight, or raise --set vmdls.prior_scale"
+    remedy: ClassVar[str] = "lower --learning-rate or --set vmdls-like.kl_weight, or raise --set vmdls-like.prior_scale"
 
     def build_head(self, embedding_size: int, n_outputs: int) -> VmdlsHead:
         return VmdlsHead(embedding_size, n_outputs, self.latent_size, self.prior_scale)

@@ -263,8 +263,8 @@ def _own_method(backbone: Backbone) -> Own | None:
     """The method of the recipe that trained the network, if that is not MAPLE."""
     if backbone.made_by is None:
         return None
-    recipe = backbone.made_by.recipe
-    return Own(recipe, find_recipe(recipe).kind.own_detector)
+    recipe = find_recipe(backbone.made_by.recipe)
+    return Own(recipe.name, recipe.kind.own_detector)
 
 
 # --- provenance -------------------------------------------------------------------------------------------------------

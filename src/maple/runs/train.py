@@ -49,6 +49,7 @@ from maple.training.head import prepare_backbone
 from maple.training.loop import Run, snapshot_rows, train_backbone
 from maple.training.optimizers import check_schedule
 from maple.training.options import TrainOptions
+from maple.training.recipe import RECIPES
 from maple.training.resume import FREE_OPTIONS, started_otherwise
 from maple.types import Outputs
 
@@ -288,9 +289,9 @@ def _as_started(request: TrainRequest, config: RunConfig) -> tuple[TrainRequest,
         if value is not None and not _same_source(value, getattr(origin, key)):
             flag = "DATA" if key == "source" else flag_name(key)
             raise started_otherwise(request.folder, flag, getattr(origin, key), value)
-    then = settings.sections.get("model", {}).get("recipe", "maple")
-    if (now_asked := given_options(request.flags, config.model.recipe).get("recipe", then)) != then:
-        raise started_otherwise(request.folder, "--recipe", then, now_asked)
+    then = RECIPES.present_name(settings.sections.get("model", {}).get("recipe", "maple"))
+    if {"recipe", "model.recipe"} & request.flags.keys() and config.model.recipe != then:
+        raise started_otherwise(request.folder, "--recipe", then, config.model.recipe)
     started = settings.resolve()
     asked = {name: values | request.file.get(name, {}) for name, values in settings.sections.items()}
     now = resolve_config(request.flags, {**request.file, **asked})

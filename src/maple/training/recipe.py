@@ -160,13 +160,15 @@ SECTIONS = ("data", "model", "train", "recipe", "detector", "decision")  # of co
 RECIPES: Registry[Recipe] = Registry("recipe", ("maple.training", "maple.baselines"), reserved=SECTIONS)
 
 
-def register_recipe(name: str, about: About | None = None, **fixed: Any) -> Callable[[AnyRecipe], AnyRecipe]:
-    """Class decorator that registers a recipe as ``name``, with ``fixed`` values of some options."""
+def register_recipe(
+    name: str, about: About | None = None, was: str = "", **fixed: Any
+) -> Callable[[AnyRecipe], AnyRecipe]:
+    """Class decorator that registers a recipe as ``name``, formerly ``was``, with ``fixed`` values of some options."""
 
     def decorate(recipe: AnyRecipe) -> AnyRecipe:
         if "section" not in vars(recipe):
             recipe.section = name.replace("-", "_")
-        return RECIPES.register(name, about, **fixed)(recipe)
+        return RECIPES.register(name, about, was, **fixed)(recipe)
 
     return decorate
 

@@ -20,7 +20,7 @@ from maple.errors import RunError, UsageError
 from maple.files import load_arrays, save_arrays
 from maple.options import flag_name
 from maple.training.head import NamedState
-from maple.training.recipe import History
+from maple.training.recipe import RECIPES, History
 from maple.types import Relabelling
 
 COLUMNS = (
@@ -116,7 +116,8 @@ class Checkpoint(Record):
         if self.data != data:
             raise RunError(f"'{folder}' was trained on other images or labels: give the same data or another --out")
         for key, value in options.items():
-            if key not in FREE_OPTIONS and self.options.get(key, value) != value:
+            then = self.options.get(key, value)
+            if key not in FREE_OPTIONS and value != (RECIPES.present_name(then) if key == "recipe" else then):
                 raise started_otherwise(folder, flag_name(key), self.options[key], value)
 
 

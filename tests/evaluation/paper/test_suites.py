@@ -51,6 +51,11 @@ def test_figures_that_the_paper_does_not_give_are_left_out():
     assert not find_suite("detectors").paper
 
 
+def test_a_simplified_comparator_bears_another_name():
+    (row,) = [row for row in find_suite("cifar10").rows(PROFILES["cpu"]) if row.paper == "VMDLS"]
+    assert row.title == "VMDLS-like" and row.method == "vmdls-like"
+
+
 def tex_rows(label: str) -> list[str]:
     """The lines of a table that hold its figures, commands and spreads taken away."""
     text = TEX.read_text(encoding="utf-8")

@@ -56,8 +56,9 @@ COMPARATORS = {  # row of the paper: recipe and method
     "DUQ": ("duq", "duq"),
     "SNGP": ("sngp", "sngp"),
     "DUE": ("due", "due"),
-    "VMDLS": ("vmdls", "vmdls"),
+    "VMDLS": ("vmdls-like", "vmdls-like"),
 }
+_SIMPLIFIED = {"VMDLS": "VMDLS-like"}  # title of a comparator that is not the paper's method
 _PAPER_CLUSTERING = {"relabel_every": 10, "hard_class_error": 0.3, "max_clusters": 5}
 
 
@@ -103,7 +104,7 @@ class Line:
 def comparator_rows(profile: Profile, protocol: str, names: Collection[str]) -> list[Row]:
     """The paper's comparators by name, other recipes, then MAPLE's network as the paper reads it and as we do."""
     found = [
-        Row(name, _recipe(profile, protocol, recipe), method, name)
+        Row(_SIMPLIFIED.get(name, name), _recipe(profile, protocol, recipe), method, name)
         for name, (recipe, method) in COMPARATORS.items()
         if name in names
     ]

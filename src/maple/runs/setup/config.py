@@ -77,6 +77,8 @@ def resolve_config(
     for layer in layers:
         for section, own in layer.items():
             values[section] |= own
+    if "recipe" in values["model"]:
+        values["model"]["recipe"] = method.name  # perhaps given by a former name
     values["train"] = _follow_epochs(base.get("train", {}), values["train"])
     recipe = method.create(values.pop(RECIPE), f"section [{method.kind.section}]")
     built: dict[str, Any] = {
