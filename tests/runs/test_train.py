@@ -183,6 +183,15 @@ def test_augmentation_is_announced(image_folder, tmp_path, capsys):
     assert "crop,flip-both" in flat(capsys.readouterr().err)
 
 
+def test_a_preset_says_what_the_recipe_cannot_use(image_folder, tmp_path, capsys):
+    small = ("--preset", "paper-code", "--backbone", "wrn-10-1", "--recipe", "duq", "--out", tmp_path / "run")
+    assert tiny(image_folder, *small) == 0
+    assert "paper-code: --embedding-branch and --embedding-size" in flat(capsys.readouterr().err)
+    assert not read_toml(tmp_path / "run" / "config.toml")["model"]["embedding_branch"]
+    assert tiny(image_folder, *small, "--overwrite", "--embedding-branch", "--embedding-size", 8) == 2
+    assert "leave out --embedding-branch" in flat(capsys.readouterr().err)
+
+
 def test_config_names_the_recipe_once(image_folder, tmp_path):
     assert tiny(image_folder, "--out", tmp_path / "r", "--recipe", "cross-entropy") == 0
     sections = read_toml(tmp_path / "r" / "config.toml")

@@ -31,7 +31,7 @@ from maple.progress import is_first_process, say, warn
 from maple.runs.fit import Fitted, finish_run, fit_as, prepare_folder
 from maple.runs.folder import RunFolder
 from maple.runs.requests import TrainRequest
-from maple.runs.setup.config import RunConfig, given_options, resolve_config
+from maple.runs.setup.config import RunConfig, given_options, preset_options_unused, resolve_config
 from maple.runs.setup.init import (
     Start,
     describe_network,
@@ -42,6 +42,7 @@ from maple.runs.setup.init import (
     try_recipe,
     why_new_head,
 )
+from maple.runs.setup.presets import read_preset
 from maple.runs.setup.request import absolute_source, check_unknown, describe_request
 from maple.runs.setup.splits import announce_images, describe_classes, open_splits, order_like_head
 from maple.training.distributed import make_fabric, together
@@ -49,7 +50,7 @@ from maple.training.head import prepare_backbone
 from maple.training.loop import Run, snapshot_rows, train_backbone
 from maple.training.optimizers import check_schedule
 from maple.training.options import TrainOptions
-from maple.training.recipe import RECIPES
+from maple.training.recipe import RECIPES, find_recipe
 from maple.training.resume import FREE_OPTIONS, started_otherwise
 from maple.types import Outputs
 
@@ -177,6 +178,7 @@ def _make_plan(request: TrainRequest) -> _Plan:
     """Check the request, open the network to start from and the images."""
     request = _with_preset(request)
     config = resolve_config(request.flags, request.file, request.preset)
+    _say_unused(request, config)
     if request.resume:
         request, config = _as_started(request, config)
     check_options(config.train)
@@ -216,6 +218,16 @@ def _with_preset(request: TrainRequest) -> TrainRequest:
         return request
     say("--init: other options are those of --preset finetune, such as a low learning rate")
     return dataclasses.replace(request, preset="finetune")
+
+
+def _say_unused(request: TrainRequest, config: RunConfig) -> None:
+    """Name the options of the preset that the recipe cannot use, and that were left out."""
+    if request.preset is None or request.resume:
+        return
+    method = find_recipe(config.model.recipe)
+    if unused := preset_options_unused(read_preset(request.preset), method):
+        named = " and ".join(map(flag_name, unused))
+        say(f"--preset {request.preset}: {named} are left out, which recipe '{method.name}' cannot use")
 
 
 def _open_start(request: TrainRequest, config: RunConfig) -> Start:

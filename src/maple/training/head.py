@@ -35,7 +35,7 @@ def prepare_backbone(backbone: Backbone, recipe: Recipe, n_outputs: int, fabric:
 
 def fit_head(backbone: Backbone, recipe: Recipe, n_outputs: int) -> nn.Module:
     """The head of the backbone, if it has ``n_outputs``; a new one if it has none or the recipe brings its own."""
-    if backbone.branch and not isinstance(recipe, MapleRecipe):
+    if backbone.branch and not recipe.takes_branch:
         raise UsageError(f"the head of recipe '{recipe.name}' reads the embedding: leave out --embedding-branch")
     if backbone.head is None or recipe.own_head:
         return recipe.build_head(backbone.head_size, n_outputs).to(backbone.mean.device)

@@ -66,6 +66,7 @@ class MapleRecipe(MapleOptions, Recipe):
     """
 
     section: ClassVar[str] = "recipe"
+    takes_branch: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if self.clustering and self.head_growth == "keep" and self.cluster_scope == "class":

@@ -8,8 +8,17 @@ import pytest
 
 from maple.errors import ConfigError, UsageError
 from maple.options import list_options, read_toml, to_toml
-from maple.runs.setup.config import SECTIONS, check_used, drop_unused, given_options, resolve_config
+from maple.runs.setup.config import (
+    SECTIONS,
+    check_used,
+    drop_unused,
+    given_options,
+    preset_options_unused,
+    resolve_config,
+)
 from maple.runs.setup.presets import list_presets, read_preset
+from maple.runs.train import new_network
+from maple.training.head import fit_head
 from maple.training.options import TrainOptions
 from maple.training.recipe import find_recipe, list_recipes
 
@@ -34,7 +43,9 @@ def test_presets_are_valid_with_every_recipe(preset, recipe):
     for section, values in read_preset(preset).items():
         assert section in SECTIONS or section in list_recipes()
         if section in config.sections():
-            assert values.items() <= config.sections()[section].items()
+            unused = preset_options_unused(read_preset(preset), find_recipe(recipe)) if section == "model" else ()
+            kept = {key: value for key, value in values.items() if key not in unused}
+            assert kept.items() <= config.sections()[section].items()
 
 
 @pytest.mark.parametrize("recipe", list_recipes())
@@ -224,3 +235,20 @@ def test_the_two_sources_of_the_paper_are_two_presets():
     assert (code.recipe.triplet_mining, code.recipe.triplet_softness, code.train.optimizer) == ("hard", 0.0, "adam")
     assert code.train.augment == "flip" and code.detector.covariance == "global"
     assert {text.train.on_collapse, code.train.on_collapse} == {"stop"}
+
+
+@pytest.mark.parametrize("recipe", list_recipes())
+@pytest.mark.parametrize("preset", list_presets())
+def test_every_preset_works_with_every_recipe(preset, recipe):
+    """Its network takes the head of the recipe; a branch is kept exactly where the head may read beside it."""
+    config = resolve_config({"recipe": recipe, "backbone": "wrn-10-1"}, preset=preset)
+    backbone = new_network(config.model, 10, seed=0)
+    backbone.head = fit_head(backbone, config.recipe, 10)
+    assert backbone.branch == (preset == "paper-code" and config.recipe.takes_branch)
+    sizes = {"paper-imagenet": 640, "paper-code": 256 if backbone.branch else 64}
+    assert backbone.embedding_size == sizes.get(preset, 64)
+
+
+def test_options_given_beside_a_preset_are_not_left_out():
+    config = resolve_config({"recipe": "sngp", "embedding_branch": True, "embedding_size": 32}, preset="paper-code")
+    assert config.model.embedding_branch and config.model.embedding_size == 32

@@ -72,6 +72,7 @@ def resolve_config(
     flags, file, base = flags or {}, file or {}, read_preset(preset) if preset else {}
     method = find_recipe(_choose_recipe(flags, file, base), plugin)
     _check_names(method)
+    base = _without(base, preset_options_unused(base, method))
     layers = (_sort_sections(base, method), _sort_sections(file, method, strict=True), _sort_flags(flags, method))
     values: dict[str, Values] = {section: {} for section in (*SECTIONS, RECIPE)}
     for layer in layers:
@@ -164,6 +165,21 @@ def _sort_sections(sections: Mapping[str, Any], method: Method[Recipe], strict: 
     if fixed := next((key for key in method.fixed if strict and key in found.get(RECIPE, {})), None):
         raise ConfigError(f"'{fixed}' is fixed by the name of the recipe: set recipe in section [model] instead")
     return found
+
+
+def preset_options_unused(preset: Mapping[str, Any], method: Method[Recipe]) -> tuple[str, ...]:
+    """Options in section [model] of a preset that the recipe cannot use: an embedding beside the head is MAPLE's.
+
+    >>> preset_options_unused(read_preset("paper-code"), find_recipe("sngp"))
+    ('embedding_branch', 'embedding_size')
+    """
+    has_branch = preset.get("model", {}).get("embedding_branch", False)
+    return () if method.kind.takes_branch or not has_branch else ("embedding_branch", "embedding_size")
+
+
+def _without(preset: Mapping[str, Any], unused: Collection[str]) -> dict[str, Any]:
+    model = {key: value for key, value in preset.get("model", {}).items() if key not in unused}
+    return {**preset, "model": model} if "model" in preset else dict(preset)
 
 
 def _follow_epochs(preset: Mapping[str, Any], values: Values) -> Values:
