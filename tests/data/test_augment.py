@@ -7,6 +7,8 @@ from collections import Counter
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from maple.data.augment import (
     _beta,
@@ -15,7 +17,9 @@ from maple.data.augment import (
     make_fractals,
     mix_batch,
     parse_augment,
+    quarter_turns,
     shuffle_patches,
+    turn_images,
 )
 from maple.errors import UsageError
 
@@ -187,3 +191,18 @@ def test_patches_change_places_as_wholes(size: int, side: int) -> None:
 def test_a_single_image_is_shuffled_too() -> None:
     image = torch.rand(1, 3, 8, 8)
     assert shuffle_patches(image).flatten().sort().values.equal(image.flatten().sort().values)
+
+
+@given(n=st.integers(1, 7), size=st.integers(1, 6))
+def test_turning_back_gives_the_images(n, size):
+    images = torch.rand(n, 3, size, size)
+    turned = turn_images(images)
+    back = [
+        torch.rot90(image, -int(quarters), (1, 2)) for image, quarters in zip(turned, quarter_turns(n), strict=True)
+    ]
+    assert torch.equal(torch.stack(back), images)
+
+
+def test_images_that_are_not_square_cannot_be_turned():
+    with pytest.raises(UsageError, match="16 x 20"):
+        turn_images(torch.rand(1, 3, 16, 20))

@@ -26,6 +26,7 @@ from maple.training.optimizers import (
     orthogonalise,
 )
 from maple.training.options import TrainOptions
+from maple.training.recipe import create_recipe
 
 
 def test_schedules():
@@ -136,12 +137,13 @@ def test_no_step_of_the_rest_is_relatively_larger_than_one_of_the_filters(size: 
 
 def test_filters_are_orthogonalised_and_head_and_biases_are_not() -> None:
     backbone = create_backbone("airbench-4", n_classes=3, embedding_size=6)
+    create_recipe("cross-entropy", rotation_share=0.5).prepare(backbone)
     optimizer = make_optimizer(backbone, TrainOptions(optimizer="muon", learning_rate=0.24, momentum=0.6))
     names = {parameter: name for name, parameter in backbone.named_parameters()}
     orthogonal, *others = optimizer.param_groups
     found = {names[parameter] for parameter in orthogonal["params"]}
     assert {"body.groups.0.0.weight", "embedding_layer.weight"} <= found
-    assert not found & {"head.weight", "body.whiten.weight"}
+    assert not found & {"head.weight", "rotation_head.weight", "body.whiten.weight"}
     assert all(not group["orthogonal"] for group in others)
     everything = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     assert len(everything) == len(names) and orthogonal["momentum"] == 0.6

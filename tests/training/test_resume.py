@@ -25,6 +25,7 @@ from short_training import EAGER, start
         create_recipe(
             "maple", relabel_every=1, hard_class_error=0.0, head_growth="fresh", cluster_scope="class", class_rule="max"
         ),
+        create_recipe("cross-entropy", rotation_share=0.25, outlier_share=0.25),
         create_recipe("mc-dropout"),
         create_recipe("sngp", features=64),
         create_recipe("duq"),

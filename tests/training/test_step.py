@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 
+import numpy as np
 import pytest
 import torch
 
@@ -58,10 +59,38 @@ def test_outliers_run_with_the_batch_and_teach_the_uniform_distribution():
     backbone = create_backbone("resnet9", 4).eval()
     images, targets = torch.rand(8, 3, 16, 16), torch.arange(8) % 4
     step = forward_batch(recipe, backbone, images, targets, progress=0.5)
-    assert step.outlier_logits.shape == (2, 4) and step.logits.shape == (8, 4) and len(step.embeddings) == 8
+    assert step.extra_logits.shape == (2, 4) and step.logits.shape == (8, 4) and len(step.embeddings) == 8
     torch.testing.assert_close(step.logits, backbone(images)[1])
     terms = recipe.loss(step)
     uniform = torch.full((2, 4), 0.25)
-    expected = torch.nn.functional.cross_entropy(step.outlier_logits, uniform)
+    expected = torch.nn.functional.cross_entropy(step.extra_logits, uniform)
     torch.testing.assert_close(terms["outlier"].value, expected)
     torch.testing.assert_close(weighted_sum(terms), terms["cross_entropy"].value + 2 * expected)
+
+
+def test_rotations_run_after_the_outliers_and_are_told_apart():
+    recipe = create_recipe("triplet", outlier_share=0.25, rotation_share=0.5, rotation_weight=3.0)
+    torch.manual_seed(0)
+    backbone = create_backbone("resnet9", 4).eval()
+    recipe.prepare(backbone)
+    torch.nn.init.normal_(backbone.rotation_head.weight)
+    images, targets = torch.rand(8, 3, 16, 16), torch.arange(8) % 4
+    step = forward_batch(recipe, backbone, images, targets, progress=1.0)
+    assert step.extra_embeddings.shape == (6, 128)  # two outliers, four rotated images
+    turned = torch.stack([torch.rot90(images[i], quarters, (1, 2)) for i, quarters in enumerate((1, 2, 3, 1))])
+    torch.testing.assert_close(step.extra_embeddings[2:], backbone.embed(turned))
+    terms = recipe.loss(step)
+    logits = backbone.rotation_head(torch.cat([step.embeddings, step.extra_embeddings[2:]]))
+    expected = torch.nn.functional.cross_entropy(logits, torch.tensor([0] * 8 + [1, 2, 3, 1]))
+    torch.testing.assert_close(terms["rotation"].value, expected)
+    assert terms["rotation"].weight == 3.0 and "outlier" in terms
+    assert not hasattr(recipe.finish(backbone), "rotation_head")
+
+
+def test_a_batch_too_small_for_rotated_copies_trains_on_upright_images():
+    recipe = create_recipe("cross-entropy", rotation_share=0.1)
+    backbone = create_backbone("resnet9", 2).eval()
+    recipe.prepare(backbone)
+    step = forward_batch(recipe, backbone, torch.rand(2, 3, 16, 16), torch.tensor([0, 1]), progress=0.0)
+    assert step.extra_embeddings is None
+    assert recipe.loss(step)["rotation"].value.item() == pytest.approx(np.log(4))  # the new head knows nothing

@@ -187,6 +187,28 @@ def shuffle_patches(images: Tensor) -> Tensor:
     return torch.cat([_shuffle_grid(part, grid) for part, grid in parts])
 
 
+def quarter_turns(n: int) -> Tensor:
+    """The turns (n,) of :func:`turn_images`, in quarters: 1, 2, 3, 1, ..."""
+    return 1 + torch.arange(n) % 3
+
+
+def turn_images(images: Tensor) -> Tensor:
+    """Images (B, C, S, S) turned by 90, 180, 270, 90, ... degrees: the task of telling the turn needs no labels.
+
+    Gidaris et al. 2018 learn features from it, https://arxiv.org/abs/1803.07728.
+
+    >>> turn_images(torch.tensor([[[[1, 2], [3, 4]]]]).repeat(2, 1, 1, 1))[:, 0].tolist()
+    [[[2, 4], [1, 3]], [[4, 3], [2, 1]]]
+    """
+    if images.shape[2] != images.shape[3]:
+        sides = " x ".join(map(str, images.shape[2:]))
+        raise UsageError(f"images of {sides} pixels cannot be turned by a quarter: make them square")
+    turned = torch.empty_like(images)
+    for quarters in (1, 2, 3):
+        turned[quarters - 1 :: 3] = torch.rot90(images[quarters - 1 :: 3], quarters, (2, 3))
+    return turned
+
+
 def _shuffle_grid(images: Tensor, grid: int) -> Tensor:
     """Permute the grid x grid patches of each image (B, C, S, S)."""
     n, channels, size = images.shape[:3]

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from maple.data.augment import shuffle_patches
+from maple.data.augment import quarter_turns, shuffle_patches, turn_images
 from maple.errors import ConfigError, UsageError
 from maple.networks import Backbone
 from maple.options import as_dict, flag_name
@@ -85,7 +85,9 @@ class MapleRecipe(MapleOptions, Recipe):
         return self.triplet
 
     def prepare(self, backbone: Backbone) -> None:
-        """Refuse losses that read the head through the embedding if the head does not read that."""
+        """Add the head of the rotations; refuse losses that read the head through the embedding if it does not."""
+        if self.rotation_share:
+            backbone.rotation_head = make_rotation_head(backbone)
         if not (backbone.branch and self.triplet):
             return
         for option in ("prototype_weight", "cross_entropy_norm"):
@@ -94,16 +96,28 @@ class MapleRecipe(MapleOptions, Recipe):
                     f"{flag_name(option)} needs a head that reads the embedding: leave out --embedding-branch"
                 )
 
-    def make_outliers(self, images: Tensor) -> Tensor | None:
-        n = round(self.outlier_share * len(images))
-        return shuffle_patches(images[:n]) if n else None
+    def finish(self, backbone: Backbone) -> Backbone:
+        if self.rotation_share:
+            del backbone.rotation_head
+        return backbone
+
+    def extra_images(self, images: Tensor) -> Tensor | None:
+        """Outliers, then rotated images."""
+        n_outliers, n_rotated = (round(share * len(images)) for share in (self.outlier_share, self.rotation_share))
+        extra = [shuffle_patches(images[:n_outliers])] if n_outliers else []
+        if n_rotated:
+            extra.append(turn_images(images[:n_rotated]))
+        return torch.cat(extra) if extra else None
 
     def loss(self, step: Step) -> dict[str, LossTerm]:
         logits = self._divide_logits(self._training_logits(step), step.head)
         terms = {"cross_entropy": LossTerm(F.cross_entropy(logits, step.targets, label_smoothing=self.label_smoothing))}
-        if step.outlier_logits is not None:
-            outliers = self._divide_logits(step.outlier_logits, step.head)
+        n_outliers = round(self.outlier_share * len(step.images))
+        if n_outliers and step.extra_logits is not None:
+            outliers = self._divide_logits(step.extra_logits[:n_outliers], step.head)
             terms["outlier"] = LossTerm(uniform_cross_entropy(outliers), self.outlier_weight)
+        if self.rotation_share:
+            terms["rotation"] = LossTerm(self._rotation_loss(step, n_outliers), self.rotation_weight)
         if self.triplet:
             value = self._metric_loss(step)
             terms["triplet"] = LossTerm(value, self.triplet_weight * self._warmed_up(step.progress))
@@ -130,6 +144,15 @@ class MapleRecipe(MapleOptions, Recipe):
         if self.triplet_mining == "all":
             return all_triplets_loss(points, step.targets, self.margin, own_positive)
         return triplet_loss(points, step.targets, self.margin, self.triplet_softness, own_positive)
+
+    def _rotation_loss(self, step: Step, n_outliers: int) -> Tensor:
+        """Cross-entropy of telling apart images as they are and images turned by one, two and three quarters."""
+        rotated = step.embeddings[:0] if step.extra_embeddings is None else step.extra_embeddings[n_outliers:]
+        quarters = torch.cat([torch.zeros(len(step.images), dtype=torch.int64), quarter_turns(len(rotated))])
+        head = step.backbone.rotation_head
+        assert isinstance(head, nn.Linear)
+        logits = head(torch.cat([step.embeddings, rotated]))
+        return F.cross_entropy(logits.float(), quarters.to(logits.device))
 
     def _divide_logits(self, logits: Tensor, head: nn.Module) -> Tensor:
         """Logits (B, M) over their length (LogitNorm, https://arxiv.org/abs/2205.09310), or as ``logit_norm`` says."""
@@ -214,6 +237,14 @@ class MapleRecipe(MapleOptions, Recipe):
     def _warmed_up(self, progress: float) -> float:
         """Share of its weight that the triplet loss has at ``progress``."""
         return min(1.0, progress / self.triplet_warmup) if self.triplet_warmup else 1.0
+
+
+def make_rotation_head(backbone: Backbone) -> nn.Linear:
+    """A head from embeddings to the four rotations; it starts at zero, so that it draws no random numbers."""
+    head: nn.Linear = nn.utils.skip_init(nn.Linear, backbone.embedding_size, 4, device=backbone.mean.device)
+    nn.init.zeros_(head.weight)
+    nn.init.zeros_(head.bias)
+    return head
 
 
 def grow_linear(head: nn.Linear, relabelling: Relabelling) -> nn.Linear:

@@ -117,13 +117,13 @@ def make_muon(module: nn.Module, options: TrainOptions) -> Muon:
 
 
 def _sort_parameters(module: nn.Module) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
-    """Trainable matrices and filters outside the head, parameters of the head, and all others."""
+    """Trainable matrices and filters outside the heads, parameters of the heads, and all others."""
     matrices: list[Tensor] = []
     head: list[Tensor] = []
     others: list[Tensor] = []
     for name, parameter in module.named_parameters():
         is_matrix = parameter.ndim >= 2 and parameter.requires_grad
-        (head if name.startswith("head.") else matrices if is_matrix else others).append(parameter)
+        (head if name.startswith(("head.", "rotation_head.")) else matrices if is_matrix else others).append(parameter)
     return matrices, head, others
 
 

@@ -86,6 +86,10 @@ class MapleOptions:
         0.0, "outliers per training image: copies with shuffled patches, trained to a uniform distribution"
     )
     outlier_weight: NonNegative = _rare(0.5, "weight of the cross-entropy of outliers")
+    rotation_share: Share = _rare(
+        0.0, "rotated copies per training image, whose rotation an extra head learns to tell during training"
+    )
+    rotation_weight: NonNegative = _rare(0.5, "weight of the cross-entropy of rotations")
     margin: NonNegative = option(
         0.5, "margin of the triplet loss", needs="triplet", search=Range((0.3, 0.5, 0.7), (0.1, 1.5))
     )

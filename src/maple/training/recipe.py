@@ -47,7 +47,8 @@ class Step:
     targets: Tensor  # (B,) int64
     progress: float  # of the whole training, from 0 to 1
     backbone: Backbone
-    outlier_logits: Tensor | None = None  # (B', M) float32, of the images of ``Recipe.make_outliers``
+    extra_embeddings: Tensor | None = None  # (B', D) float32, of the images of ``Recipe.extra_images``
+    extra_logits: Tensor | None = None  # (B', M) float32
 
     @property
     def head(self) -> nn.Module:
@@ -104,8 +105,8 @@ class Recipe(ABC):
         """A new head from embeddings (N, D) to logits (N, M), for a backbone that has none."""
         return nn.Linear(embedding_size, n_outputs)
 
-    def make_outliers(self, images: Tensor) -> Tensor | None:
-        """Unknown images (B', 3, H, W) to run with a batch, whose logits the loss gets; by default none."""
+    def extra_images(self, images: Tensor) -> Tensor | None:
+        """Images (B', 3, H, W) made from a batch, to run with it; the loss gets their outputs. By default none."""
         return None
 
     @abstractmethod

@@ -36,13 +36,13 @@ def forward_batch(
     images, targets = images.to(backbone.mean.device), targets.to(backbone.mean.device)
     if recipe.needs_image_gradients:
         images.requires_grad_()
-    outliers = recipe.make_outliers(images)
-    n = len(images)
-    embeddings, logits = (forward or backbone)(images if outliers is None else torch.cat([images, outliers]))
+    extra = recipe.extra_images(images)
+    embeddings, logits = (forward or backbone)(images if extra is None else torch.cat([images, extra]))
     embeddings, logits = embeddings.float(), logits.float()
-    return Step(
-        images, embeddings[:n], logits[:n], targets, progress, backbone, None if outliers is None else logits[n:]
-    )
+    if extra is None:
+        return Step(images, embeddings, logits, targets, progress, backbone)
+    n = len(images)
+    return Step(images, embeddings[:n], logits[:n], targets, progress, backbone, embeddings[n:], logits[n:])
 
 
 class TrainingStep:
