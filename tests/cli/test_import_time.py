@@ -94,7 +94,7 @@ def test_the_help_lists_all_commands_with_a_sentence(capsys):
 
 def test_paragraphs_of_the_help_fill_the_lines_of_the_terminal(capsys, monkeypatch):
     from commands import flat, run
-    from maple.cli.training import train
+    from maple.cli.commands import train
 
     monkeypatch.setenv("COLUMNS", "70")  # fewer than the lines of docstrings have
     paragraph = flat(train.function.__doc__.split("\n\n")[1])

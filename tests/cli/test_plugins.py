@@ -14,7 +14,7 @@ from fastapi import FastAPI
 from starlette.testclient import TestClient
 
 from commands import flat, run
-from maple.cli.predicting import DRIFT
+from maple.cli.commands import DRIFT
 from maple.options import read_toml
 from plugins import forgetting_plugins, write_plugins
 from serving import as_json, png

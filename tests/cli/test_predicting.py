@@ -11,7 +11,7 @@ import pytest
 from scipy.stats import false_discovery_control
 
 from commands import flat, interrupt, run
-from maple.cli.predicting import DRIFT
+from maple.cli.commands import DRIFT
 from maple.data.sources import open_images
 from maple.prediction.store import load_predictor
 from maple.types import PREDICTION_COLUMNS

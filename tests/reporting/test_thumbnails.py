@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from maple.reporting.gallery.store import ClusterExemplars, Examples
-from maple.reporting.thumbnails import MAX_THUMBNAILS, cluster_section, example_sections
+from maple.reporting.sections import MAX_THUMBNAILS, cluster_section, example_sections
 
 
 def make_cluster(cluster: int, name: str, count: int) -> ClusterExemplars:

@@ -1,5 +1,3 @@
 """The command line: one function per command."""
 
 from maple.cli.app import main
-
-__all__ = ["main"]

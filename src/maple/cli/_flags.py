@@ -50,13 +50,13 @@ SECTIONS = {
 class Command:
     """A function as a command: of a ``request``, of ``flags``, and of parameters with a :class:`~maple.options.Flag`.
 
-    Annotations may use the names of :mod:`maple.runs.requests`. Each option of the ``sections`` becomes a flag; values
-    given arrive in ``flags``, of the request or of the function. ``settings`` adds ``--set``, whose values arrive there
-    by ``name.option``; ``plugins`` adds ``--plugin``. ``rare`` options are hidden from the help unless asked for.
-    ``default`` is shown for flags whose default is not the option's own. ``settable`` is what ``--set`` takes, for the
-    help.
+    Each option of the ``sections`` becomes a flag; values given arrive in ``flags``, of the request or of the function.
+    ``settings`` adds ``--set``, whose values arrive there by ``name.option``; ``plugins`` adds ``--plugin``. ``rare``
+    options are hidden from the help unless asked for. ``default`` is shown for flags whose default is not the option's
+    own. ``settable`` is what ``--set`` takes, for the help.
 
-    Flags are made when the command is run: ``maple --help`` needs only names and docstrings.
+    Flags are made when the command is run, and what its annotations name, ``Flag`` and :mod:`maple.runs.requests`, is
+    imported then: ``maple --help`` needs only names and docstrings.
     """
 
     function: Callable[..., None]
@@ -73,10 +73,12 @@ class Command:
 
     def with_flags(self) -> Callable[..., None]:
         """The function with one keyword per flag, which Typer reads."""
+        from maple.options import Flag
         from maple.runs import requests
 
         taken = inspect.signature(self.function).parameters
-        hints = get_type_hints(self.function, {**vars(requests), **self.function.__globals__}, include_extras=True)
+        known = {**self.function.__globals__, "Flag": Flag, "requests": requests}
+        hints = get_type_hints(self.function, known, include_extras=True)
         request = hints.get("request")
         own = [each for name, taking in taken.items() for each in _list_flags(name, hints[name], taking.default)]
         made = [each for section in self.sections for each in self._section_flags(section)]

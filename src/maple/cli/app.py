@@ -22,12 +22,9 @@ from typer.main import get_command_from_info
 from typer.models import CommandInfo
 
 from maple import __version__
+from maple.cli import commands
 from maple.cli._output import make_grid, output
 from maple.cli.catalogue import data, methods
-from maple.cli.deploying import export, serve
-from maple.cli.evaluating import benchmark, evaluate, report, update
-from maple.cli.predicting import explain, monitor, predict
-from maple.cli.training import demo, fit, train, tune
 from maple.errors import MapleError, naming_extras
 from maple.progress import is_first_process
 
@@ -35,10 +32,10 @@ INTERRUPTED = 130  # the exit code after Ctrl-C
 COMMANDS = {
     each.name: each
     for each in (
-        *(demo, train, fit, tune),
-        *(predict, explain, evaluate, update),
-        *(benchmark, methods, report, monitor),
-        *(export, serve, data),
+        *(commands.demo, commands.train, commands.fit, commands.tune),
+        *(commands.predict, commands.explain, commands.evaluate, commands.update),
+        *(commands.benchmark, methods, commands.report, commands.monitor),
+        *(commands.export, commands.serve, data),
     )
 }
 

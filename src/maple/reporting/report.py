@@ -20,7 +20,6 @@ from maple.reporting.page import render_page
 from maple.reporting.predictions import PredictionSummary, describe_sets, read_predictions, read_previews
 from maple.reporting.record import RunRecord, read_run
 from maple.reporting.summary import summarise
-from maple.reporting.thumbnails import cluster_section, example_sections
 from maple.text import number, plural
 
 
@@ -47,8 +46,8 @@ def render_report(record: RunRecord, predictions: PredictionSummary | None = Non
         "prediction_sets": describe_sets(predictions.set_sizes) if predictions else "",
         "previews": read_previews(predictions) if predictions else {},
         **_results_context(record.results),
-        "clusters": cluster_section(record.gallery.clusters),
-        "examples": example_sections(record.gallery.examples),
+        "clusters": sections.cluster_section(record.gallery.clusters),
+        "examples": sections.example_sections(record.gallery.examples),
         "projections": sections.draw_projections(record),
         "projection_note": sections.projection_note(record),
         "history": record.history,

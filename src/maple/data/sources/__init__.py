@@ -5,5 +5,3 @@ monitor); both list a source in the same way.
 """
 
 from maple.data.sources.open import open_images, open_source
-
-__all__ = ["open_images", "open_source"]

@@ -15,5 +15,3 @@ have filled the cache. The graph is therefore small:
 """
 
 from maple.deploy.graph.predictor_graph import OUTPUTS, DescriptionGraph, PredictorGraph
-
-__all__ = ["OUTPUTS", "DescriptionGraph", "PredictorGraph"]

@@ -9,5 +9,3 @@ Nothing that runs code is opened unless the caller passes ``trust=True`` (``--tr
 
 from maple.networks.hub._onnx import OnnxBackbone
 from maple.networks.hub._open import GRAPHS, find_kind, needs_weights, open_model, rebuild_model
-
-__all__ = ["GRAPHS", "OnnxBackbone", "find_kind", "needs_weights", "open_model", "rebuild_model"]

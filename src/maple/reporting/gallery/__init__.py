@@ -19,17 +19,3 @@ from maple.reporting.gallery.write import (
     write_evaluation_gallery,
     write_training_gallery,
 )
-
-__all__ = [
-    "ClusterExemplars",
-    "Gallery",
-    "count_images",
-    "find_exemplars",
-    "read_gallery",
-    "remove_components",
-    "remove_examples",
-    "save_clusters",
-    "write_cluster_gallery",
-    "write_evaluation_gallery",
-    "write_training_gallery",
-]

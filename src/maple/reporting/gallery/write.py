@@ -6,21 +6,16 @@ import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import numpy as np
 from scipy.linalg import eigh
 
+from maple.data.image_set import ImageSet
 from maple.errors import DataError, UsageError, suggest
 from maple.reporting.gallery import store
 from maple.reporting.gallery._sheet import thumbnail
 from maple.types import Outputs, Prediction
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from maple.data.image_set import ImageSet
-
 
 EXEMPLARS_PER_CLUSTER = 12
 EXEMPLARS_PER_END = 4

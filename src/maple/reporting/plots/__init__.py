@@ -19,30 +19,3 @@ from maple.reporting.plots.evaluation import (
 )
 from maple.reporting.plots.latent import plot_contributions, plot_projection
 from maple.reporting.plots.training import plot_accuracy, plot_clusters, plot_losses
-
-__all__ = [
-    "BLUE",
-    "CLASS_COLOURS",
-    "GREEN",
-    "LIGHT",
-    "MUTED",
-    "ORANGE",
-    "PINK",
-    "Line",
-    "Panel",
-    "Plot",
-    "as_plot",
-    "plot_accuracy",
-    "plot_clusters",
-    "plot_contributions",
-    "plot_coverage",
-    "plot_drift",
-    "plot_losses",
-    "plot_projection",
-    "plot_quantiles",
-    "plot_reliability",
-    "plot_roc",
-    "plot_rows",
-    "plot_scores",
-    "standalone_svg",
-]

@@ -1,0 +1,238 @@
+"""The commands that work with runs; :mod:`maple.cli.catalogue` has those that list methods and data sets.
+
+Arguments and flags of a command are the fields of its request in :mod:`maple.runs.requests`.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from maple.cli import _flags as cli
+from maple.cli._output import print_described, print_line, print_results, print_rows
+
+if TYPE_CHECKING:
+    from maple.options import Flag
+    from maple.runs import requests
+
+DRIFT = 3  # the exit code of maple monitor when images have drifted
+_TRAINING = ("data", "model", "train", "maple", "detector", "decision")  # panels of flags, in this order
+
+# --- making a run, searching settings ---------------------------------------------------------------------------------
+
+
+@cli.command(plugins=False)
+def demo(
+    out: Annotated[Path, Flag("run folder to write")] = Path("runs/demo"),
+    seed: Annotated[int, Flag("seed")] = 0,
+    as_json: requests.AsJson = False,
+) -> None:
+    """Train, fit, evaluate and report on simulated diatoms, with unknown taxa: about two minutes."""
+    from maple.runs.train import run_demo
+
+    print_results(run_demo(out, seed), as_json)
+
+
+@cli.command(*_TRAINING, settings=True)
+def train(request: requests.TrainRequest, as_json: requests.AsJson = False) -> None:
+    """Train a network on DATA, fit its detector and test it; the run folder holds everything.
+
+    --init continues the training of a network: its weights, normalisation and image size are kept, and its head if it
+    has one output per class. The default preset is then finetune, with a lower learning rate and a warm-up; for
+    transformers add --optimizer adam --learning-rate 0.0001 --weight-decay 0.
+
+    Options that are not listed here are set with --set or in a TOML file (--config); maple methods NAME lists those of
+    a method.
+    """
+    from maple.runs.train import train_run
+
+    print_results(train_run(request), as_json)
+
+
+@cli.command(
+    "data",
+    "detector",
+    "decision",
+    settings=True,
+    settable="option of the sections data, detector and decision, such as detector.covariance=full",
+)
+def fit(request: requests.FitRequest, as_json: requests.AsJson = False) -> None:
+    """Make a run of an already trained network, without training; the run folder holds everything."""
+    from maple.runs.fit import fit_run
+
+    print_results(fit_run(request), as_json)
+
+
+@cli.command(*_TRAINING, settings=True)
+def tune(
+    request: requests.TuneRequest,
+    dry_run: Annotated[bool, Flag("print the plan and do nothing")] = False,
+    as_json: requests.TextAsJson = False,
+) -> None:
+    """Search for better settings of a recipe on in-distribution images alone; rerun the command to resume."""
+    from maple.runs.tune.plan import make_plan
+    from maple.runs.tune.search import tune_recipe
+
+    print_described(make_plan(request) if dry_run else tune_recipe(request), as_json)
+
+
+# --- asking a run about images ----------------------------------------------------------------------------------------
+
+
+@cli.command("decision", rare=True, default="the run's")
+def predict(request: requests.PredictRequest) -> None:
+    """Class, probability, uncertainty and in/out decision for each image: one row each.
+
+    Memory does not grow with the number of images. If the command is interrupted or killed, rerun it to resume.
+    """
+    from maple.runs.predict import predict_images
+
+    predict_images(request)
+
+
+@cli.command("decision", rare=True, default="the run's")
+def explain(request: requests.ExplainRequest, as_json: requests.TextAsJson = False) -> None:
+    """Explain the prediction of each image: nearest cluster, runner-up, and the features that deviate most."""
+    from maple.runs.explain import explain_images, to_json, to_text
+
+    cases = explain_images(request)
+    if as_json or request.out is None:
+        print(to_json(cases) if as_json else to_text(cases))
+    else:
+        print_line(f"explanations: {request.out}")
+
+
+@cli.command()
+def monitor(request: requests.MonitorRequest, as_json: requests.TextAsJson = False) -> None:
+    """Test whether images have drifted from the calibration images; the exit code is the answer.
+
+    Exit codes: 0 no drift seen, 3 drift, 2 wrong use, 1 failure.
+
+    Without --state the images are one batch, in any order.
+
+    With --state they continue a stream, in order of arrival; its alarm is valid however often it is checked, and
+    persists.
+    """
+    from maple.runs.monitor import monitor_images
+
+    found = monitor_images(request)
+    print_described(found, as_json)
+    if found.drift:
+        raise typer.Exit(DRIFT)
+
+
+# --- measuring, updating, reporting -----------------------------------------------------------------------------------
+
+
+@cli.command(
+    "decision",
+    settings=True,
+    settable="option of a compared detector, such as knn.k=10",
+    rare=True,
+    default="the run's",
+)
+def evaluate(request: requests.EvaluateRequest, as_json: requests.AsJson = False) -> None:
+    """Measure accuracy, calibration and detection of unknown images, and update the report."""
+    from maple.runs.evaluate import evaluate_run
+
+    print_results(evaluate_run(request), as_json)
+
+
+@cli.command()
+def update(request: requests.UpdateRequest, as_json: requests.TextAsJson = False) -> None:
+    """Add images or new classes to a run, without retraining and without the old images.
+
+    Thresholds become invalid: nothing is flagged until --calibrate, in the same command or a later one.
+    """
+    from maple.runs.update import update_run
+
+    print_described(update_run(request), as_json)
+
+
+@cli.command("train", settings=True, default="the profile's")
+def benchmark(
+    *,
+    show_list: Annotated[bool, Flag("list the suites", "--list")] = False,
+    request: requests.BenchmarkRequest,
+    dry_run: Annotated[bool, Flag("print the plan with an estimate of the time, and do nothing")] = False,
+    as_json: requests.AsJson = False,
+) -> None:
+    """Compute a table or figure of the paper, beside the paper's own numbers; finished trainings are not repeated."""
+    from maple.evaluation.paper.tables import to_dict, to_rows
+    from maple.progress import say
+    from maple.runs.benchmark.suites import list_suites, plan_suites, run_suites
+
+    if show_list or not request.names:
+        print_rows(list_suites(), as_json)
+        return
+    if dry_run:
+        print_rows(plan_suites(request), as_json)
+        return
+    done = []
+    for page, found in run_suites(request):
+        done.append(to_dict(found))
+        if not as_json:
+            print_rows(to_rows(found), as_json)
+            say(f"report: {page}")
+    if as_json:
+        print(json.dumps(done, indent=1))
+
+
+@cli.command()
+def report(
+    run: requests.Run,
+    predictions: Annotated[
+        Path | None,
+        Flag("predictions to include, .csv, .jsonl or .parquet", metavar="PREDICTIONS", positional=True),
+    ] = None,
+    out: Annotated[Path | None, Flag("HTML file to write", shown="report.html in the run")] = None,
+) -> None:
+    """Write one self-contained HTML file about a run."""
+    from maple.runs.report import report_run
+
+    print_line(f"report: {report_run(run, out, predictions, cli.command_line())}")
+
+
+# --- bringing a run into use ------------------------------------------------------------------------------------------
+
+
+@cli.command()
+def export(request: requests.ExportRequest, as_json: requests.AsJson = False) -> None:
+    """Write network, Gaussians and decision as one graph, and check its parity with the run on images."""
+    from maple.deploy.export import export_run
+
+    report = export_run(request)
+    print(json.dumps(report.to_dict()) if as_json else report.describe())
+
+
+@cli.command("serve", "decision", rare=True, default="the model's")
+def serve(
+    model: Annotated[
+        Path, Flag("run folder, or the .onnx file that maple export wrote", metavar="MODEL", positional=True)
+    ],
+    flags: cli.Flags,
+    api_key: Annotated[
+        str | None,
+        Flag(
+            "key that requests must send in the header X-API-Key; prefer the environment variable",
+            panel=cli.SECTIONS["serve"].title,
+            envvar="MAPLE_API_KEY",
+        ),
+    ] = None,
+    trust: requests.Trust = False,
+) -> None:
+    """Answer requests over HTTP, with a page for the browser, until Ctrl-C or SIGTERM.
+
+    Accepted requests are answered before it stops. Without --host it listens on this machine only.
+    """
+    from maple.decisions.options import DecisionOptions
+    from maple.deploy.serve.options import ServeOptions
+    from maple.deploy.serve.server import serve_model
+    from maple.options import build_options, list_options
+
+    decision = {name: flags.pop(name) for name in list_options(DecisionOptions) if name in flags}
+    options = build_options(ServeOptions, {**flags, "api_key": api_key}, where=None)
+    serve_model(model, options, decision, trust=trust)
