@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import pytest
 from hypothesis import given
@@ -27,8 +28,9 @@ from maple.options import (
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
+    former_prefix: ClassVar[str] = "sgd_"
     epochs: Positive = option(16, "passes over the training images")
-    momentum: Share = option(0.9, "momentum", was="sgd_momentum")
+    momentum: Share = option(0.9, "momentum")
     splits: tuple[Share, Share] = option((0.7, 0.3), "two shares")
     optimizer: str = option("sgd", "optimiser")
 

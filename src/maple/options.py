@@ -60,15 +60,14 @@ def option(
     flag: bool = True,
     rare: bool = False,
     needs: str = "",
-    was: str = "",
     search: Range | None = None,
 ) -> Any:
     """A field with a default and the sentence that ``--help`` shows.
 
     ``flag=False`` keeps it off the command line, ``rare`` off the help; ``needs`` names the switch without which it has
-    no effect; ``was`` is a former name, still read from files; ``search`` is its range in ``maple tune``.
+    no effect; ``search`` is its range in ``maple tune``.
     """
-    about = {"help": help, "flag": flag, "rare": rare, "needs": needs, "was": was, "search": search}
+    about = {"help": help, "flag": flag, "rare": rare, "needs": needs, "search": search}
     return field(default=default, metadata=about)
 
 
@@ -132,10 +131,9 @@ def validate_options(
 
 
 def find_option(group: type, key: str, where: str | None = "configuration", owner: str = "") -> str:
-    """The present name of an option, which may be given by its former one; see :func:`build_options` for errors."""
+    """The present name of an option, which had the ``former_prefix`` of the group; see :func:`build_options`."""
     known = list_options(group)
-    renamed = {was: name for name, each in known.items() if (was := each.metadata.get("was"))}
-    name = key if key in known else renamed.get(key, key)
+    name = key if key in known else key.removeprefix(getattr(group, "former_prefix", ""))
     if name not in known:
         raise ConfigError(f"unknown key '{key}' in {where or '--set ' + owner}: {suggest(key, known)}")
     return name

@@ -224,16 +224,13 @@ class DueRecipe(BoundedRecipe):
     spectral_bound: AboveZero = option(
         3.0,
         "largest factor by which a layer may stretch its input",
-        was="due_spectral_bound",
         search=Range((0.95, 3.0, 7.0), (0.5, 8.0), log=True),
     )
-    power_iterations: Positive = option(1, "power iterations per step", was="due_power_iterations")
+    power_iterations: Positive = option(1, "power iterations per step")
     inducing_points: Literal["auto"] | Annotated[int, Interval(ge=1, le=1000)] = option(
-        "auto",
-        "inducing points of the Gaussian process, at most 1000; 'auto' takes one per class, but at least 20",
-        was="due_inducing_points",
+        "auto", "inducing points of the Gaussian process, at most 1000; 'auto' takes one per class, but at least 20"
     )
-    kernel: Literal["rbf", "matern12", "matern32", "matern52"] = option("rbf", "its kernel", was="due_kernel")
+    kernel: Literal["rbf", "matern12", "matern32", "matern52"] = option("rbf", "its kernel")
 
     about: ClassVar[About] = About(
         "DUE: bounded layers, sparse variational Gaussian process",
@@ -242,6 +239,7 @@ class DueRecipe(BoundedRecipe):
         needs="GPyTorch",
         adds="P inducing points of size D and P + P x P weights per class, P = max(20, C)",
     )
+    former_prefix: ClassVar[str] = "due_"
     own_head: ClassVar[bool] = True
     bounds_batch_norm: ClassVar[bool] = True
     own_detector: ClassVar[str] = "entropy"  # of the average probabilities

@@ -147,21 +147,14 @@ class DuqRecipe(Recipe):
     """
 
     length_scale: AboveZero = option(
-        0.1, "length scale of the kernel", was="duq_length_scale", search=Range((0.05, 0.1, 0.3), (0.03, 1.0), log=True)
+        0.1, "length scale of the kernel", search=Range((0.05, 0.1, 0.3), (0.03, 1.0), log=True)
     )
     gradient_penalty: NonNegative = option(
-        0.75,
-        "weight of the two-sided gradient penalty",
-        was="duq_gradient_penalty",
-        search=Range((0.1, 0.5, 1.0), (0.01, 2.0), log=True),
+        0.75, "weight of the two-sided gradient penalty", search=Range((0.1, 0.5, 1.0), (0.01, 2.0), log=True)
     )
-    centroid_momentum: Share = option(
-        0.999, "momentum of the moving averages of the centroids", was="duq_centroid_momentum"
-    )
+    centroid_momentum: Share = option(0.999, "momentum of the moving averages of the centroids")
     centroid_size: Annotated[Positive | None, NoneByName] = option(
-        None,
-        "size of the space of each class, where its centroid is, or 'none' (that of the embedding)",
-        was="duq_centroid_size",
+        None, "size of the space of each class, where its centroid is, or 'none' (that of the embedding)"
     )
 
     about: ClassVar[About] = About(
@@ -171,6 +164,7 @@ class DuqRecipe(Recipe):
         needs="image gradients in training",
         adds="a matrix and a centroid per class",
     )
+    former_prefix: ClassVar[str] = "duq_"
     own_head: ClassVar[bool] = True
     needs_image_gradients: ClassVar[bool] = True
     one_process: ClassVar[bool] = True

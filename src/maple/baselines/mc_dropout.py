@@ -108,13 +108,12 @@ class DropoutRecipe(CrossEntropy):
     dropout: Annotated[float, Interval(gt=0, lt=1)] = option(
         0.1, "share of the units dropped", search=Range((0.05, 0.1, 0.2, 0.3), (0.02, 0.5), log=True)
     )
-    samples: Annotated[int, Interval(ge=1, le=1000)] = option(
-        10, "passes per image at test time", was="dropout_samples"
-    )
+    samples: Annotated[int, Interval(ge=1, le=1000)] = option(10, "passes per image at test time")
 
     about: ClassVar[About] = About(
         "MC-Dropout", "Gal & Ghahramani 2016", "https://arxiv.org/abs/1506.02142", passes="10 samples + 1"
     )
+    former_prefix: ClassVar[str] = "dropout_"
 
     def prepare(self, backbone: Backbone) -> None:
         layers = dropout_layers(backbone.body)

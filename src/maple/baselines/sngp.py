@@ -65,33 +65,23 @@ class SngpOptions:
     spectral_bound: AboveZero = option(
         6.0,
         "largest factor by which a layer may stretch its input",
-        was="sngp_spectral_bound",
         search=Range((0.95, 2.0, 6.0), (0.5, 8.0), log=True),
     )
-    power_iterations: Positive = option(1, "power iterations per step", was="sngp_power_iterations")
-    features: Annotated[int, Interval(ge=1, le=2**15)] = option(
-        1024, "random features of the Gaussian process", was="sngp_features"
-    )
-    space: Literal["normalised", "raw"] = option("raw", "embeddings that its kernel compares", was="sngp_space")
-    kernel_scale: AboveZero = option(
-        20.0, "length scale of its kernel; about 1 for normalised embeddings", was="sngp_kernel_scale"
-    )
+    power_iterations: Positive = option(1, "power iterations per step")
+    features: Annotated[int, Interval(ge=1, le=2**15)] = option(1024, "random features of the Gaussian process")
+    space: Literal["normalised", "raw"] = option("raw", "embeddings that its kernel compares")
+    kernel_scale: AboveZero = option(20.0, "length scale of its kernel; about 1 for normalised embeddings")
     amplitude: AboveZero = option(
         22.627,
         "amplitude of its kernel: how large logits are expected to be",
-        was="sngp_amplitude",
         search=Range((5.0, 10.0, 20.0), (2.0, 50.0), log=True),
     )
     likelihood: Literal["gaussian", "multinomial"] = option(
-        "gaussian",
-        "how images count in its variance: all alike (the authors' code), or by p (1 - p) (their paper)",
-        was="sngp_likelihood",
+        "gaussian", "how images count in its variance: all alike (the authors' code), or by p (1 - p) (their paper)"
     )
-    ridge: AboveZero = option(1.0, "prior precision of its weights", was="sngp_ridge")
+    ridge: AboveZero = option(1.0, "prior precision of its weights")
     mean_field: NonNegative = option(
-        20.0,
-        "factor of the variance in the mean-field logits; 20 suits about 50,000 images; use less for fewer",
-        was="sngp_mean_field",
+        20.0, "factor of the variance in the mean-field logits; 20 suits about 50,000 images; use less for fewer"
     )
 
 
@@ -224,6 +214,7 @@ class SngpRecipe(SngpOptions, BoundedRecipe, CrossEntropy):
         "https://arxiv.org/abs/2006.10108",
         adds="R (D + C) weights and an R x R matrix, R = 1024",
     )
+    former_prefix: ClassVar[str] = "sngp_"
     own_head: ClassVar[bool] = True
     one_process: ClassVar[bool] = True  # each process would have the precision of its own images only
     own_detector: ClassVar[str] = "energy"  # ranks as the Dempster-Shafer score C / (C + sum exp f) of the authors does

@@ -119,17 +119,13 @@ class VmdlsRecipe(Recipe):
     torch.Size([10, 32])
     """
 
-    latent_size: Positive = option(128, "size of the latent space", was="vmdls_latent_size")
+    latent_size: Positive = option(128, "size of the latent space")
     kl_weight: NonNegative = option(
-        0.1,
-        "weight of the Kullback-Leibler divergence",
-        was="vmdls_kl_weight",
-        search=Range((0.01, 0.1, 1.0), (1e-3, 3.0), log=True),
+        0.1, "weight of the Kullback-Leibler divergence", search=Range((0.01, 0.1, 1.0), (1e-3, 3.0), log=True)
     )
     prior_scale: AboveZero = option(
         0.2,
         "standard deviation of a class, whose mean has length 1",
-        was="vmdls_prior_scale",
         search=Range((0.1, 0.2, 0.4), (0.05, 1.0), log=True),
     )
 
@@ -139,6 +135,7 @@ class VmdlsRecipe(Recipe):
         "https://openreview.net/forum?id=ScLeuUUi9gq",
         adds="two linear layers to the latent space",
     )
+    former_prefix: ClassVar[str] = "vmdls_"
     own_head: ClassVar[bool] = True
     own_detector: ClassVar[str] = "max-logit"
     remedy: ClassVar[str] = "lower --learning-rate or --set vmdls-like.kl_weight, or raise --set vmdls-like.prior_scale"

@@ -68,6 +68,7 @@ class Recipe(ABC):
     name: str = ""
     about: ClassVar[About]
     section: ClassVar[str]  # section of config.toml with its options; named after the recipe
+    former_prefix: ClassVar[str] = ""  # that its options once had, still read
     class_rule: Literal["sum", "max"] = "sum"  # class probability from its clusters
     takes_branch: ClassVar[bool] = False  # whether the head may read the output of the body, beside the embedding
     own_head: ClassVar[bool] = False  # whether its head replaces the linear one of the backbone
