@@ -178,9 +178,18 @@ def read_metadata(text: str, source: str) -> GraphMetadata:
 def _to_strip(images: np.ndarray) -> Strip:
     """Images (n, s, s, 3) uint8 as one picture."""
     n, side = images.shape[:2]
-    buffer = io.BytesIO()
-    Image.fromarray(np.concatenate(list(images), axis=1)).save(buffer, "PNG")
-    return Strip(n=n, side=side, png=base64.b64encode(buffer.getvalue()).decode("ascii"))
+    return Strip(n=n, side=side, png=base64.b64encode(draw_strip(images)).decode("ascii"))
+
+
+def draw_strip(images: np.ndarray) -> bytes:
+    """Images (n, s, s, 3) uint8 side by side, as a PNG file.
+
+    >>> Image.open(io.BytesIO(draw_strip(np.zeros((3, 8, 8, 3), np.uint8)))).size
+    (24, 8)
+    """
+    file = io.BytesIO()
+    Image.fromarray(np.concatenate(list(images), axis=1)).save(file, "PNG")
+    return file.getvalue()
 
 
 def _from_strip(strip: Strip, source: str) -> np.ndarray:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import io
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from typing import Annotated
@@ -11,7 +10,6 @@ from typing import Annotated
 import numpy as np
 from fastapi import FastAPI, HTTPException, Request, Response
 from fastapi import Path as PathParameter
-from PIL import Image
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.requests import ClientDisconnect
 
@@ -32,6 +30,7 @@ from maple.deploy.serve.schema import (
 )
 from maple.deploy.serve.uploads import Upload, decode_upload, read_uploads
 from maple.prediction.base import BasePredictor
+from maple.prediction.onnx import draw_strip
 
 UPLOAD_SECONDS = 60  # within which the body of a request must arrive
 N_BODIES = 8  # bodies of the largest size held at the same time
@@ -145,7 +144,7 @@ class Endpoints:
         thumbnails = self.exemplars.get(cluster, ())
         if not len(thumbnails):
             raise HTTPException(404, f"there are no exemplars of cluster {cluster}: see n_exemplars in /v1/model")
-        return Response(to_strip(np.asarray(thumbnails)), media_type="image/png")
+        return Response(draw_strip(np.asarray(thumbnails)), media_type="image/png")
 
     async def healthz(self) -> Response:
         """Alive: the process answers."""
@@ -169,14 +168,3 @@ async def _disconnected(request: Request) -> None:
 
 def _json(answer: PredictAnswer | ModelAnswer | StatusAnswer) -> Response:
     return Response(answer.to_json(), media_type="application/json")
-
-
-def to_strip(thumbnails: np.ndarray) -> bytes:
-    """Thumbnails (n, S, S, 3) side by side, as a PNG file.
-
-    >>> Image.open(io.BytesIO(to_strip(np.zeros((3, 8, 8, 3), np.uint8)))).size
-    (24, 8)
-    """
-    file = io.BytesIO()
-    Image.fromarray(np.concatenate(list(thumbnails), axis=1)).save(file, "PNG")
-    return file.getvalue()
