@@ -58,6 +58,15 @@ def test_every_augmented_image_is_one_of_the_allowed_ones(augment: str) -> None:
     assert max(seen.values()) < 6 * 400 / len(allowed) or len(allowed) < 5
 
 
+def test_flips_and_turns_place_a_square_in_all_eight_ways_equally_often() -> None:
+    image = np.arange(4 * 4 * 3, dtype=np.uint8).reshape(4, 4, 3)
+    batch = torch.from_numpy(np.repeat(image[None], 4000, axis=0))
+    result = augment_batch(batch, "flip-both,turn", torch.Generator().manual_seed(0))
+    turned = [np.rot90(image, k) for k in range(4)]
+    counts = [int((result.numpy() == way).all((1, 2, 3)).sum()) for way in (*turned, *(way[::-1] for way in turned))]
+    assert sum(counts) == 4000 and min(counts) > 400
+
+
 def test_flips_happen_to_half_of_the_images() -> None:
     batch = torch.zeros((4000, 8, 8, 3), dtype=torch.uint8)
     batch[:, 0, 0] = 255  # a mark in the upper left corner

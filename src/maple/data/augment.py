@@ -1,4 +1,4 @@
-"""Augmentation of training batches: shifts, flips, cutout, mixing with fractals; and shuffled patches as outliers.
+"""Augmentation of training batches: shifts, flips, turns, cutout, mixing; and shuffled patches as outliers.
 
 PixMix (Hendrycks et al. 2022, https://arxiv.org/abs/2112.05135) mixes training images with structurally complex
 pictures, which improves the detection of unknown images. The publication downloads its pictures; here they are
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from maple.errors import UsageError, suggest
 
-AUGMENTATIONS = ("crop", "translate", "flip", "alternate-flip", "flip-both", "cutout", "mix")
+AUGMENTATIONS = ("crop", "translate", "flip", "alternate-flip", "flip-both", "turn", "cutout", "mix")
 N_FRACTALS = 500
 MAPS = 4  # affine maps of a system
 POINTS, STEPS, SETTLED = 300, 60, 10  # points iterated at once, their steps, first steps that are not drawn
@@ -49,10 +49,11 @@ def augment_batch(images: Tensor, augment: str, generator: torch.Generator, mirr
     ``crop`` shifts by up to S / 8 pixels in both directions, with the border reflected, ``translate`` by up to S / 16;
     ``flip`` mirrors left-right, ``flip-both`` left-right and up-down, each with probability one half;
     ``alternate-flip`` mirrors the images in the mask ``mirrored`` (B,), see
-    :func:`~maple.data.batches.alternate_flips`. These only choose the row and the column that a pixel is taken from, so
-    one gather does everything. After it, ``mix`` mixes images with fractals (:func:`mix_batch`) and ``cutout`` covers a
-    square of half the side with the mean colour of the batch (DeVries & Taylor 2017,
-    https://arxiv.org/abs/1708.04552).
+    :func:`~maple.data.batches.alternate_flips`; ``turn`` exchanges rows and columns with probability one half, so that
+    with ``flip-both`` all eight positions of a square are equally frequent. These only choose the row and the column
+    that a pixel is taken from, so one gather does everything. After it, ``mix`` mixes images with fractals
+    (:func:`mix_batch`) and ``cutout`` covers a square of half the side with the mean colour of the batch (DeVries &
+    Taylor 2017, https://arxiv.org/abs/1708.04552).
 
     >>> batch = torch.arange(2 * 8 * 8 * 3, dtype=torch.uint8).reshape(2, 8, 8, 3)
     >>> augment_batch(batch, "crop,flip", torch.Generator().manual_seed(0)).shape
@@ -78,6 +79,9 @@ def augment_batch(images: Tensor, augment: str, generator: torch.Generator, mirr
         rows = _mirror(rows, size, generator)
     first = torch.arange(n)[:, None] * size  # (B, 1)
     flat = (first + rows)[:, :, None] * size + columns[:, None, :]  # (B, S, S): pixels of the whole batch, counted
+    if "turn" in names:
+        turned = torch.rand((n, 1, 1), generator=generator) < 0.5
+        flat = torch.where(turned, flat.transpose(1, 2), flat)
     images = images.reshape(n * size * size, -1).index_select(0, flat.reshape(-1)).reshape(images.shape)
     if "mix" in names:
         images = mix_batch(images, generator)

@@ -39,7 +39,8 @@ class TrainOptions:
     step_factor: Annotated[float, Interval(gt=0, lt=1)] = _rare(0.2, "factor of the learning rate at each milestone")
     augment: str = _rare(
         "auto",
-        "'auto', 'none', or a list of crop or translate (half as far), flip, alternate-flip or flip-both, cutout, mix",
+        "'auto', 'none', or a list of crop or translate (half as far), flip, alternate-flip or flip-both, turn (by a "
+        "right angle), cutout, mix",
     )
     sampler: Literal["auto", "shuffle", "balanced"] = _rare(
         "auto", "'balanced' draws several images of each of several classes; 'auto': if triplets need it"
