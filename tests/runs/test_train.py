@@ -227,24 +227,3 @@ def test_a_second_command_names_the_one_that_holds_the_run(tmp_path):
         first.kill()
         first.communicate()
     assert (folder / "resume.safetensors").exists() and run("train", "digits", "--out", folder) == 2  # no lock is left
-
-
-# --- demo
-
-
-def test_demo_replaces_only_demos(finished, tmp_path, monkeypatch, capsys):
-    before = contents(finished)
-    assert run("demo", "--out", finished) == 2
-    assert str(finished) in capsys.readouterr().err
-    assert contents(finished) == before
-    requests = []
-
-    def record(request):
-        requests.append(request)
-        interrupt()
-
-    monkeypatch.setattr("maple.runs.train.train_run", record)
-    (tmp_path / "config.toml").write_text('[origin]\nformat = 2\ncommand = "maple demo"\n')
-    for folder in (tmp_path, tmp_path / "new"):
-        run("demo", "--out", folder)
-    assert [request.overwrite for request in requests] == [True, False]

@@ -31,7 +31,7 @@ def demo(
     as_json: requests.AsJson = False,
 ) -> None:
     """Train, fit, evaluate and report on simulated diatoms, with unknown taxa: about two minutes."""
-    from maple.runs.train import run_demo
+    from maple.runs.demo import run_demo
 
     print_results(run_demo(out, seed), as_json)
 

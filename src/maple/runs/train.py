@@ -1,4 +1,4 @@
-"""``maple train``: train a network, fit its detector, evaluate and report; ``maple demo`` on simulated diatoms."""
+"""``maple train``: train a network, fit its detector, evaluate and report."""
 
 from __future__ import annotations
 
@@ -324,31 +324,3 @@ def _same_source(now: Any, then: Any) -> bool:
     if not isinstance(now, str) or not isinstance(then, str):
         return now == then
     return now == then or Path(now).expanduser().resolve() == Path(then).expanduser().resolve()
-
-
-# --- maple demo -------------------------------------------------------------------------------------------------------
-
-_DEMO = "maple demo"
-_DEMO_SOURCE = "simulated-diatoms?n=7000&size=32"
-_DEMO_EPOCHS = 14
-_DEMO_OOD = {"near": "simulated-diatoms/near?n=1000&size=32", "far": "simulated-diatoms/far?n=1000&size=32"}
-
-
-def run_demo(out: Path, seed: int = 0) -> Results:
-    """Train, fit, evaluate and report on simulated diatoms, with unknown taxa near the known ones and with debris."""
-    folder = RunFolder(out)
-    again = folder.holds_run()
-    if again and not (folder.read_config(oldest=1).origin.command or "").startswith(_DEMO):
-        raise UsageError(f"'{out}' holds a run that is not a demo: choose another --out")
-    results = train_run(
-        TrainRequest(
-            source=_DEMO_SOURCE,
-            out=out,
-            ood=_DEMO_OOD,
-            flags={"epochs": _DEMO_EPOCHS, "batch_size": 64, "relabel_every": 8, "hard_class_error": 0.1, "seed": seed},
-            overwrite=again,
-            command=_DEMO,
-        )
-    )
-    assert results is not None  # the demo has test images and one process
-    return results
