@@ -25,6 +25,7 @@ from maple.runs.setup.config import RECIPE, RunConfig, given_options, resolve_co
 from maple.runs.setup.splits import load_run_splits
 from maple.runs.train import check_options
 from maple.runs.tune.criteria import halve
+from maple.text import plural
 from maple.training.distributed import count_processes
 from maple.training.options import TrainOptions
 from maple.training.recipe import find_recipe
@@ -71,8 +72,9 @@ class Plan:
         """The plan as text."""
         widest = max(map(len, self.space))
         asked, model, epochs = self.request, self.config.model, self.config.train.epochs
+        total = self.n_trials * epochs
         rows = [
-            f"{self.n_trials} trials of {epochs} epochs each, {self.n_trials * epochs} epochs at most"
+            f"{plural(self.n_trials, 'trial')} of {plural(epochs, 'epoch')}, {plural(total, 'epoch')} at most"
             + ("; trials that fall behind are stopped early" if asked.prune else ""),
             f"search: {asked.search}, of recipe {model.recipe} with {model.backbone}",
             f"criterion: {asked.criterion}, {CRITERIA[asked.criterion]}",
@@ -87,7 +89,7 @@ def make_plan(request: TuneRequest) -> Plan:
 
     >>> request = TuneRequest("digits", search="grid", flags={"epochs": 30})
     >>> print(make_plan(request).describe())
-    48 trials of 30 epochs each, 1440 epochs at most; trials that fall behind are stopped early
+    48 trials of 30 epochs, 1,440 epochs at most; trials that fall behind are stopped early
     search: grid, of recipe maple with resnet9
     criterion: nll, negative log-likelihood of the class probabilities
     parameters:
@@ -120,7 +122,9 @@ def _count_trials(request: TuneRequest, size: float) -> int:
             raise UsageError(f"--trials is {asked}: give at least 1")
         return int(min(asked, size))
     if request.trials is not None:
-        raise UsageError(f"--trials belongs to --search bayes: this grid has {size:.0f} trials, leave it out")
+        raise UsageError(
+            f"--trials belongs to --search bayes: this grid has {plural(int(size), 'trial')}, leave it out"
+        )
     if size > _MAX_GRID:
         raise UsageError(f"this grid has {size:.0f} trials, more than {_MAX_GRID}: use --search bayes, or fewer values")
     return int(size)

@@ -23,7 +23,7 @@ from maple.runs.train import new_network
 from maple.runs.tune.criteria import judge_run
 from maple.runs.tune.plan import make_plan, open_splits, with_settings
 from maple.runs.tune.tuning import Tuning
-from maple.text import compact, number
+from maple.text import compact, number, plural
 from maple.training.loop import train_backbone
 from maple.training.recipe import History
 
@@ -61,8 +61,8 @@ def tune_recipe(request: TuneRequest) -> Tuning:
             search.run()
         except (KeyboardInterrupt, MapleError):
             search.write()
-            kept = f"{search.study.n_done()} of {plan.n_trials} trials"
-            say(f"{kept} are done and kept in '{request.folder}': rerun the same command to resume")
+            kept = f"{search.study.n_done()} of {plural(plan.n_trials, 'trial')}"
+            say(f"{kept} done and kept in '{request.folder}': rerun the same command to resume")
             raise
         return search.write()
 

@@ -17,7 +17,7 @@ from maple.reporting.plots.trials import plot_trials
 from maple.runs.setup.config import RunConfig
 from maple.runs.tune.plan import Plan, with_settings
 from maple.runs.writer import to_csv
-from maple.text import compact, number
+from maple.text import compact, number, plural
 from maple.training.options import MapleOptions
 from maple.training.recipe import RECIPES
 
@@ -88,7 +88,7 @@ class Tuning:
     def describe(self) -> str:
         """A summary as text: states, best trial, notes, and the command that trains with it."""
         counts = Counter(trial.state for trial in self.trials)
-        done = f"{len(self.trials)} of {self.plan.n_trials} trials: "
+        done = f"{len(self.trials)} of {plural(self.plan.n_trials, 'trial')}: "
         rows = [done + ", ".join(f"{n} {state}" for state, n in counts.items())]
         rows += [f"trial {each.number} {each.state}: {each.reason}" for each in self.trials if each.reason][:3]
         if self.best is None:
