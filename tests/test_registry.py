@@ -173,11 +173,41 @@ def test_a_path_is_no_plugin(path):
 def test_a_plugin_that_registers_nothing_is_named_with_its_path(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
-    (tmp_path / "idle_plugin.py").write_text("import maple.detectors.base\n")
+    code = "import maple.detectors.base\nimport maple.networks.architectures\n"  # whose networks are not its own
+    (tmp_path / "idle_plugin.py").write_text(code)
     load_plugin("idle_plugin")
     assert "idle_plugin.py" in "".join(capsys.readouterr().err.split())
-    code = "from maple.detectors.base import Detector\nfrom maple.detectors.registry import register_detector\n"
-    code += "@register_detector('busy')\nclass Busy(Detector):\n    def _score(self, outputs): ...\n"
+
+
+DETECTOR = """
+from maple.detectors.base import Detector
+from maple.detectors.registry import register_detector
+
+@register_detector('busy')
+class Busy(Detector):
+    def _score(self, outputs): ...
+"""
+NETWORK = """
+from functools import partial
+from maple.networks.architectures.base import Network, register_network
+
+class Busy(Network):
+    pass
+
+register_network('busy')(partial(Busy))
+"""
+FAMILY = """
+from maple.networks.architectures.base import Network, register_family
+
+@register_family('busy-(a|b)', examples=())
+class Busy(Network):
+    pass
+"""
+
+
+@pytest.mark.parametrize("code", [DETECTOR, NETWORK, FAMILY], ids=["detector", "network", "family"])
+def test_a_plugin_that_registers_something_is_not_warned_about(tmp_path, monkeypatch, code):
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "busy_plugin.py").write_text(code)
     run = "from maple.registry import load_plugin; load_plugin('busy_plugin'); load_plugin('busy_plugin')"
     told = subprocess.run([sys.executable, "-c", run], capture_output=True, text=True, check=True)

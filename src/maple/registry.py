@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from importlib.util import find_spec
@@ -29,6 +29,7 @@ Kind = TypeVar("Kind")
 AnyClass = TypeVar("AnyClass", bound=type)
 _REGISTRIES = ("maple.detectors.registry", "maple.training.recipe")
 _loading: list[str] = []  # plug-ins that are being imported, innermost last
+_registered: set[str] = set()  # plug-ins that have registered a method or a network
 _registries: list[Registry[Any]] = []
 
 
@@ -90,6 +91,7 @@ class Registry(Generic[Kind]):
             self._methods[name] = Method(name, kind, about or About.of(kind), fixed, self._plugin_loading(kind))
             if was:
                 self._renamed[was] = name
+            note_plugin(kind)
             return kind
 
         return decorate
@@ -239,9 +241,19 @@ def load_plugin(module: str) -> None:
         raise UsageError(f"plug-in '{module}': {error}") from None
     except (Exception, SystemExit) as error:
         raise UsageError(f"cannot import the plug-in '{module}' ({_one_line(error)}): check --plugin") from None
-    if is_new and not any(method.plugin == module for each in _registries for method in each._methods.values()):
+    if is_new and module not in _registered:
         place = getattr(found, "__file__", None) or "a folder without __init__.py"
-        warn(f"the plug-in '{module}' ({place}) registers no detector or recipe: check that it is the module you mean")
+        warn(
+            f"the plug-in '{module}' ({place}) registers no detector, recipe or network: "
+            "check that it is the module you mean"
+        )
+
+
+def note_plugin(made: Any) -> None:
+    """Note that the plug-in being imported registers ``made``, a class or function that is not of the package."""
+    own = made.func if isinstance(made, partial) else made
+    if _loading and not own.__module__.startswith(f"{__package__}."):
+        _registered.add(_loading[-1])
 
 
 @contextmanager

@@ -20,6 +20,7 @@ from typing import TypeVar
 from torch import nn
 
 from maple.errors import UsageError
+from maple.registry import note_plugin
 
 Maker = TypeVar("Maker", bound=Callable[..., "Network"])
 
@@ -56,6 +57,7 @@ def register_network(name: str) -> Callable[[Maker], Maker]:
         if name in NETWORKS:
             raise UsageError(f"a network '{name}' is registered already: choose another name")
         NETWORKS[name] = make
+        note_plugin(make)
         return make
 
     return register
@@ -69,6 +71,7 @@ def register_family(pattern: str, examples: Sequence[str]) -> Callable[[Maker], 
 
     def register(make: Maker) -> Maker:
         FAMILIES[pattern] = make
+        note_plugin(make)
         for name in examples:
             match = re.fullmatch(pattern, name)
             assert match is not None, name
