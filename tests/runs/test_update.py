@@ -80,7 +80,9 @@ def test_a_run_is_updated_and_calibrated_in_its_place(run, digits, tmp_path, cap
     assert sorted(path.name for path in run.parent.iterdir()) == ["calibrate.npz", "new.npz", "run"]
 
 
-def test_the_run_is_locked_from_before_it_is_read(run, digits, tmp_path, monkeypatch):
+@pytest.mark.parametrize("out", [None, "copy"])
+def test_the_run_is_locked_from_before_it_is_read(run, digits, tmp_path, monkeypatch, out):
+    out = out and tmp_path / out
     new, states = save_npz(tmp_path / "new.npz", digits["new"]), []
 
     def load(folder, **how):
@@ -90,11 +92,11 @@ def test_the_run_is_locked_from_before_it_is_read(run, digits, tmp_path, monkeyp
         return load_predictor(folder, **how)
 
     monkeypatch.setattr("maple.runs.update.load_predictor", load)
-    update_run(UpdateRequest(run, new, report=False))
+    update_run(UpdateRequest(run, new, out=out, report=False))
     assert states == ["locked"]
     RunFolder(run).check_unlocked()
     with RunFolder(run).lock("maple evaluate"), pytest.raises(RunError, match="maple evaluate"):
-        update_run(UpdateRequest(run, new))
+        update_run(UpdateRequest(run, new, out=out and out / "again"))
     assert states == ["locked"], "a run that another command writes is not even read"
 
 

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import shutil
 from collections.abc import Iterator, Sequence
@@ -83,10 +84,11 @@ def update_run(request: UpdateRequest) -> Update:
     """Add images to a run, calibrate it again, or both.
 
     The folder is replaced as a whole on success, or written to ``out``; results and report of an earlier evaluation
-    are removed. A run that is replaced is locked from before it is read until it is written.
+    are removed. The run is locked from before it is read until it is written or copied, unless it is read-only.
     """
     target, run = _check_request(request), RunFolder(request.run)
-    with run.changing(request.command) if target == run.path else nullcontext(run.read_config()) as settings:
+    locked = target == run.path or os.access(run.path, os.W_OK)
+    with run.changing(request.command) if locked else nullcontext(run.read_config()) as settings:
         update, updated = _update(request, settings, target)
     if request.report:
         say(f"report: {report_run(target, command=request.command)}")
