@@ -59,11 +59,14 @@ def test_figures_are_drawn_from_the_run_folder(network: Network) -> None:
     ]
 
 
-@pytest.mark.parametrize(("name", "n"), [("calibration", 2), ("qq", 1), ("", 0)])
-def test_figures_are_drawn_from_results_and_equal_ones_once(name: str, n: int, network: Network) -> None:
+@pytest.mark.parametrize(
+    ("name", "titles"), [("calibration", ["one", "two"]), ("qq", ["one and two"]), ("", [])], ids=str
+)
+def test_figures_are_drawn_from_results_and_equal_ones_once(name: str, titles: list[str], network: Network) -> None:
     lines = (Line("one", method="maple"), Line("two", method="softmax"))
     suite = replace(find_suite("latent"), figure=name, lines=lines)
-    assert len(draw(replace(fill("latent"), suite=suite), network)) == n
+    captions = draw(replace(fill("latent"), suite=suite), network)
+    assert [caption.split(",")[0] for caption in captions] == titles
 
 
 def test_page_marks_the_best_figures_and_says_how_it_was_made(network: Network) -> None:

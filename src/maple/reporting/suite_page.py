@@ -15,6 +15,7 @@ from maple.reporting.page import render_page
 from maple.reporting.plots import BLUE, Line, Panel, Plot, plot_quantiles, plot_reliability, plot_rows
 from maple.reporting.record import read_run
 from maple.reporting.sections import draw_projections
+from maple.text import join_names
 
 _PLOTTED = ("accuracy", "ece", "auroc", "gaussian_error")  # kinds of figures that get a panel
 _MAX_PANELS = 5
@@ -31,21 +32,27 @@ class Network(NamedTuple):
 
 def draw_suite(found: SuiteResults, networks: Mapping[Training, Network]) -> list[Drawing]:
     """The figure that a suite stands for, from ``networks`` of one seed, and a plot of its rows."""
-    drawn = [drawing for row in found.suite.rows(found.profile) for drawing in _draw_row(found, row, networks)]
-    once = {plot.svg: (caption, plot) for caption, plot in drawn}  # rows may share a network
-    return [*once.values(), *_draw_rows(found)]
+    drawn: dict[str, Drawing] = {}
+    titles: dict[str, list[str]] = {}  # of the rows that share a network, by drawing
+    for row in found.suite.rows(found.profile):
+        for about, plot in _draw_row(found, row, networks):
+            drawn[plot.svg] = about, plot
+            titles.setdefault(plot.svg, []).append(row.title)
+    once = [(join_names(titles[svg]) + about, plot) for svg, (about, plot) in drawn.items()]
+    return [*once, *_draw_rows(found)]
 
 
 def _draw_row(found: SuiteResults, row: Row, networks: Mapping[Training, Network]) -> list[Drawing]:
+    """The drawings of one row; captions go behind its title."""
     figure, (folder, results) = found.suite.figure, networks[row.training]
     if figure in ("latent", "clusters"):
         plots = draw_projections(read_run(folder))
-        return [(f"{row.title}: {plot.alt}", plot) for plot in (plots if figure == "clusters" else plots[-1:])]
+        return [(f": {plot.alt}", plot) for plot in (plots if figure == "clusters" else plots[-1:])]
     if figure == "calibration" and (judged := results.methods[row.method].classification):
-        return [(row.title, plot_reliability([(Line(row.title, BLUE, "-"), judged.reliability)]))]
+        return [("", plot_reliability([(Line(row.title, BLUE, "-"), judged.reliability)]))]
     if figure == "qq":
         plot = plot_quantiles(results.qq_theoretical, results.qq_observed, results.n_components)
-        return [(f"{row.title}, {results.n_components} components", plot)]
+        return [(f", {results.n_components} components", plot)]
     return []
 
 
