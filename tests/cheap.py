@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from maple.data._decoder import IMAGE_SECONDS, Decoding
+from maple.data.decode import IMAGE_SECONDS, Decoding
 from maple.data.image_set import ImageSet
 from maple.decisions.calibration import Calibration
 from maple.prediction.base import BasePredictor

@@ -15,7 +15,6 @@ from PIL import Image
 from image_files import encode
 from maple.data._decoder import (
     Batch,
-    Decoding,
     Failure,
     content_key,
     decode_items,
@@ -24,6 +23,7 @@ from maple.data._decoder import (
     send_batch,
     send_items,
 )
+from maple.data.decode import Decoding
 from maple.errors import DataError
 
 

@@ -16,8 +16,7 @@ import pytest
 from PIL import Image
 
 from image_files import encode, endless_jpeg, noise, png_of_size, write_folder, write_parquet
-from maple.data._decoder import IMAGE_SECONDS, Decoding
-from maple.data.decode import decode_image
+from maple.data.decode import IMAGE_SECONDS, Decoding, decode_image
 from maple.data.sources import open_images, open_source
 from maple.data.sources.folders import Paths
 from maple.data.stream import Decoded, DecoderKilled, DecoderPool, decode_stream

@@ -26,7 +26,7 @@ from scipy.stats import false_discovery_control
 from cheap import Cheap, files_in, predict, use, write_images
 from commands import python_path
 from image_files import encode, endless_jpeg, noise
-from maple.data._decoder import Decoding
+from maple.data.decode import Decoding
 from maple.decisions.conformal import benjamini_hochberg
 from maple.errors import DataError, RunError, UsageError
 from maple.runs import writer

@@ -16,16 +16,14 @@ import sys
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
-from maple.data.decode import MAX_PIXELS, Fit, decode_bytes, read_dimensions, read_file
+from maple.data.decode import MAX_PIXELS, Decoding, decode_bytes, read_dimensions, read_file
 from maple.errors import DataError
 
-IMAGE_SECONDS = 60.0  # time limit of one image
 _BASE_BYTES = 2**30  # memory limit of a process: so much,
 _BYTES_PER_PIXEL = 32  # and so much per pixel of the largest image: 16-bit grey takes 23, most others less
 
@@ -34,17 +32,6 @@ Item = str | bytes | np.ndarray | DataError  # path, encoded image, decoded imag
 
 class TooManyPixels(DataError):
     """An image with more pixels than allowed."""
-
-
-@dataclass(frozen=True)
-class Decoding:
-    """Side and fit of the decoded images, and the limits of one image."""
-
-    size: int
-    fit: Fit = "pad"
-    max_pixels: int = MAX_PIXELS
-    seconds: float = IMAGE_SECONDS
-    keys: bool = False  # whether to return a digest of each encoded image
 
 
 class Failure(NamedTuple):

@@ -12,6 +12,7 @@ import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Literal, get_args
 
@@ -27,10 +28,22 @@ MAX_PIXELS = 100_000_000
 MAX_SIDE = 20_000  # refused from this side on
 MAX_FILE_BYTES = 512 * 2**20
 MAX_SIZE = 4096  # side of the decoded square
+IMAGE_SECONDS = 60.0  # time limit of one image
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".pbm", ".pgm", ".ppm", ".pnm")
 TABLE_SUFFIXES = (".parquet", ".npz")
 _FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")  # none that runs a program or nests another format
+
+
+@dataclass(frozen=True)
+class Decoding:
+    """Side and fit of the decoded images, and the limits of one image."""
+
+    size: int
+    fit: Fit = "pad"
+    max_pixels: int = MAX_PIXELS
+    seconds: float = IMAGE_SECONDS
+    keys: bool = False  # whether to return a digest of each encoded image
 
 
 def decode_image(source: bytes | str | Path, size: int, fit: Fit = "pad") -> np.ndarray:

@@ -14,8 +14,18 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from maple.data._decoder import Decoding, Item, content_key
-from maple.data.decode import Fit, Size, auto_size, check_size_and_fit, fit_square, full_scale, scale_to_8_bit, to_rgb
+from maple.data._decoder import Item, content_key
+from maple.data.decode import (
+    Decoding,
+    Fit,
+    Size,
+    auto_size,
+    check_size_and_fit,
+    fit_square,
+    full_scale,
+    scale_to_8_bit,
+    to_rgb,
+)
 from maple.data.stream import Chunk, Source, decode_chunks
 from maple.errors import DataError, suggest
 from maple.types import Skipped

@@ -34,7 +34,8 @@ from typing import NamedTuple, cast
 
 import numpy as np
 
-from maple.data._decoder import Batch, Decoding, Failure, Item, decode_items, receive_batch, send_items
+from maple.data._decoder import Batch, Failure, Item, decode_items, receive_batch, send_items
+from maple.data.decode import Decoding
 from maple.errors import RunError
 from maple.types import Skipped
 

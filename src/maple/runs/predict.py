@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from maple import __version__
-from maple.data._decoder import Decoding
+from maple.data.decode import Decoding
 from maple.data.sources import open_source
 from maple.data.stream import Decoded, Source, decode_stream
 from maple.decisions.conformal import benjamini_hochberg, can_flag, min_calibration_images

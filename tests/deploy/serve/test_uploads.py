@@ -18,7 +18,7 @@ from starlette.testclient import TestClient
 
 from image_files import encode, png_of_size
 from maple.data import decode
-from maple.data._decoder import Decoding
+from maple.data.decode import Decoding
 from maple.data.stream import DecoderPool
 from maple.deploy.serve.app import create_app
 from maple.deploy.serve.endpoints import DECODERS

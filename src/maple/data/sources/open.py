@@ -16,9 +16,9 @@ from typing import Any, cast
 
 import numpy as np
 
-from maple.data._decoder import Decoding, Item
+from maple.data._decoder import Item
 from maple.data.catalogue.table import BUILT_IN, is_built_in, is_corrupted
-from maple.data.decode import Fit, Size, auto_size, check_size_and_fit, open_file, read_dimensions
+from maple.data.decode import Decoding, Fit, Size, auto_size, check_size_and_fit, open_file, read_dimensions
 from maple.data.image_set import MEMORY_LIMIT, ImageSet, Progress, default_augment, no_labels
 from maple.data.sources.folders import is_glob, list_class_folders, list_files
 from maple.data.sources.names import locate_split, parse_corrupted, parse_numbers

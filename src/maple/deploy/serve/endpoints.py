@@ -14,7 +14,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.requests import ClientDisconnect
 
 from maple import __version__
-from maple.data._decoder import Decoding
+from maple.data.decode import Decoding
 from maple.data.stream import DecoderPool
 from maple.deploy.serve.batching import Batcher, BatchLimits, Busy
 from maple.deploy.serve.metrics import ServeMetrics
