@@ -12,7 +12,7 @@ from maple import notebook
 from maple.detectors.estimator import MahalanobisClassifier
 from maple.detectors.maple import MapleDetector
 from maple.detectors.registry import create_detector
-from maple.evaluation.evaluate import evaluate
+from maple.evaluation.cases import evaluate
 from maple.evaluation.results import Results
 from maple.networks import create_backbone
 from maple.prediction.predictor import Predictor

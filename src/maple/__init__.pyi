@@ -13,7 +13,7 @@ from maple.detectors.estimator import MahalanobisClassifier as MahalanobisClassi
 from maple.detectors.maple import MapleDetector as MapleDetector
 from maple.detectors.registry import create_detector as create_detector, list_detectors as list_detectors
 from maple.errors import MapleError as MapleError
-from maple.evaluation.evaluate import evaluate as evaluate
+from maple.evaluation.cases import evaluate as evaluate
 from maple.networks import (
     Backbone as Backbone,
     create_backbone as create_backbone,

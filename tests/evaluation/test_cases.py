@@ -16,7 +16,7 @@ from blobs import CLUSTER_TO_CLASS, blobs, make_predictor, unknown
 from maple.detectors.maple import MapleDetector
 from maple.detectors.registry import create_detector
 from maple.errors import DataError, NotFittedError, UsageError
-from maple.evaluation.evaluate import evaluate
+from maple.evaluation.cases import evaluate
 from maple.evaluation.results import ClassFlagged, Results
 from maple.prediction.predictor import Predictor
 from maple.stats import metrics

@@ -13,7 +13,7 @@ import pytest
 
 from blobs import NAMES
 from maple.errors import RunError
-from maple.evaluation.evaluate import evaluate
+from maple.evaluation.cases import evaluate
 from maple.evaluation.results import Results
 
 

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from blobs import blobs, make_predictor
 from maple.errors import UsageError
-from maple.evaluation.evaluate import evaluate
+from maple.evaluation.cases import evaluate
 from maple.evaluation.table import format_table
 from maple.stats import metrics
 

@@ -11,7 +11,7 @@ import pytest
 from maple.data.image_set import ImageSet
 from maple.decisions.conformal import conformal_p_values
 from maple.errors import DataError, UsageError
-from maple.evaluation.evaluate import evaluate
+from maple.evaluation.cases import evaluate
 from maple.prediction.predictor import Predictor
 from maple.prediction.store import load_predictor
 from maple.prediction.update import cut_calibration, join_class_names, update_from_outputs, update_predictor

@@ -15,7 +15,7 @@ from maple.data.image_set import ImageSet
 from maple.data.sources import open_images
 from maple.data.splits import load_splits
 from maple.errors import UsageError
-from maple.evaluation.evaluate import evaluate
+from maple.evaluation.cases import evaluate
 from maple.networks import embed
 from maple.prediction.store import load_predictor
 from maple.runs.explain import (

@@ -1,4 +1,4 @@
 """Evaluation: figures of a predictor and its baselines on saved outputs, and the suites of the paper.
 
-``maple.evaluation.evaluate.evaluate`` fills ``Results``; ``format_table`` prints them. No network runs here.
+``maple.evaluation.cases.evaluate`` fills ``Results``; ``format_table`` prints them. No network runs here.
 """

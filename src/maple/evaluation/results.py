@@ -1,6 +1,6 @@
 """Everything an evaluation reports, as records that are read and written as strict JSON.
 
-:func:`maple.evaluation.evaluate.evaluate` fills :class:`Results`; tables, reports and suites read it. It holds numbers,
+:func:`maple.evaluation.cases.evaluate` fills :class:`Results`; tables, reports and suites read it. It holds numbers,
 thinned curves and provenance, and no images.
 """
 

@@ -24,7 +24,7 @@ from maple.detectors.gradients.base import ImageDetector
 from maple.detectors.learned import nearest_of_class
 from maple.detectors.registry import DETECTORS, create_detector
 from maple.errors import MapleError, UsageError, suggest
-from maple.evaluation.evaluate import Case, Context, Own, Scored, evaluate_case
+from maple.evaluation.cases import Case, Context, Own, Scored, evaluate_case
 from maple.evaluation.latency import measure_latency
 from maple.evaluation.results import Results
 from maple.files import RunFile, write_atomic
@@ -275,7 +275,7 @@ def describe_origin(
 ) -> dict[str, Any]:
     """The provenance of results; of the options, those of the ``sections`` that the run's ``config.toml`` has.
 
-    :func:`maple.evaluation.evaluate.evaluate` adds the seed and the versions of the packages.
+    :func:`maple.evaluation.cases.evaluate` adds the seed and the versions of the packages.
     """
     return {
         "command": command,
