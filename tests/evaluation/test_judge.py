@@ -33,9 +33,15 @@ def test_a_method_without_classes_only_detects() -> None:
 def test_thinned_curves_keep_their_ends_and_rise(steps: list[tuple[float, float]]) -> None:
     x, y = (np.sort([0.0, *column, 1.0]) for column in zip(*steps))
     thin_x, thin_y = _thin(x, y, points=20)
-    assert len(thin_x) == len(thin_y) <= max(20, min(len(x), 20))
+    assert len(thin_x) == len(thin_y) <= 20
     assert (thin_x[0], thin_y[0], thin_x[-1], thin_y[-1]) == (0, 0, 1, 1)
     assert (np.diff(thin_x) >= 0).all() and (np.diff(thin_y) >= 0).all()
+
+
+def test_a_long_curve_is_thinned_evenly_along_its_length() -> None:
+    x = np.concatenate([np.linspace(0, 0.1, 400), np.linspace(0.1, 1, 1001)[1:]])  # crowded at its start
+    for thin in _thin(x, x, points=20):
+        np.testing.assert_allclose(thin, np.linspace(0, 1, 20), atol=0.001)
 
 
 def test_a_thinned_curve_ends_at_its_end_if_sums_are_rounded() -> None:
