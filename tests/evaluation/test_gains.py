@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from blobs import blobs, make_predictor, unknown
-from maple.evaluation.evaluate import evaluate
+from maple.evaluation.cases import evaluate
 from maple.evaluation.results import Results
 
 
