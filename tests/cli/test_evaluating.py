@@ -36,6 +36,7 @@ def test_an_evaluation_as_table_and_json(finished, capsys):
         (["evaluate", "{run}", "--set", "train.epochs=3"], "maple train"),
         (["evaluate", "{run}", "--set", "decision.false_alarm=0.1"], "--false-alarm"),
         (["benchmark", "md", "--seeds", "0,x"], "--seeds"),
+        (["benchmark", "md", "--seeds", "0", "--seed", "3"], "--seeds"),
         (["benchmark", "md", "--dry-run", "--set", "sgnp.nonsense=3"], "'sngp'"),
         (["benchmark", "md", "--dry-run", "--set", "train.epoch=3"], "'epochs'"),
         (["benchmark", "md", "--dry-run", "--set", "train.seed=3"], "--seeds"),

@@ -37,8 +37,10 @@ def test_flags_are_documented_and_distinct(name):
     signature = inspect.signature(COMMANDS[name].with_flags())
     infos = [parameter.annotation.__metadata__[0] for parameter in signature.parameters.values()]
     assert all(info.help and not info.help.startswith("None") for info in infos)
-    switches = [each for each in signature.parameters.values() if bool in (kind_of(each), *get_args(kind_of(each)))]
-    assert all(each.annotation.__metadata__[0].metavar == cli.SWITCH for each in switches)
+    for each, info in zip(signature.parameters.values(), infos):
+        takes = {kind_of(each), *get_args(kind_of(each))}
+        assert info.metavar == cli.SWITCH or bool not in takes, each.name
+        assert info.metavar == "NUMBER" or not {int, float} & takes, each.name
     assert ("plugins" in signature.parameters) == COMMANDS[name].plugins
     assert ("settings" in signature.parameters) == COMMANDS[name].settings
 

@@ -53,7 +53,7 @@ class Command:
     Each option of the ``sections`` becomes a flag; values given arrive in ``flags``, of the request or of the function.
     ``settings`` adds ``--set``, whose values arrive there by ``name.option``; ``plugins`` adds ``--plugin``. ``rare``
     options are hidden from the help unless asked for. ``default`` is shown for flags whose default is not the option's
-    own. ``settable`` is what ``--set`` takes, for the help.
+    own. ``settable`` is what ``--set`` takes, for the help. Options in ``without`` get no flag.
 
     Flags are made when the command is run, and what its annotations name, ``Flag`` and :mod:`maple.runs.requests`, is
     imported then: ``maple --help`` needs only names and docstrings.
@@ -61,6 +61,7 @@ class Command:
 
     function: Callable[..., None]
     sections: tuple[str, ...]
+    without: tuple[str, ...] = ()
     settings: bool = False
     plugins: bool = True
     rare: bool = False
@@ -121,12 +122,12 @@ class Command:
         section = SECTIONS[name]
         hints = get_type_hints(section.group, include_extras=True)
         for option in fields(section.group):
-            if option.metadata.get("flag", True):
+            if option.metadata.get("flag", True) and option.name not in self.without:
                 own = name == "serve" or not self.default  # the service has its own defaults
                 settings = typer.Option(
                     help=option.metadata["help"] + _default_text(option.default if own else self.default),
                     rich_help_panel=section.title,
-                    metavar=SWITCH if option.type == "bool" else value_text(hints[option.name]),
+                    metavar=value_text(hints[option.name]),
                     show_default=False,
                     hidden=option.metadata.get("rare", False) and not self.rare,
                 )
@@ -169,7 +170,7 @@ def _declare(name: str, flag: Flag, kind: Any = None, default: Any = None) -> De
         *names,
         help=help,
         rich_help_panel=flag.panel,
-        metavar=flag.metavar or (SWITCH if kind is bool else None if flag.min is None else "NUMBER"),
+        metavar=flag.metavar or value_text(kind),
         min=flag.min,
         envvar=flag.envvar,
     )
@@ -186,13 +187,15 @@ def _default_text(default: Any) -> str:
 
 
 def value_text(annotation: Any) -> str | None:
-    """What an option takes: ``sgd|adam``, ``NUMBER``, ``auto|NUMBER``, or None for plain text.
+    """What an option takes: ``sgd|adam``, ``NUMBER``, ``auto|NUMBER``, nothing for a switch, or None for plain text.
 
     >>> value_text(Literal["auto"] | int)
     'auto|NUMBER'
     """
     if annotation in (int, float):
         return "NUMBER"
+    if annotation is bool:
+        return SWITCH
     if get_origin(annotation) is Annotated:
         return value_text(get_args(annotation)[0])
     if get_origin(annotation) is Literal:

@@ -95,7 +95,7 @@ def _option_rows(found: MethodFacts) -> list[dict[str, Any]]:
     return [
         {
             "name": name,
-            "takes": cli.value_text(annotation) or ("true|false" if annotation is bool else "TEXT"),
+            "takes": "true|false" if annotation is bool else cli.value_text(annotation) or "TEXT",
             "default": list(each.default) if isinstance(each.default, tuple) else each.default,
             "help": each.metadata.get("help", ""),
         }
