@@ -50,7 +50,12 @@ from commands import run
 from maple.cli.app import app
 from maple.decisions.options import DecisionOptions
 from maple.errors import MapleError
+from maple.evaluation.paper.profiles import find_profile
+from maple.evaluation.paper.suites import find_suite
 from maple.options import build_options
+from maple.runs.benchmark.suites import ALL
+from maple.runs.evaluate import create_detectors
+from maple.runs.requests import BenchmarkRequest, RunRequest
 from maple.runs.setup.config import resolve_config
 from maple.runs.tune.plan import make_plan
 from maple.training.recipe import find_recipe
@@ -264,12 +269,18 @@ def check_options(request: Any) -> None:
     """Resolve the options of a request, as the work would do first."""
     if isinstance(request, maple.TuneRequest):
         make_plan(request)
-    elif hasattr(request, "flags"):
+    elif isinstance(request, BenchmarkRequest):
+        assert [find_suite(name) for name in request.names if name != ALL] or ALL in request.names
+        assert find_profile(request.profile).seeds and request.seeds != ()
+        resolve_config(request.flags)
+    elif isinstance(request, RunRequest):
         config = resolve_config(request.flags, getattr(request, "file", {}), getattr(request, "preset", None))
         find_recipe(config.model.recipe)
-    elif hasattr(request, "changes"):
-        assert request.suites and request.profile and request.seeds
-        resolve_config(request.changes)
+    elif hasattr(request, "flags"):
+        settings = {key: value for key, value in request.flags.items() if "." in key}
+        create_detectors(getattr(request, "detectors", None) or (), settings)
+        decision = {key: value for key, value in request.flags.items() if key not in settings}
+        build_options(DecisionOptions, decision, where=None)
     elif hasattr(request, "decision"):
         build_options(DecisionOptions, request.decision, where=None)
 
