@@ -22,7 +22,8 @@ import numpy as np
 from scipy.special import logsumexp
 
 from maple.data.sources import open_images
-from maple.decisions.probability import Probability, fit_softmax_temperature, fit_temperature
+from maple.decisions.pool_fit import fit_softmax_temperature, fit_temperature
+from maple.decisions.probability import Probability
 from maple.detectors.description import Description
 from maple.detectors.maple import MapleDetector
 from maple.detectors.registry import create_detector

@@ -46,7 +46,8 @@ from maple.data.options import DataOptions
 from maple.data.simulate.diatoms import simulated_diatoms
 from maple.data.sources import open_images
 from maple.data.splits import Splits, load_splits
-from maple.decisions.probability import class_probabilities, fit_temperature
+from maple.decisions.pool import class_probabilities
+from maple.decisions.pool_fit import fit_temperature
 from maple.detectors.scores import energy_score, spread_score
 from maple.files import load_json, save_json
 from maple.networks import Backbone, create_backbone, embed

@@ -34,7 +34,7 @@ from maple.baselines.ensemble import EnsembleRecipe
 from maple.baselines.ensemble_training import train_ensemble
 from maple.data.image_set import ImageSet
 from maple.decisions.conformal import conformal_p_values
-from maple.decisions.probability import class_probabilities
+from maple.decisions.pool import class_probabilities
 from maple.detectors.base import Detector
 from maple.detectors.maple import MapleDetector
 from maple.detectors.registry import create_detector

@@ -8,8 +8,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from scipy.special import logsumexp, softmax
+from scipy.special import log_softmax, logsumexp, softmax
 
+from maple.decisions.pool_fit import fit_softmax_temperature, fit_temperature, losses
 from maple.decisions.probability import Probability
 from maple.detectors.learned import nearest_of_class
 from maple.detectors.maple import MapleDetector
@@ -226,17 +227,14 @@ def test_energy_is_that_of_a_head_with_the_logits_that_it_lacks(outputs, grown):
     np.testing.assert_allclose(found.energy[known & ~near], energy_score(outputs.logits)[known & ~near], atol=1e-5)
 
 
-def test_temperature_and_weight_are_the_most_likely(outputs, grown):
-    found = grown.describe(outputs)
+def test_probability_is_fitted_to_a_grown_detector(outputs, grown):
+    """The Gaussians to all images, the network to those of its classes, where the pool is as likely as softmax."""
+    found, known = grown.describe(outputs), outputs.labels < 4
     fitted = Probability().fit(found, outputs.labels)
-    temperature, weight = fitted.temperature, fitted.network_weight
-
-    def loss(t: float, a: float) -> float:
-        logs = Probability(t, a).log_probabilities(found)
-        prior = (np.log(t) / np.log(10)) ** 2 / 2 + a**2 / 2
-        return -logs[np.arange(500), outputs.labels].sum() + prior
-
-    best = loss(temperature, weight)
-    for factor in (0.8, 0.97, 1.03, 1.25):
-        assert loss(temperature * factor, weight) > best - 1e-3
-        assert loss(temperature, weight * factor) > best - 1e-3
+    distances = (found.squared_distances, outputs.labels, found.log_weights, found.cluster_to_class)
+    assert fitted.temperature == fit_temperature(*distances)
+    network = found.log_softmax[known][:, :4]
+    assert fitted.softmax_temperature == fit_softmax_temperature(network, outputs.labels[known])
+    scaled = log_softmax(network / fitted.softmax_temperature, axis=1)
+    pooled = log_softmax(fitted.log_pooled(found)[known][:, :4], axis=1)  # given that the class is one of these
+    assert losses(pooled, outputs.labels[known]).sum() <= losses(scaled, outputs.labels[known]).sum() + 1e-9

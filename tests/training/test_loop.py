@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from maple.data.batches import count_batches
-from maple.decisions.probability import class_probabilities
+from maple.decisions.pool import class_probabilities
 from maple.errors import DataError, TrainError, UsageError
 from maple.files import load_arrays
 from maple.networks import Backbone, create_backbone

@@ -12,7 +12,7 @@ from sklearn.metrics import recall_score
 from torch import nn
 from torch.nn import functional as F
 
-from maple.decisions.probability import class_probabilities
+from maple.decisions.pool import class_probabilities
 from maple.errors import ConfigError, UsageError
 from maple.networks import Backbone
 from maple.runs.setup.presets import list_presets, read_preset

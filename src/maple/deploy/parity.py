@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 from scipy.special import chdtr, chdtrc
 
-from maple.decisions.probability import raise_odds
+from maple.decisions.pool import raise_odds
 from maple.deploy.graph import OUTPUTS
 from maple.errors import RunError
 from maple.networks import embed

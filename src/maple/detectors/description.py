@@ -48,6 +48,11 @@ class Description:
         """Log prior of each cluster (M,), minus half its log determinant if covariances differ."""
         return self.learned.densities.gaussians.log_weights
 
+    @cached_property
+    def class_log_priors(self) -> np.ndarray:
+        """Log share of each class in the training images (C,); -inf for a class without clusters."""
+        return class_logsumexp(self.learned.densities.gaussians.log_priors[None], self.cluster_to_class)[0]
+
     @property
     def degrees_of_freedom(self) -> int:
         """Degrees of freedom K of the chi-square tail."""

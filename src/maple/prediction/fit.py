@@ -14,7 +14,8 @@ from maple.data.decode import Fit
 from maple.data.image_set import ImageSet, Progress
 from maple.data.sources import open_images
 from maple.decisions.options import DecisionOptions
-from maple.decisions.probability import ClassRule, Probability
+from maple.decisions.pool import ClassRule
+from maple.decisions.probability import Probability
 from maple.detectors.maple import MapleDetector
 from maple.errors import UsageError
 from maple.networks import Backbone, embed, embed_batches

@@ -88,7 +88,9 @@ class Predictor(BasePredictor):
             "classes": shorten_list(names, notebook.MAX_ROWS),
             "score": self.score_name,
             "temperature": self.probability.temperature,
+            "weight of the Gaussians": self.probability.gaussian_weight,
             "weight of the network": self.probability.network_weight,
+            "weight of class frequencies": self.probability.prior_weight,
             "exponent of the odds": self.probability.odds_exponent,
             "decision": self.decision.sentence(),
         }

@@ -8,7 +8,7 @@ exponent of the norm        stays as chosen on the validation images of the firs
 a new class                 is one cluster, after all others; classes are matched by name
 the network                 stays as it is: ``softmax_class`` is never a new class, whose probability it puts at 0
 class probabilities         the network helps decide among its own classes, not whether an image belongs to one of them:
-                            see :func:`maple.decisions.probability.pool`
+                            see :func:`maple.decisions.pool.pool`
 energy                      covers the classes of the network only:
                             see :attr:`maple.detectors.description.Description.energy`
 temperature, score          stay, or are fitted again on validation images

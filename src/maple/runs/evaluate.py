@@ -288,7 +288,9 @@ def describe_origin(
         "score": predictor.detector.score_,
         "norm_exponent": predictor.detector.exponent_,
         "temperature": predictor.probability.temperature,
+        "gaussian_weight": predictor.probability.gaussian_weight,
         "network_weight": predictor.probability.network_weight,
+        "prior_weight": predictor.probability.prior_weight,
         "odds_exponent": predictor.probability.odds_exponent,
         "hardware": f"{describe_hardware()}, {torch.get_num_threads()} threads",
     }

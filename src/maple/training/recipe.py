@@ -24,7 +24,7 @@ from typing import Any, ClassVar, Literal, TypeVar
 import numpy as np
 from torch import Tensor, nn
 
-from maple.decisions.probability import class_probabilities
+from maple.decisions.pool import class_probabilities
 from maple.networks import Backbone
 from maple.options import as_dict
 from maple.registry import Method, Registry

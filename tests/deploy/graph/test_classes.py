@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -10,7 +12,8 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from scipy.special import log_softmax
 
-from maple.decisions.probability import Probability, raise_odds
+from maple.decisions.pool import raise_odds
+from maple.decisions.probability import Probability
 from maple.deploy.graph.classes import ByClass, ClassProbabilities, NetworkClass, RaiseOdds
 from maple.stats.gaussians import class_logsumexp
 
@@ -48,13 +51,34 @@ def test_a_network_without_all_classes_shares_what_they_have_together(rng):
     clusters, n_columns = np.array([0, 2, 1, 3]), 2
     probability = Probability(temperature=2.0, network_weight=0.5)
     squared, logits = rng.gamma(4, size=(6, 4)), rng.normal(size=(6, n_columns))
-    part = ClassProbabilities(np.log(np.full(4, 0.25)), clusters, n_columns, probability)
+    part = ClassProbabilities(np.log(np.full(4, 0.25)), np.log(np.full(4, 0.25)), clusters, n_columns, probability)
     with_network, _ = part(torch.from_numpy(squared), torch.from_numpy(logits))
     alone, class_id = part(torch.from_numpy(squared), None)
     np.testing.assert_allclose(with_network[:, [1, 3]].numpy(), alone[:, [1, 3]].numpy(), atol=1e-12)
     assert (with_network[:, 0] != alone[:, 0]).all()
     nearest = clusters[squared.argmin(1)]
     np.testing.assert_array_equal(class_id.numpy(), nearest)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.sampled_from([3, 5]), st.floats(0, 1), st.floats(0.01, 2), st.floats(0, 1), st.floats(0.2, 1))
+def test_every_weight_of_the_pool_is_in_the_graph(n_columns, gaussian_weight, weight, prior_weight, exponent):
+    """Three classes, one of two clusters; with three columns, two classes were added after training."""
+    rng, clusters = np.random.default_rng(0), np.array([0, 1, 0, 2, 3])
+    log_weights = np.log([0.4, 0.1, 0.3, 0.15, 0.05])
+    squared, logits = rng.gamma(4, size=(6, 5)), rng.normal(size=(6, n_columns))
+    probability = Probability(2.0, weight, exponent, 1.0, "sum", gaussian_weight, prior_weight)
+    part = ClassProbabilities(log_weights, log_weights, clusters, n_columns, probability)
+    said, _ = part(torch.from_numpy(squared), torch.from_numpy(logits))
+    padded = np.pad(logits, ((0, 0), (0, 5 - n_columns)), constant_values=-np.inf)
+    found = SimpleNamespace(
+        squared_distances=squared,
+        log_weights=log_weights,
+        cluster_to_class=clusters,
+        class_log_priors=class_logsumexp(log_weights[None], clusters)[0],
+        log_softmax=class_logsumexp(log_softmax(padded, axis=1), clusters),
+    )
+    np.testing.assert_allclose(np.exp(said.numpy()), np.exp(probability.log_probabilities(found)), atol=1e-9)
 
 
 @pytest.mark.parametrize(("rule", "expected"), [("sum", 0), ("max", 1)])

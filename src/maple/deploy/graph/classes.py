@@ -6,8 +6,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from maple.decisions.probability import LOWEST, ClassRule, Probability
+from maple.decisions.pool import LOWEST, ClassRule
+from maple.decisions.probability import Probability
 from maple.deploy.graph._constants import constant
+from maple.stats.gaussians import class_logsumexp
 
 
 class ByClass(nn.Module):
@@ -42,7 +44,7 @@ class ByClass(nn.Module):
 class RaiseOdds(nn.Module):
     """Log probabilities (N, C) and the most probable class (N,), from unnormalised logs (N, C).
 
-    See :func:`maple.decisions.probability.raise_odds`: with t the largest log and r the log-sum-exp of the others, the
+    See :func:`maple.decisions.pool.raise_odds`: with t the largest log and r the log-sum-exp of the others, the
     log odds t - r become b (t - r) if b t + (1 - b) r replaces t.
     """
 
@@ -75,10 +77,16 @@ class ClassProbabilities(nn.Module):
     """
 
     def __init__(
-        self, log_weights: np.ndarray, cluster_to_class: np.ndarray, n_columns: int, probability: Probability
+        self,
+        log_weights: np.ndarray,
+        log_priors: np.ndarray,
+        cluster_to_class: np.ndarray,
+        n_columns: int,
+        probability: Probability,
     ) -> None:
         super().__init__()
         self.weight = weight = probability.network_weight
+        self.of_gaussians = probability.gaussian_weight
         self.by_class = ByClass(cluster_to_class, log_weights, -1 / (2 * probability.temperature))
         self.normalise = RaiseOdds(int(cluster_to_class.max()) + 1, probability.odds_exponent)
         head = np.unique(cluster_to_class[:n_columns])  # the classes that the network knows
@@ -89,19 +97,28 @@ class ClassProbabilities(nn.Module):
             for name, ids in (("head", head), ("others", others), ("order", order)):
                 self.register_buffer(name, constant(ids, torch.int64))
         self.of_network = ByClass(np.searchsorted(head, cluster_to_class[:n_columns])) if weight else None
+        self.adds_priors = probability.prior_weight != 0
+        of_classes = class_logsumexp(log_priors[None], cluster_to_class)[0, head]  # (C,) of the head
+        self.register_buffer("priors", constant(probability.prior_weight * of_classes))
 
     def forward(self, squared_distances: Tensor, logits: Tensor | None) -> tuple[Tensor, Tensor]:
-        logs = self.by_class(squared_distances)
         if self.of_network is None or logits is None:
-            return self.normalise(logs)
+            return self.normalise(self.by_class(squared_distances))
         network = self.of_network(logits) * self.weight
+        network = network + self.get_buffer("priors") if self.adds_priors else network
         if self.knows_all:
-            return self.normalise(logs + network)
-        logs = logs.log_softmax(1)
+            return self.normalise(self._add(network, self.by_class(squared_distances)))
+        logs = self.by_class(squared_distances).log_softmax(1)
         own = logs.index_select(1, self.get_buffer("head"))
-        pooled = own.logsumexp(1, keepdim=True) + (own + network).log_softmax(1)
+        pooled = own.logsumexp(1, keepdim=True) + self._add(network, own).log_softmax(1)
         both = torch.cat([pooled, logs.index_select(1, self.get_buffer("others"))], dim=1)
         return self.normalise(both.index_select(1, self.get_buffer("order")))
+
+    def _add(self, network: Tensor, gaussians: Tensor) -> Tensor:
+        """Weighted logs of the network (N, C) plus those of the Gaussians (N, C) times their weight."""
+        if self.of_gaussians in (0.0, 1.0):
+            return network + gaussians if self.of_gaussians else network
+        return network + self.of_gaussians * gaussians
 
 
 class NetworkClass(nn.Module):

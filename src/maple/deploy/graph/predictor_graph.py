@@ -52,7 +52,7 @@ class DescriptionGraph(nn.Module):
         self.plain = None if plain is None else nn.Sequential(projection(plain), Distances(plain))
         self.tail = Tail(gaussians.n_components)
         self.probabilities = ClassProbabilities(
-            gaussians.log_weights, cluster_to_class, n_columns, predictor.probability
+            gaussians.log_weights, gaussians.log_priors, cluster_to_class, n_columns, predictor.probability
         )
         self.network_class = NetworkClass(cluster_to_class[:n_columns], predictor.probability.class_rule)
         self.decide = Decide(predictor.decision)
