@@ -59,6 +59,7 @@ MUON: dict[str, Any] = {
     "augment": "alternate-flip,translate",
     "sampler": "shuffle",
 }
+TRAIN_OPTIONS = ("learning_rate", "momentum", "weight_decay", "batch_size", "augment", "embedding_size")
 MIX, CUTOUT = (f"{MUON['augment']},{further}" for further in ("mix", "cutout"))
 ONE_LENGTH = {  # T2FNorm: cross-entropy of embeddings of equal norm
     "recipe": "triplet",
@@ -102,7 +103,7 @@ def make_profile(arguments: argparse.Namespace) -> Profile:
     flags: dict[str, Any] = {"backbone": arguments.network, "precision": arguments.precision}
     if arguments.network.startswith("airbench"):
         flags |= MUON
-    for key in ("learning_rate", "momentum", "weight_decay", "batch_size", "augment", "embedding_size"):
+    for key in TRAIN_OPTIONS:
         if getattr(arguments, key) is not None:
             flags[key] = getattr(arguments, key)
     base = PROFILES["cpu"].protocols["cifar10"]
