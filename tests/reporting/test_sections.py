@@ -1,4 +1,4 @@
-"""The sections of a report: numbers read back from records."""
+"""The sections of a report: numbers read back from records; thumbnails of clusters and examples."""
 
 from __future__ import annotations
 
@@ -10,14 +10,18 @@ import pytest
 
 from maple.evaluation.results import Results
 from maple.files import RunFile, save_json
+from maple.reporting.gallery.store import ClusterExemplars, Examples
 from maple.reporting.record import read_run
 from maple.reporting.sections import (
     ERROR_RATES,
+    MAX_THUMBNAILS,
     MethodCalibration,
     calibration_section,
+    cluster_section,
     confusion_section,
     coverage_section,
     draw_training,
+    example_sections,
     list_confusions,
     list_recalls,
     projection_title,
@@ -97,3 +101,46 @@ def test_projections_are_titled_with_their_epoch(copied: Path) -> None:
     history = (copied / RunFile.HISTORY).read_text().replace("zero;one", "")
     (copied / RunFile.HISTORY).write_text(history)
     assert titles() == ["During training, epoch 4", "After training, epoch 12"]
+
+
+def make_cluster(cluster: int, name: str, count: int) -> ClusterExemplars:
+    return ClusterExemplars(cluster, name, count, 0.5, ("a.png",), np.zeros((1, 32, 32, 3), np.uint8))
+
+
+def test_split_classes_and_whole_ones() -> None:
+    clusters = [
+        make_cluster(0, "cod", 3),
+        make_cluster(1, "eel", 4),
+        make_cluster(2, "cod", 5),
+        make_cluster(3, "x", 0),
+    ]
+    section = cluster_section(clusters)
+    assert section is not None and not section.crisp
+    (cod,), (eel,) = section.split, section.whole
+    assert (cod.name, cod.count) == ("cod", 8) and [each.cluster for each in cod.clusters] == [2, 0]
+    assert eel.name == "eel" and len(eel.clusters) == 1
+
+
+def test_no_images_no_section() -> None:
+    assert cluster_section([]) is None and cluster_section([make_cluster(0, "cod", 0)]) is None
+
+
+@pytest.mark.parametrize(("n", "shown"), [(10, 150), (MAX_THUMBNAILS, 2)])
+def test_many_clusters_show_few_thumbnails_each(n: int, shown: int) -> None:
+    section = cluster_section([make_cluster(i, "cod", 1) for i in range(n)])
+    assert section is not None and section.shown == shown
+
+
+def test_order_of_examples() -> None:
+    kinds = [
+        ("caught", "near"),
+        ("mistakes", "t"),
+        ("missed", "far"),
+        ("uncertain", "t"),
+        ("missed", "near"),
+        ("?", ""),
+    ]
+    sections = example_sections([Examples(kind, source, ()) for kind, source in kinds])
+    assert [section.known for section in sections] == [True, True, False, False, False]
+    assert [section.title.rpartition(" ")[2] for section in sections[2:]] == ["far", "near", "near"]
+    assert "lowest" in sections[3].title and "highest" in sections[4].title
