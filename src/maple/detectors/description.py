@@ -11,7 +11,7 @@ import numpy as np
 from scipy.special import logsumexp
 
 from maple.detectors.learned import Learned
-from maple.detectors.scores import FUSED, NEEDS_PLAIN, SCORES, Score, energy_score, spread_score
+from maple.detectors.scores import NEEDS_PLAIN, SCORES, Score, energy_score, spread_score
 from maple.errors import NotFittedError, UsageError
 from maple.stats.arrays import as_array, as_embeddings
 from maple.stats.chi_square import log_chi_square_tail
@@ -215,8 +215,10 @@ class Description:
         """Contribution of each score to the fused one (N,)."""
         if not self.learned.surprises:
             raise NotFittedError("score 'fused' is fitted on validation images: call fit(outputs, validation)")
-        surprises = self.learned.surprises.items()
-        return {name: FUSED[name].add(surprise(self.score_named(name))) for name, surprise in surprises}
+        parts = self.learned.parts
+        return {
+            name: parts[name].add(surprise(self.score_named(name))) for name, surprise in self.learned.surprises.items()
+        }
 
 
 _BY_NAME: dict[Score, Callable[[Description], np.ndarray]] = {

@@ -6,7 +6,7 @@ demand, :class:`Learned` adds the choices made on validation images.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Self
@@ -15,7 +15,7 @@ import numpy as np
 
 from maple.detectors.base import Batches, State, SumOverRanks, pack_records, unpack_records
 from maple.detectors.options import DetectorOptions
-from maple.detectors.scores import FUSED, Score, Surprise
+from maple.detectors.scores import FIRST_FUSED, FUSED, Part, Score, Surprise
 from maple.errors import FitError, UsageError
 from maple.stats.arrays import as_array, as_embeddings, with_prefix
 from maple.stats.background import Background, fit_background
@@ -199,6 +199,7 @@ class Learned:
     densities: Densities
     score: Score = "normalised"  # that ranks images
     surprises: dict[Score, Surprise] = field(default_factory=dict)  # which ``fused`` adds up; from validation images
+    parts: Mapping[Score, Part] = field(default_factory=lambda: FUSED)  # how ``fused`` counts them
     appended: int = 0  # clusters, the last ones, of classes that the head of the network has no column for
     first: Gaussians | None = None  # those of ``fit``, by which ``extend`` assigns clusters; only after ``extend``
 
@@ -251,7 +252,8 @@ class Learned:
         plain = densities.plain_gaussians if is_full else None
         surprises = {f"surprise.{name}": surprise for name, surprise in self.surprises.items()}
         records = {"gaussians": densities.gaussians, "plain": plain, **surprises, "first": self.first}
-        metadata = {"exponent": densities.exponent, "score": self.score, "appended": self.appended}
+        parts = {name: [self.parts[name].weight, self.parts[name].beyond] for name in self.surprises}
+        metadata = {"exponent": densities.exponent, "score": self.score, "appended": self.appended, "parts": parts}
         return densities.moments.to_arrays() | pack_records(records), metadata
 
     @classmethod
@@ -262,8 +264,10 @@ class Learned:
         first = found.pop("first", None)
         given = {0.0 if name == "plain" else exponent: gaussians for name, gaussians in found.items()}
         densities = Densities(options, ClusterMoments.from_arrays(arrays), exponent, given)
-        surprises = unpack_records(Surprise.from_arrays, with_prefix(arrays, "surprise."), FUSED)
-        return cls(densities, metadata["score"], surprises, int(metadata.get("appended", 0)), first)
+        given_parts = metadata.get("parts")
+        parts = FIRST_FUSED if given_parts is None else {name: Part(*values) for name, values in given_parts.items()}
+        surprises = unpack_records(Surprise.from_arrays, with_prefix(arrays, "surprise."), parts)
+        return cls(densities, metadata["score"], surprises, parts, int(metadata.get("appended", 0)), first)
 
 
 def nearest_of_class(

@@ -16,5 +16,5 @@ def test_surprises_are_interpolated(rng):
     surprises["shallow"] = Surprise(np.array([0.5]), np.array([0.7]), 0.3)  # a single knot
     new = np.concatenate([scores[:50], rng.gamma(2, size=(50, 4)) * 30 - 5])
     expected = sum(FUSED[name].add(surprises[name](column)) for name, column in zip(surprises, new.T))
-    got = Surprises(surprises)(torch.from_numpy(new)).numpy()[:, 0]
+    got = Surprises(surprises, FUSED)(torch.from_numpy(new)).numpy()[:, 0]
     np.testing.assert_allclose(got, expected, rtol=1e-12)

@@ -57,7 +57,7 @@ class DescriptionGraph(nn.Module):
         self.network_class = NetworkClass(cluster_to_class[:n_columns], predictor.probability.class_rule)
         self.decide = Decide(predictor.decision)
         self.parts = nn.ModuleDict({name: part for name in self.scores if (part := score_part(name, learned))})
-        self.fuse = Surprises(learned.surprises) if self.score_name == "fused" else None
+        self.fuse = Surprises(learned.surprises, learned.parts) if self.score_name == "fused" else None
         self.register_buffer("cluster_to_class", constant(cluster_to_class, torch.int64))
         self.register_buffer("map", constant(on_map(gaussians)))
 

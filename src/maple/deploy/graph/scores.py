@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from maple.deploy.graph._constants import Affine, constant
 from maple.deploy.graph.distances import Residual, background_distance, shallow_distance
 from maple.detectors.learned import Learned
-from maple.detectors.scores import FUSED, Part, Score, Surprise
+from maple.detectors.scores import Part, Score, Surprise
 
 ENDLESS = 2.0**300  # a surprise that no score reaches
 
@@ -60,9 +60,9 @@ class Surprises(nn.Module):
 
     heights: Tensor  # (T,) of all ramps
 
-    def __init__(self, surprises: Mapping[Score, Surprise]) -> None:
+    def __init__(self, surprises: Mapping[Score, Surprise], parts: Mapping[Score, Part]) -> None:
         super().__init__()
-        ramps = [_ramps(surprise, FUSED[name]) for name, surprise in surprises.items()]
+        ramps = [_ramps(surprise, parts[name]) for name, surprise in surprises.items()]
         owners = np.repeat(np.arange(len(ramps)), [len(starts) for starts, _, _ in ramps])
         starts, widths, heights = (np.concatenate(column) for column in zip(*ramps, strict=True))
         weight = np.zeros((len(ramps), len(owners)))
