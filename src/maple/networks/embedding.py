@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, Dataset, RandomSampler, Subset
 
 from maple.data.batches import evaluation_batches
 from maple.data.image_set import ImageSet, Progress
-from maple.errors import UsageError
+from maple.errors import DataError, UsageError
 from maple.networks.backbone import Backbone, normalise_images
 from maple.networks.hooks import evaluating, listening
 from maple.types import Outputs
@@ -136,6 +136,8 @@ def fit_whitening(backbone: Backbone, images: Images, *, workers: int = 0) -> No
     if fit is None:
         return
     n = count_images(images, None)
+    if n == 0:
+        raise DataError("there are no training images to whiten with: add some or use resnet9")
     rows = np.linspace(0, n - 1, min(n, WHITENING_IMAGES)).astype(np.int64)
     mean, std = backbone.mean.cpu(), backbone.std.cpu()
     batches = read_batches(images, 512, workers, rows, ordered=False)

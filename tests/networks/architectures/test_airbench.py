@@ -13,9 +13,10 @@ from maple.data.image_set import ImageSet
 from maple.data.options import DataOptions
 from maple.data.splits import load_splits
 from maple.errors import DataError, UsageError
-from maple.networks import create_backbone
+from maple.networks import create_backbone, fit_whitening
 from maple.networks.architectures import create_network
 from maple.networks.architectures.airbench import Airbench, BiasNorm, DiracConv, whitening_filters
+from maple.prediction.own_loop import Relabeller
 from maple.training.loop import train_backbone
 from maple.training.maple import MapleRecipe
 from maple.training.recipe import create_recipe
@@ -86,6 +87,45 @@ def test_whitening_is_fitted_once_and_kept_with_the_weights() -> None:
     other.fit_whitening(torch.rand(20, 3, 12, 12))
     assert torch.equal(other.whiten.weight, kept)
     assert not any(parameter.requires_grad for parameter in network.whiten.parameters())
+
+
+def test_training_needs_whitened_patches_and_prediction_does_not() -> None:
+    network, images = create_network("airbench-4"), smooth_images(20)
+    assert network.train().training and torch.isfinite(network.eval()(images)).all()
+    with pytest.raises(UsageError, match=r"maple\.networks\.fit_whitening"):
+        network.train()(images)
+    network.fit_whitening(images)
+    assert torch.isfinite(network.train()(images)).all()
+
+
+def test_an_own_loop_is_told_to_whiten_first() -> None:
+    backbone, train = create_backbone("airbench-4", 2), two_classes(20)
+    session = Relabeller(MapleRecipe(), train.labels, n_classes=2, epochs=1)
+    images = torch.from_numpy(train.pixels / 255).permute(0, 3, 1, 2).float()
+    with pytest.raises(UsageError, match="fit_whitening"):
+        session.loss(backbone, images, session.labels)
+    fit_whitening(backbone, train)
+    session.loss(backbone, images, session.labels).backward()
+
+
+@pytest.mark.parametrize(
+    ("shape", "error", "named"),
+    [
+        ((0, 3, 8, 8), DataError, "no training images"),
+        ((1, 3, 8, 8), DataError, "1 training image,.* 3"),
+        ((40, 1, 16, 16), UsageError, r"\(40, 1, 16, 16\)"),
+        ((40, 3, 1, 9), UsageError, r"\(40, 3, 1, 9\)"),
+    ],
+)
+def test_images_that_cannot_be_whitened(shape: tuple[int, ...], error: type[Exception], named: str) -> None:
+    with pytest.raises(error, match=named):
+        fit_whitening(create_backbone("airbench-4", 2), torch.rand(shape))
+
+
+def test_images_that_are_not_square_are_whitened_and_embedded() -> None:
+    backbone, images = create_backbone("airbench-4", 2), torch.rand(6, 3, 9, 20)
+    fit_whitening(backbone, images)
+    assert backbone.train()(images)[0].shape == (6, 16)
 
 
 def test_dirac_filters_keep_their_input() -> None:

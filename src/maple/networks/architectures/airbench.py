@@ -19,6 +19,7 @@ from torch.nn import functional as F
 
 from maple.errors import DataError, UsageError
 from maple.networks.architectures.base import Network, register_family
+from maple.text import plural
 
 Pooling = Literal["max", "average"]
 
@@ -61,7 +62,9 @@ def _check_images(images: Tensor) -> None:
         raise UsageError(f"whitening of images {tuple(images.shape)}: give (N, 3, H, W), H and W at least {KERNEL}")
     needed = -(-PATCH_VALUES * PATCHES_PER_VALUE // _patches_per_image(images))
     if len(images) < needed:
-        raise DataError(f"{len(images)} training images, but whitening needs {needed}: add some or use resnet9")
+        raise DataError(
+            f"{plural(len(images), 'training image')}, but whitening needs {needed}: add some or use resnet9"
+        )
 
 
 def _patches_per_image(images: Tensor) -> int:
@@ -157,6 +160,11 @@ class Airbench(Network):
         self.register_buffer("is_whitened", torch.tensor(False))
 
     def forward(self, x: Tensor) -> Tensor:
+        if self.training and not self.is_whitened:
+            raise UsageError(
+                "the network whitens its input and has seen no images: call maple.networks.fit_whitening(backbone, "
+                "images) with training images before the first step"
+            )
         x = self.groups(self.activation(self.whiten(x)))  # (N, D, H/8, W/8)
         return x.amax(dim=(2, 3)) if self.pooling == "max" else x.mean(dim=(2, 3))  # (N, D)
 

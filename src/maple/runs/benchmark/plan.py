@@ -18,6 +18,7 @@ from maple.data.catalogue.table import CATALOGUE, is_built_in
 from maple.data.shares import fold_shares
 from maple.data.sources.names import find_source, split_files
 from maple.errors import UsageError
+from maple.networks import fit_whitening
 from maple.runs.benchmark.jobs import Job
 from maple.runs.setup.config import RunConfig
 from maple.runs.train import new_network
@@ -106,6 +107,7 @@ def time_step(config: RunConfig) -> float:
     asked = config.data.size if isinstance(config.data.size, int) else _DEFAULT_SIZE
     size = min(asked, _SIZE)
     backbone = new_network(config.model, 10, seed=0)
+    fit_whitening(backbone, torch.rand(_IMAGES, 3, size, size))
     prepare_backbone(backbone, recipe, 10, fabric)
     rows = torch.randn(_IMAGES, backbone.embedding_size).numpy()  # in place of embeddings of the training images
     recipe.start(backbone, lambda chosen: rows[chosen], np.arange(_IMAGES) % 10, 0)
