@@ -61,6 +61,7 @@ class Context:
     scored: Sequence[Scored] = ()
     ood_classes: Mapping[str, Sequence[str]] = field(default_factory=dict)  # class names by OOD set
     latency_ms: float = math.nan  # per image
+    network_latency_ms: float = math.nan
     seed: int | None = None
     provenance: Mapping[str, Any] = field(default_factory=dict)
 
@@ -120,6 +121,7 @@ def evaluate_case(case: Case, context: Context) -> Results:
         scores=_score_table(case),
         threshold=predictor.threshold if predicted.is_calibrated else math.nan,
         latency_ms=float(context.latency_ms),
+        network_latency_ms=float(context.network_latency_ms),
         unknown_classes={
             name: _count_flagged(case.ood_predictions[name], case.ood[name].labels, names)
             for name, names in context.ood_classes.items()

@@ -128,7 +128,8 @@ class Results:
     per_class_accuracy: list[Number]  # (C,)
     scores: dict[str, dict[str, Number]] = field(default_factory=dict)  # AUROC of each one-pass score, by OOD set
     threshold: Number = math.nan  # score above which ``is_ood``; NaN without calibration
-    latency_ms: Number = math.nan  # per image
+    latency_ms: Number = math.nan  # per image, from the image to the decision
+    network_latency_ms: Number = math.nan  # per image, of the network alone
     unknown_classes: dict[str, dict[str, ClassFlagged]] = field(default_factory=dict)  # by OOD set and class name
     gains: dict[str, dict[str, Gain]] = field(default_factory=dict)  # by other method and figure, as in ``rows``
     provenance: dict[str, Any] = field(default_factory=dict)

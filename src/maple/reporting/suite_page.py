@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from maple.evaluation.paper.columns import CORRUPTED_COLUMN, describe_columns, figure_kind
+from maple.evaluation.paper.columns import describe_columns, figure_kind, split_images
 from maple.evaluation.paper.rows import Row, Training
 from maple.evaluation.paper.tables import SuiteResults, best_cells, made_with, table_cells
 from maple.evaluation.results import Results
@@ -59,7 +59,7 @@ def _draw_row(found: SuiteResults, row: Row, networks: Mapping[Training, Network
 def _draw_rows(found: SuiteResults) -> list[Drawing]:
     """Dots for our figures, rings for the paper's."""
     columns, rows = describe_columns(found.suite.columns), found.rows
-    clean = [name for name in columns if not name.startswith(CORRUPTED_COLUMN)]
+    clean = [name for name in columns if split_images(name)[0] != "corrupted"]
     chosen = [name for name in clean if figure_kind(name)[0] in _PLOTTED][:_MAX_PANELS]
     if not chosen:
         return []

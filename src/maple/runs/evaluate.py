@@ -28,7 +28,7 @@ from maple.evaluation.cases import Case, Context, Own, Scored, evaluate_case
 from maple.evaluation.latency import measure_latency
 from maple.evaluation.results import Results
 from maple.files import RunFile, write_atomic
-from maple.networks import Backbone, embed, linear_head
+from maple.networks import Backbone, embed, evaluating, linear_head
 from maple.options import Values, flag_name
 from maple.prediction.predictor import Predictor
 from maple.progress import counting, say, track, warn
@@ -66,7 +66,7 @@ def evaluate_run(request: EvaluateRequest) -> Results:
                 "out --detector"
             )
         root = request.data_root or settings.origin.root
-        needs_splits = request.ind is None or detectors or LEFT_OUT in request.ood.values()
+        needs_splits = request.ind is None or request.on_training or detectors or LEFT_OUT in request.ood.values()
         splits = reopen_splits(run, predictor.size, root) if needs_splits else None
         test = _open_test(request, predictor, root, splits)
         warn_of_skipped(test.skipped, of=f" of '{test.name}'")
@@ -74,8 +74,8 @@ def evaluate_run(request: EvaluateRequest) -> Results:
         if detectors is not None:
             tuning = open_like(predictor, request.ood_validation, root) if request.ood_validation else None
             fit_detectors(detectors, predictor, splits, tuning, workers=config.train.workers)
-        results = measure_run(run, predictor, sets, config, request.command, detectors)
-        if request.report:
+        results = measure_run(run, predictor, sets, config, request.command, detectors, request.keep)
+        if request.keep and request.report:
             say(f"report: {write_report(request.run)}")
     return results
 
@@ -102,6 +102,8 @@ def _open_test(
     if request.ind is not None:
         return open_like(predictor, request.ind, data_root, labelled=True).with_class_names(predictor.class_names)
     assert splits is not None
+    if request.on_training:
+        return splits.train
     if not len(splits.test):
         raise UsageError(f"'{request.run}' was trained without test images: give some with --ind")
     if added := [name for name in predictor.class_names if name not in splits.test.class_names]:
@@ -220,26 +222,32 @@ def measure_run(
     config: RunConfig,
     command: str,
     detectors: Sequence[Detector] | None = None,
+    keep: bool = True,
 ) -> Results:
-    """Run the network over all sets once, then write results and gallery; ``detectors`` are fitted."""
+    """Run the network over all sets once; with ``keep`` write results and gallery. ``detectors`` are fitted."""
     backbone, workers, seed = predictor.backbone, config.train.workers, config.train.seed
     images = [sets.test, *sets.ood.values()]
     test, *others = [
         embed(backbone, each, cluster_to_class=predictor.cluster_to_class, workers=workers)
         for each in track(images, "evaluating", total=len(images))
     ]
-    latency = measure_latency(predictor, to_input(torch.from_numpy(sets.test.read(0)[None])), repeats=20)
+    one = to_input(torch.from_numpy(sets.test.read(0)[None]))  # (1, 3, S, S)
+    with evaluating(backbone):
+        network_latency = measure_latency(backbone if backbone.head is not None else backbone.embed, one, repeats=20)
     case = Case.check(predictor, test, dict(zip(sets.ood, others)))
     context = Context(
         detectors=detectors and [each for each in detectors if not isinstance(each, ImageDetector)],
         own=_own_method(backbone),
         scored=[_score_images(each, backbone, sets, workers) for each in _reading_images(detectors or ())],
         ood_classes={name: each.class_names for name, each in sets.ood.items()},
-        latency_ms=latency.median_ms,
+        latency_ms=measure_latency(predictor, one, repeats=20).median_ms,
+        network_latency_ms=network_latency.median_ms,
         seed=seed,
         provenance=describe_origin(config, run.read_config().sections, predictor, command),
     )
     results = evaluate_case(case, context)
+    if not keep:
+        return results
     write_atomic(run / RunFile.RESULTS, results.to_json())
     write_evaluation_gallery(
         run / RunFile.GALLERY,

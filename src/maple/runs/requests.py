@@ -327,6 +327,8 @@ class EvaluateRequest:
     data_root: RunDataRoot = None
     trust: Trust = False
     flags: Values = field(default_factory=dict)
+    on_training: bool = False  # judge the training images of the run, not its test images
+    keep: bool = True  # write results and gallery into the run
     report: bool = True
     command: str = "maple evaluate"
 

@@ -11,6 +11,7 @@ from xml.etree import ElementTree
 import pytest
 
 from commands import flat, run
+from maple.evaluation.paper.columns import figure_kind
 from maple.evaluation.paper.profiles import PROFILES
 from maple.evaluation.paper.suites import SUITES
 from maple.runs.benchmark.jobs import Job
@@ -71,8 +72,8 @@ def test_every_suite_runs(everything):
         for row in each.rows:
             assert set(row.figures) == set(each.suite.columns)
             for column, values in row.figures.items():
-                kind = column.removeprefix("corrupted/").partition("/")[0]
-                if kind in ("accuracy", "ece", "auroc", "aupr"):
+                kind = figure_kind(column)[0]
+                if kind in ("accuracy", "softmax_accuracy", "ece", "auroc", "aupr", "mean_auroc", "fused_auroc"):
                     assert all(0 <= value <= 1 for value in values if not math.isnan(value)), (each.suite.name, column)
         assert not each.suite.figure or any(page.parent.glob("*.svg"))
 
@@ -98,5 +99,10 @@ def test_figures_are_read_from_the_right_place(everything):
     assert confidence["share@0.5"][0] >= confidence["share@0.8"][0] >= confidence["share@0.9"][0]
     comparison = {row.title: row.figures for row in by_name["cifar10"].rows}
     assert comparison["Deep Ensemble"]["parameters"][0] == 2 * comparison["Deterministic"]["parameters"][0]
+    plain, ours = comparison["Deterministic"], comparison["MAPLE"]
+    assert plain["accuracy"] == plain["softmax_accuracy"] and plain["latency_ms"][0] > 0 and ours["latency_ms"][0] > 0
+    assert ours["fused_auroc"] == ours["mean_auroc"] and len({row["fused_auroc"][0] for row in comparison.values()}) > 4
+    gaussian = by_name["gaussian"].rows[0].figures
+    assert gaussian["training/gaussian_error"][0] != gaussian["gaussian_error"][0]
     corrupted = by_name["cifar100"].rows[0].figures
     assert corrupted["corrupted/accuracy"][0] != corrupted["accuracy"][0]

@@ -1,6 +1,7 @@
 """The columns of suites: title, direction and digits of each figure, and its place in :class:`Results`.
 
-A column is named by the kind of figure and what it is about: ``ece``, ``auroc/svhn``, ``share@0.8``, ``corrupted/ece``.
+A column is named by the kind of figure and what it is about: ``ece``, ``auroc/svhn``, ``share@0.8``. A prefix names
+other images than the clean test images: ``corrupted/ece``, ``training/gaussian_error``.
 """
 
 from __future__ import annotations
@@ -14,7 +15,11 @@ from typing import Literal
 from maple.errors import UsageError
 from maple.evaluation.results import Results
 
-CORRUPTED_COLUMN = "corrupted/"  # prefix of figures on corrupted images
+Images = Literal["test", "corrupted", "training"]  # on which a figure is measured
+_OTHER_IMAGES: dict[str, tuple[Images, str]] = {  # by prefix: the images, and the end of the title
+    "corrupted": ("corrupted", ", corrupted"),
+    "training": ("training", ", training images"),
+}
 
 
 @dataclass(frozen=True)
@@ -33,6 +38,8 @@ _TITLES: dict[str, Column] = {  # by kind of figure
     "nll": Column("NLL", "lower"),
     "auroc": Column("AUROC", "higher"),
     "aupr": Column("AUPR", "higher"),
+    "mean_auroc": Column("mean AUROC", "higher"),
+    "fused_auroc": Column("fused score on this network, mean AUROC", "higher"),
     "clusters": Column("clusters", digits=0),
     "components": Column("components", digits=0),
     "gaussian_error": Column("Gaussian test", "lower"),
@@ -44,13 +51,26 @@ _TITLES: dict[str, Column] = {  # by kind of figure
 }
 
 
+_OTHER_METHOD = {"softmax_accuracy": "softmax", "fused_auroc": "maple"}  # read instead of the method of the row
+
+
+def split_images(column: str) -> tuple[Images, str]:
+    """The images that a column is about, and its name without their prefix.
+
+    >>> split_images("corrupted/ece"), split_images("auroc/svhn")
+    (('corrupted', 'ece'), ('test', 'auroc/svhn'))
+    """
+    prefix, _, rest = column.partition("/")
+    return (_OTHER_IMAGES[prefix][0], rest) if prefix in _OTHER_IMAGES else ("test", column)
+
+
 def figure_kind(column: str) -> tuple[str, str]:
     """The kind of figure that a column has, and of what: an OOD set, a level of confidence, or nothing.
 
     >>> figure_kind("auroc/svhn"), figure_kind("share@0.8"), figure_kind("corrupted/ece")
     (('auroc', 'svhn'), ('share', '0.8'), ('ece', ''))
     """
-    kind, *detail = re.split("[/@]", column.removeprefix(CORRUPTED_COLUMN), maxsplit=1)
+    kind, *detail = re.split("[/@]", split_images(column)[1], maxsplit=1)
     return kind, "".join(detail)
 
 
@@ -59,8 +79,8 @@ def _column(name: str) -> Column:
     kind, detail = figure_kind(name)
     column = _TITLES[kind]
     suffix = f" above {detail}" if "@" in name else f" {detail}" if detail else ""
-    corrupted = ", corrupted" if name.startswith(CORRUPTED_COLUMN) else ""
-    return replace(column, title=column.title + suffix + corrupted)
+    _, where = _OTHER_IMAGES.get(name.partition("/")[0], ("test", ""))
+    return replace(column, title=column.title + suffix + where)
 
 
 def describe_columns(names: Iterable[str]) -> dict[str, Column]:
@@ -77,15 +97,20 @@ def read_figure(results: Results, method: str, column: str, facts: Mapping[str, 
     kind, detail = figure_kind(column)
     if facts and column in facts:
         return facts[column]
-    whole = {"clusters": results.n_clusters, "latency_ms": results.latency_ms}
-    if column in whole:
-        return float(whole[column])
-    read = results.methods.get("softmax" if kind == "softmax_accuracy" else method)
+    if column == "clusters":
+        return float(results.n_clusters)
+    read = results.methods.get(_OTHER_METHOD.get(kind, method))
     if read is None:
         raise UsageError(f"the results have no method '{method}': evaluate the run with --detector {method}")
+    if kind == "latency_ms":  # of the network alone, or up to the decision where Gaussians are read
+        measures_distances = method.startswith("maple") or not math.isnan(read.n_components)
+        return float(results.latency_ms if measures_distances else results.network_latency_ms)
+    if kind in ("mean_auroc", "fused_auroc"):
+        found = [each.auroc for each in read.detection.values()]
+        return sum(found) / len(found) if found else math.nan
     if kind in ("auroc", "aupr"):
-        found = read.detection[detail]
-        return found.auroc if kind == "auroc" else found.aupr_out
+        judged_set = read.detection[detail]
+        return judged_set.auroc if kind == "auroc" else judged_set.aupr_out
     if kind in ("components", "gaussian_error"):
         return read.n_components if kind == "components" else read.gaussian_error
     if kind == "gaussian_error_per_component":  # chi-square has a mean of one per component

@@ -85,6 +85,7 @@ class Line:
     small: str = ""  # the backbone in profiles with small networks
     method: str = ""  # by default the squared distance, of raw embeddings and of normalised ones
     paper: str | None = None  # the row of the paper's table, where it has another title; empty where it has none
+    protocol: str = ""  # where it is not that of the suite
 
     def rows(self, profile: Profile, protocol: str) -> list[Row]:
         """The rows of a table: one, or one per reading of the distances."""
@@ -94,7 +95,7 @@ class Line:
         if self.paper_clusters:
             flags = {**_PAPER_CLUSTERING, **profile.clusters, **flags}
             flags["relabel_every"] = profile.relabel_every(flags["relabel_every"])
-        training = _recipe(profile, protocol, self.recipe, **flags)
+        training = _recipe(profile, self.protocol or protocol, self.recipe, **flags)
         paper = self.title if self.paper is None else self.paper
         if not self.method:
             return _both_readings(profile, title, training, paper)

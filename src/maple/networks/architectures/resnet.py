@@ -11,7 +11,8 @@ from functools import partial
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from maple.networks.architectures.base import Network, conv1x1, conv3x3, register_network
+from maple.errors import UsageError
+from maple.networks.architectures.base import Network, conv1x1, conv3x3, register_family, register_network
 
 
 class ConvBlock(nn.Sequential):
@@ -176,6 +177,19 @@ def cifar_resnet(depth: int) -> ResNet:
 def resnet18() -> ResNet:
     """ResNet-18 of He et al. 2016 with a 3x3 stem for small images: 11.2 M parameters, embedding 512."""
     return ResNet(conv3x3(3, 64), partial(BasicBlock, option="B"), (64, 128, 256, 512), 4 * [2])
+
+
+@register_family(r"resnet18-(\d+)", examples=("resnet18-16",))
+def narrow_resnet18(digits: str) -> ResNet:
+    """ResNet-18 with another width of the first stage than 64; each further stage is twice as wide.
+
+    >>> narrow_resnet18("16").embedding_size
+    128
+    """
+    width = int(digits)
+    if width < 1:
+        raise UsageError(f"'resnet18-{digits}' has no channels: the width must be at least 1, such as resnet18-16")
+    return ResNet(conv3x3(3, width), partial(BasicBlock, option="B"), [width * 2**stage for stage in range(4)], 4 * [2])
 
 
 @register_network("resnet50")

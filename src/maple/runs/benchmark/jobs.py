@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from pathlib import Path
+from typing import Any
 
 from maple.data.catalogue.table import is_built_in
 from maple.data.sources.names import clean_source, find_source, split_files
@@ -100,7 +101,7 @@ class Job:
     @property
     def name(self) -> str:
         """A short name that is unique within its seed: ``maple on cifar10, xmeans raw t=0.3 K<=5 p=4``."""
-        said = [_SHORT.get(key, f"{key}={{}}").format(value) for key, value in self.training.flags if key != "recipe"]
+        said = [_say_flag(key, value) for key, value in self.training.flags if key != "recipe"]
         return f"{self.config.model.recipe} on {self.training.protocol}{', ' if said else ''}{' '.join(said)}"
 
     @property
@@ -114,6 +115,12 @@ class Job:
     @property
     def is_started(self) -> bool:
         return not self.is_finished and any(self.folder.rglob(RunFile.CHECKPOINT.value))
+
+
+def _say_flag(key: str, value: Any) -> str:
+    if key == "max_clusters" and value == 0:
+        return "any K"
+    return _SHORT.get(key, f"{key}={{}}").format(value)
 
 
 def digest(content: bytes) -> str:

@@ -64,6 +64,17 @@ def plan_jobs(jobs: Sequence[Job]) -> Iterator[Plan]:
         yield Plan(seeds[0].name, config.model.backbone, config.train.epochs, n_images, len(seeds), hours, state)
 
 
+def describe_plan(jobs: Sequence[Job]) -> str:
+    """Number of trainings, and the hours that those to be done take; a few steps of each kind of network are timed."""
+    done = sum(job.is_finished for job in jobs)
+    said = f"{len(jobs)} trainings, {done} of them finished"
+    if done == len(jobs) or any(job.config.train.devices * job.config.train.nodes > 1 for job in jobs):
+        return said  # nothing to do, or processes that timing would start
+    hours = sum(plan.hours or 0 for plan in plan_jobs(jobs))
+    planned = f"about {hours:.1f} hours" if hours >= 0.1 else "less than 0.1 hours"
+    return f"{said}; the others take {planned} of training on this machine"
+
+
 def _state(seeds: Sequence[Job]) -> tuple[str, int]:
     """The state as text, and the number of seeds that are finished."""
     first = seeds[0]

@@ -15,7 +15,7 @@ from typing import Any
 
 import maple
 from maple.errors import UsageError
-from maple.evaluation.paper.columns import CORRUPTED_COLUMN, read_figure
+from maple.evaluation.paper.columns import Images, read_figure, split_images
 from maple.evaluation.paper.profiles import PROFILES, find_profile
 from maple.evaluation.paper.rows import Row, Training
 from maple.evaluation.paper.suites import SUITES, Suite, find_suite
@@ -26,7 +26,7 @@ from maple.progress import is_first_process, say, warn
 from maple.reporting.plots import standalone_svg
 from maple.reporting.suite_page import Network, draw_suite, render_suite
 from maple.runs.benchmark.jobs import Job, check_changes, list_jobs
-from maple.runs.benchmark.plan import plan_jobs
+from maple.runs.benchmark.plan import describe_plan, plan_jobs
 from maple.runs.benchmark.trainings import FACTS, ensure_evaluated, train_all, training_facts
 from maple.runs.evaluate import describe_hardware, find_commit
 from maple.runs.requests import BenchmarkRequest
@@ -52,8 +52,9 @@ def list_suites() -> list[dict[str, Any]]:
 
 def _needs(suite: Suite) -> list[str]:
     """The data sets of a suite."""
-    protocol = PROFILES["paper"].protocols[suite.protocol]
-    sources = [source for source in (protocol.source, *protocol.ood.values()) if source != LEFT_OUT]
+    protocols = dict.fromkeys(training.protocol for training in suite.trainings(PROFILES["paper"]))
+    used = [PROFILES["paper"].protocols[name] for name in protocols]
+    sources = [source for each in used for source in (each.source, *each.ood.values()) if source != LEFT_OUT]
     return list(dict.fromkeys(source.partition("/")[0] for source in sources))
 
 
@@ -91,8 +92,8 @@ def run_suites(request: BenchmarkRequest) -> Iterator[tuple[Path, SuiteResults]]
     check_changes(request.flags, jobs)
     for job in jobs:
         job.key  # noqa: B018  (data that is missing is better known before hours of training)
-    done = sum(job.is_finished for job in jobs)
-    say(f"{len(jobs)} trainings, {done} of them finished; all are kept in '{request.out}'")
+    if is_first_process():
+        say(f"{describe_plan(jobs)}; all are kept in '{request.out}'")
     train_all(jobs)
     if not is_first_process():  # which alone reads what was trained
         return
@@ -110,17 +111,15 @@ def run_suites(request: BenchmarkRequest) -> Iterator[tuple[Path, SuiteResults]]
 class _Evaluated:
     """The results and facts of one network."""
 
-    results: Results
-    corrupted: Results | None  # on corrupted images
+    results: dict[Images, Results]
     facts: dict[str, float]  # of the training
 
     def read(self, row: Row, column: str) -> float:
         """One figure; NaN where there is none."""
-        if not column.startswith(CORRUPTED_COLUMN):
-            return read_figure(self.results, row.method, column, self.facts)
-        if self.corrupted is None:
+        images, name = split_images(column)
+        if images not in self.results:
             return math.nan
-        return read_figure(self.corrupted, row.method, column.removeprefix(CORRUPTED_COLUMN))
+        return read_figure(self.results[images], row.method, name, self.facts if images == "test" else None)
 
 
 def collect(suite: Suite, jobs: Sequence[Job], command: str) -> tuple[SuiteResults, dict[Training, Network]]:
@@ -137,7 +136,9 @@ def collect(suite: Suite, jobs: Sequence[Job], command: str) -> tuple[SuiteResul
         for row in suite.rows(profile)
     ]
     networks = {
-        job.training: Network(job.folder, found[job.training, job.seed].results) for job in jobs if job.seed == seeds[0]
+        job.training: Network(job.folder, found[job.training, job.seed].results["test"])
+        for job in jobs
+        if job.seed == seeds[0]
     }
     provenance = Provenance(
         command=command,
@@ -151,13 +152,12 @@ def collect(suite: Suite, jobs: Sequence[Job], command: str) -> tuple[SuiteResul
 
 
 def _evaluate(suite: Suite, job: Job) -> _Evaluated:
-    needs_corrupted = any(name.startswith(CORRUPTED_COLUMN) for name in suite.columns) and job.protocol.corrupted
-    results = ensure_evaluated(job, suite.detectors(job.profile))
-    return _Evaluated(
-        results,
-        ensure_evaluated(job, corrupted=True) if needs_corrupted else None,
-        training_facts(job) if any(name in FACTS for name in suite.columns) else {},
-    )
+    others: set[Images] = {split_images(name)[0] for name in suite.columns} - {"test"}
+    if not job.protocol.corrupted:
+        others.discard("corrupted")
+    results = {images: ensure_evaluated(job, images=images) for images in sorted(others)}
+    results["test"] = ensure_evaluated(job, suite.detectors(job.profile))
+    return _Evaluated(results, training_facts(job) if any(name in FACTS for name in suite.columns) else {})
 
 
 def write_suite(folder: Path, found: SuiteResults, networks: dict[Training, Network]) -> Path:

@@ -13,6 +13,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from maple.errors import RunError
+from maple.evaluation.paper.columns import Images
 from maple.evaluation.paper.rows import STANDARD_DETECTORS
 from maple.evaluation.results import Results
 from maple.files import RunFile, take_lock, write_atomic
@@ -109,25 +110,27 @@ def _train(job: Job) -> Path:
     return folder
 
 
-def ensure_evaluated(job: Job, detectors: Sequence[str] = (), corrupted: bool = False) -> Results:
+def ensure_evaluated(job: Job, detectors: Sequence[str] = (), images: Images = "test") -> Results:
     """The results of a finished training with the standard detectors and these; evaluated now, or found."""
     with locked(job):
-        return _evaluate(job, _train(job), detectors, corrupted)
+        return _evaluate(job, _train(job), detectors, images)
 
 
-def _evaluate(job: Job, folder: Path, detectors: Sequence[str], corrupted: bool) -> Results:
+def _evaluate(job: Job, folder: Path, detectors: Sequence[str], images: Images) -> Results:
     asked = [*STANDARD_DETECTORS, *(name for name in detectors if name not in STANDARD_DETECTORS)]
     protocol = job.protocol
-    ind, ood = (protocol.corrupted, {}) if corrupted else (None, protocol.ood)
+    ind = protocol.corrupted if images == "corrupted" else None
+    ood = protocol.ood if images == "test" else {}
     files = {source: digest_source(source, job.data_root) for source in ood.values() if source != LEFT_OUT}
-    key = digest(json.dumps([ind, ood, sorted(asked), files], sort_keys=True).encode())
+    decides = [ind, ood, sorted(asked), files] + (["training"] if images == "training" else [])
+    key = digest(json.dumps(decides, sort_keys=True).encode())
     path = folder / _EVALUATIONS / f"{key}.json"
     if path.exists():
         try:
             return Results.from_json(path.read_text(encoding="utf-8"))
         except RunError:
             path.unlink()  # of another format: once more
-    say(f"evaluating: {job.title}{', corrupted images' if corrupted else ''}")
+    say(f"evaluating: {job.title}{'' if images == 'test' else f', {images} images'}")
     request = EvaluateRequest(
         run=folder,
         ind=ind,
@@ -135,6 +138,8 @@ def _evaluate(job: Job, folder: Path, detectors: Sequence[str], corrupted: bool)
         detectors=asked,
         workers=job.config.train.workers,
         data_root=job.data_root,
+        on_training=images == "training",
+        keep=images == "test",
         report=False,
         command="maple benchmark",
     )
