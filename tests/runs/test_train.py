@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import torch
 
@@ -190,6 +191,19 @@ def test_a_preset_says_what_the_recipe_cannot_use(image_folder, tmp_path, capsys
     assert not read_toml(tmp_path / "run" / "config.toml")["model"]["embedding_branch"]
     assert tiny(image_folder, *small, "--overwrite", "--embedding-branch", "--embedding-size", 8) == 2
     assert "leave out --embedding-branch" in flat(capsys.readouterr().err)
+
+
+def test_a_preset_that_collapses_stops_after_the_first_epoch(tmp_path, capsys):
+    """Images that differ in one value have almost equal embeddings; one other image sets the scale."""
+    pixels = np.full((120, 32, 32, 3), 120, np.uint8)
+    pixels.reshape(120, -1)[np.arange(120), np.arange(120)] += 1
+    pixels[0] = np.random.default_rng(0).integers(0, 256, (32, 32, 3))
+    np.savez(tmp_path / "grey.npz", images=pixels, labels=np.arange(120) % 2)
+    preset = ("--preset", "paper", "--backbone", "wrn-10-1", "--epochs", 2)
+    assert run("train", tmp_path / "grey.npz", "--out", tmp_path / "run", *preset) == 1
+    told = flat(capsys.readouterr().err)
+    assert "lower --learning-rate" in told and "--resume --on-collapse warn" in told
+    assert "epoch 1/2" in told and "epoch 2/2" not in told
 
 
 def test_config_names_the_recipe_once(image_folder, tmp_path):

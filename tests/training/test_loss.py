@@ -177,6 +177,29 @@ def test_a_lone_image_can_be_its_own_positive(rng):
     torch.testing.assert_close(found, torch.relu(0.7 - nearest).mean())
 
 
+def test_all_triplets_of_a_batch_of_four_count_lone_anchors_as_their_own_positives(rng):
+    """As in the paper's batches of diatoms: two images of one class, two lone ones; every triplet written out."""
+    embeddings, targets, margin = torch.from_numpy(rng.normal(size=(4, 3))), torch.tensor([0, 0, 1, 2]), 2.5
+    distances = torch.cdist(embeddings, embeddings)
+    triplets = [
+        (0, 1, 2),
+        (0, 1, 3),
+        (1, 0, 2),
+        (1, 0, 3),
+        (2, 2, 0),
+        (2, 2, 1),
+        (2, 2, 3),
+        (3, 3, 0),
+        (3, 3, 1),
+        (3, 3, 2),
+    ]
+    terms = [torch.relu(distances[a, p] - distances[a, n] + margin) for a, p, n in triplets]
+    found = all_triplets_loss(embeddings, targets, margin, own_positive=True)
+    torch.testing.assert_close(found, torch.stack(terms).mean())
+    without = all_triplets_loss(embeddings, targets, margin)
+    torch.testing.assert_close(without, torch.stack(terms[:4]).mean())
+
+
 def test_boundary_distances_are_those_to_the_hyperplanes(rng):
     """The distance of e to the points where two logits are equal, by projection onto each hyperplane."""
     embeddings, weight, bias = rng.normal(size=(7, 4)), rng.normal(size=(5, 4)), rng.normal(size=5)

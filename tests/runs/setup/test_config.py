@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import fields
 
 import pytest
+import torch
 
 from maple.errors import ConfigError, UsageError
 from maple.options import list_options, read_toml, to_toml
@@ -20,7 +21,7 @@ from maple.runs.setup.presets import list_presets, read_preset
 from maple.runs.train import new_network
 from maple.training.head import fit_head
 from maple.training.options import TrainOptions
-from maple.training.recipe import find_recipe, list_recipes
+from maple.training.recipe import Step, find_recipe, list_recipes
 
 
 @pytest.mark.parametrize("recipe", list_recipes())
@@ -247,6 +248,25 @@ def test_every_preset_works_with_every_recipe(preset, recipe):
     assert backbone.branch == (preset == "paper-code" and config.recipe.takes_branch)
     sizes = {"paper-imagenet": 640, "paper-code": 256 if backbone.branch else 64}
     assert backbone.embedding_size == sizes.get(preset, 64)
+
+
+def test_the_preset_for_imagenet_has_a_real_resnet50():
+    config = resolve_config(preset="paper-imagenet")
+    backbone = new_network(config.model, 1000, seed=0)
+    stem = backbone.body.conv1
+    assert (config.model.backbone, stem.kernel_size, stem.stride, stem.out_channels) == ("resnet50", (7, 7), (2, 2), 64)
+    assert (backbone.embedding_layer.in_features, backbone.embedding_layer.out_features) == (2048, 640)
+    assert backbone.head.in_features == 640
+
+
+def test_the_preset_for_diatoms_counts_lone_anchors():
+    config = resolve_config({"backbone": "wrn-10-1"}, preset="paper-diatoms")
+    assert (config.train.batch_size, config.recipe.triplet_mining, config.recipe.triplet_lone) == (4, "all", "self")
+    torch.manual_seed(0)
+    points, targets = (0.1 * torch.randn(4, 8)).requires_grad_(), torch.arange(4)
+    step = Step(torch.zeros(4, 3, 1, 1), points, torch.randn(4, 4), targets, 1.0, new_network(config.model, 4, seed=0))
+    config.recipe.loss(step)["triplet"].value.backward()  # four classes: without lone anchors there is no triplet
+    assert points.grad.abs().sum() > 0
 
 
 def test_options_given_beside_a_preset_are_not_left_out():
