@@ -12,7 +12,17 @@ import numpy as np
 import pytest
 
 from maple.errors import RunError
-from maple.files import FORMAT_VERSION, check_format, load_arrays, load_json, save_arrays, save_json, write_atomic
+from maple.files import (
+    FORMAT_VERSION,
+    check_format,
+    load_arrays,
+    load_json,
+    nearest_path,
+    no_run,
+    save_arrays,
+    save_json,
+    write_atomic,
+)
 
 
 def test_round_trip(tmp_path):
@@ -95,6 +105,13 @@ def test_damaged_files(tmp_path, content):
     path.write_bytes(content)
     with pytest.raises(RunError):
         load_json(path)
+
+
+def test_a_misspelt_run_suggests_the_one_next_to_it(tmp_path):
+    (tmp_path / "slides").mkdir()
+    assert f"did you mean '{tmp_path / 'slides'}'" in str(no_run(tmp_path / "slide", "config.toml"))
+    assert "maple train" in str(no_run(tmp_path / "slides", "config.toml"))
+    assert nearest_path(tmp_path / "zebra") is None and nearest_path(tmp_path / "slides") is None
 
 
 def test_missing_and_foreign_files(tmp_path):

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import io
+import sys
 
 import pytest
 from rich.console import Console
 
 from maple import progress
-from maple.progress import TrainDisplay, counting, is_first_process, say, track, warn
+from maple.progress import CountDisplay, TrainDisplay, counting, is_first_process, say, track, warn
 
 ROW = {
     "epoch": 2,
@@ -49,6 +50,23 @@ def test_items_pass_through_a_bar(shown):
             note(1, 2)
     assert (note is not None) == progress.console.is_terminal
     assert ("reading" in shown.getvalue()) == ("fetching" in shown.getvalue()) == progress.console.is_terminal
+
+
+def test_a_count_shows_a_step_at_once_and_the_time_left(shown, monkeypatch):
+    monkeypatch.setattr(progress, "LINE_SECONDS", 0.0)
+    with CountDisplay("loading 'runs/a'") as display:
+        assert ("loading 'runs/a'" in shown.getvalue()) == progress.console.is_terminal  # before anything else
+        display.begin("predicting", 1000, 3000)
+        display.update(2000, 3000)
+    if not progress.console.is_terminal:
+        lines = shown.getvalue().splitlines()
+        assert lines[0] == "predicting 2,000 images" and "2,000 of 3,000" in lines[1] and lines[1].endswith("s left")
+
+
+def test_rows_printed_beside_a_bar_stay_on_standard_output(shown, capsys):
+    with CountDisplay("predicting"):
+        sys.stdout.write("a.png,cat\n")
+    assert capsys.readouterr().out == "a.png,cat\n" and "a.png" not in shown.getvalue()
 
 
 @pytest.mark.parametrize("enabled", [True, False])

@@ -9,6 +9,7 @@ version in place. Nothing is pickled.
 
 from __future__ import annotations
 
+import difflib
 import errno
 import json
 import os
@@ -54,9 +55,39 @@ class RunFile(StrEnum):
 
 def no_run(folder: Path, name: str) -> RunError:
     """The error for a folder that lacks ``name``, without which it is no run."""
-    return RunError(
-        f"'{folder}' is not a run folder, it has no {name}: give the folder that maple train or maple fit wrote"
-    )
+    remedy = suggest_path(folder) or "give the folder that maple train or maple fit wrote"
+    return RunError(f"'{folder}' is not a run folder, it has no {name}: {remedy}")
+
+
+# --- misspelt paths ---------------------------------------------------------------------------------------------------
+
+
+def nearest_path(path: Path) -> Path | None:
+    """The existing path that is spelt most like one that does not exist; None if nothing beside it is.
+
+    Only the first missing part is corrected: ``slide/train`` becomes ``slides/train``, if there is such a folder.
+
+    >>> folder = Path(tempfile.mkdtemp())
+    >>> (folder / "slides" / "train").mkdir(parents=True)
+    >>> nearest_path(folder / "slide" / "train").relative_to(folder).as_posix()
+    'slides/train'
+    """
+    missing = next((part for part in (*reversed(path.parents), path) if not part.exists()), None)
+    if missing is None:
+        return None
+    try:
+        names = [entry.name for entry in missing.parent.iterdir() if not entry.name.startswith(".")]
+    except OSError:
+        return None
+    nearest = difflib.get_close_matches(missing.name, sorted(names), n=1, cutoff=0.6)
+    found = [missing.parent / name / path.relative_to(missing) for name in nearest]
+    return next((each for each in found if each.exists()), None)
+
+
+def suggest_path(path: Path) -> str:
+    """A hint for a path that does not exist: the one next to it, or nothing."""
+    nearest = nearest_path(path)
+    return "" if nearest is None else f"did you mean '{nearest}'?"
 
 
 # --- atomic writes ----------------------------------------------------------------------------------------------------

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from rich.console import Console
 
+from maple.text import duration, plural
+
 if TYPE_CHECKING:  # loaded where a bar is drawn: short commands, such as --help, draw none
     from rich.progress import Progress
 
 Item = TypeVar("Item")
+LINE_SECONDS = 30.0  # between two lines about a count where there is no terminal
 
 
 def is_first_process() -> bool:
@@ -87,6 +91,45 @@ def track(items: Iterable[Item], description: str, total: int | None = None) -> 
         yield from bar.track(items, description=description, total=total)
 
 
+class CountDisplay:
+    """A named step, then a count of images with the time left: a bar on a terminal, a line now and then elsewhere.
+
+    The bar is there as soon as the display is entered, before anything is loaded.
+    """
+
+    def __init__(self, step: str) -> None:
+        from rich.progress import TimeRemainingColumn
+
+        self._step = step
+        self._bar = _bar("{task.description}", TimeRemainingColumn(), live=console.is_terminal)
+        self._task = self._bar.add_task(step, total=None)
+        self._started = self._said = time.monotonic()
+        self._first: int | None = None  # items done before the count began
+
+    def __enter__(self) -> CountDisplay:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()
+
+    def begin(self, step: str, done: int, total: int) -> None:
+        """Count from now on: ``done`` of ``total`` items were done before."""
+        self._step, self._first = step, done
+        self._started = self._said = time.monotonic()
+        self._bar.reset(self._task, description=step, completed=done, total=total)
+        if not console.is_terminal:
+            say(f"{step} {plural(total - done, 'image')}")
+
+    def update(self, done: int, total: int) -> None:
+        self._bar.update(self._task, completed=done)
+        now = time.monotonic()
+        if not console.is_terminal and now - self._said >= LINE_SECONDS and done < total:
+            self._said = now
+            left = (now - self._started) * (total - done) / max(done - (self._first or 0), 1)
+            say(f"{self._step}: {done:,} of {total:,} images, about {duration(left)} left")
+
+
 @contextmanager
 def counting(description: str) -> Iterator[Callable[[int, int], None] | None]:
     """A bar for work that tells how many items are done and how many there are; ``None`` where there is no terminal."""
@@ -103,4 +146,5 @@ def _bar(description: str = "{task.description}", *ending: Any, live: bool = Tru
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     usual = (TextColumn(description), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    return Progress(*usual, *ending, console=console, disable=not live, transient=True)
+    # Redirected, standard output would go to standard error: rows printed into a file or pipe would be lost.
+    return Progress(*usual, *ending, console=console, disable=not live, transient=True, redirect_stdout=False)

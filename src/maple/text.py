@@ -50,6 +50,18 @@ def compact(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
+def duration(seconds: float) -> str:
+    """A time in words, in the two largest units at most.
+
+    >>> [duration(seconds) for seconds in (0.2, 59.6, 95, 3600, 7384)]
+    ['0 s', '1 min', '2 min', '1 h', '2 h 3 min']
+    """
+    if round(seconds) < 60:
+        return f"{round(seconds)} s"
+    hours, minutes = divmod(round(seconds / 60), 60)
+    return " ".join([f"{hours} h"] * bool(hours) + [f"{minutes} min"] * bool(minutes))
+
+
 def plural(n: int, noun: str) -> str:
     """A count and its noun.
 

@@ -196,6 +196,33 @@ _COLUMNS = {each.name.removesuffix("_id"): each.name for each in fields(Predicti
 PREDICTION_COLUMNS = ("file", *_COLUMNS)  # of the prediction files
 
 
+DOUBTFUL_PROBABILITY = 0.8  # of its class, below which a known image is worth a look: one in five or more is wrong
+
+
+@dataclass(frozen=True)
+class Counts:
+    """How many of the images predicted are flagged as unknown, and how many of the others are doubtful.
+
+    An image is doubtful if it is not flagged and the probability of its class is below ``DOUBTFUL_PROBABILITY``.
+
+    >>> Counts.of(is_ood=np.array([True, False, False]), probability=np.array([0.3, 0.5, 0.9]))
+    Counts(images=3, flagged=1, doubtful=1)
+    """
+
+    images: int = 0
+    flagged: int = 0
+    doubtful: int = 0
+
+    @staticmethod
+    def of(is_ood: np.ndarray, probability: np.ndarray) -> Counts:
+        """Counts over decisions (N,) and probabilities (N,)."""
+        doubtful = ~is_ood & (probability < DOUBTFUL_PROBABILITY)
+        return Counts(len(is_ood), int(is_ood.sum()), int(doubtful.sum()))
+
+    def __add__(self, other: Counts) -> Counts:
+        return Counts(self.images + other.images, self.flagged + other.flagged, self.doubtful + other.doubtful)
+
+
 @dataclass(frozen=True)
 class Skipped:
     """A file that could not be used, and why."""

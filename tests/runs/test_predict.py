@@ -32,7 +32,7 @@ from maple.errors import DataError, RunError, UsageError
 from maple.runs import writer
 from maple.runs.predict import flag_together
 from maple.runs.writer import ResumableFile
-from maple.types import PREDICTION_COLUMNS, Prediction
+from maple.types import DOUBTFUL_PROBABILITY, PREDICTION_COLUMNS, Prediction
 
 ENVIRONMENT = {**os.environ, "PYTHONPATH": python_path(), "OMP_NUM_THREADS": "1"}
 FORMATS = ("csv", "jsonl", "parquet")
@@ -88,6 +88,24 @@ def test_the_three_forms_say_the_same(cheap, tmp_path):
     assert lost[0] == ["file", "reason"] and [Path(name).name for name, _ in lost[1:]] == [
         "0005.png", "0012.png", "0019.png", "0026.png",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("fdr", [None, 0.2])
+@pytest.mark.parametrize("form", [*FORMATS, "-"])
+def test_the_last_lines_count_every_image(cheap, tmp_path, capsys, form, fdr):
+    """Found = predicted + skipped; flagged and doubtful are those of the rows, also where --fdr decided at the end."""
+    _, model = cheap
+    folder, reference = write_images(tmp_path / "images", 30), tmp_path / "reference.csv"
+    predict(model, [str(folder)], str(reference), fdr=fdr)
+    rows = read_rows(reference)
+    capsys.readouterr()
+    out = form if form == "-" else str(tmp_path / f"p.{form}")
+    predict(model, [str(folder)], out, batch_size=8, fdr=fdr)
+    *_, found, counts = [line for line in capsys.readouterr().err.splitlines() if not line.startswith("predictions:")]
+    assert found.startswith("30 images found: 26 predicted, 4 skipped") and ("p.skipped.csv" in found) == (form != "-")
+    flagged = sum(row["is_ood"] for row in rows)
+    doubtful = sum(not row["is_ood"] and row["probability"] < DOUBTFUL_PROBABILITY for row in rows)
+    assert doubtful > 0 and counts.startswith(f"{flagged} flagged") and f", {doubtful} doubtful" in counts
 
 
 def test_parquet_is_typed_and_says_what_was_promised(cheap, tmp_path):

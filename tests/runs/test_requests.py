@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from maple.errors import ConfigError
-from maple.runs.requests import FitRequest, TrainRequest, TuneRequest, read_config
+from maple.runs._flag_values import read_config
+from maple.runs.requests import FitRequest, TrainRequest, TuneRequest
 
 
 def test_a_folder_that_is_not_named_is_named_after_the_images():

@@ -80,6 +80,19 @@ def test_a_run_is_updated_and_calibrated_in_its_place(run, digits, tmp_path, cap
     assert sorted(path.name for path in run.parent.iterdir()) == ["calibrate.npz", "new.npz", "run"]
 
 
+def test_corrected_labels_of_flagged_images_come_back(run, digits, tmp_path):
+    """Predict, label the list as a person would, update."""
+    new, listed, out = save_npz(tmp_path / "new.npz", digits["new"]), tmp_path / "list.csv", tmp_path / "p.csv"
+    options = ["--copy-flagged", tmp_path / "flagged", "--label-flagged", listed, "--false-alarm", "0.3"]
+    assert command("predict", run, new, "--out", out, *options) == 0
+    with listed.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == len(list((tmp_path / "flagged").iterdir())) > 5
+    listed.write_text("file;label\n" + "".join(f"{row['file']};9\n" for row in rows))  # as some spreadsheets save it
+    done = update_run(UpdateRequest(run, data=str(listed), report=False))
+    assert done.images == {"9": len(rows)} and done.new_classes == ("9",)
+
+
 @pytest.mark.parametrize("out", [None, "copy"])
 def test_the_run_is_locked_from_before_it_is_read(run, digits, tmp_path, monkeypatch, out):
     out = out and tmp_path / out
@@ -147,11 +160,19 @@ def test_an_error_while_writing_leaves_the_run_as_it_was(run, digits, tmp_path, 
     def full_disk(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
+    def no_permission(*_: object, **__: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
     def interrupt(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    for function, error in ((full_disk, RunError), (interrupt, KeyboardInterrupt)):
-        with monkeypatch.context() as patch, pytest.raises(error):
+    failures = (
+        (full_disk, RunError, "space.*free some space"),
+        (no_permission, RunError, "(?!.*free some space)"),
+        (interrupt, KeyboardInterrupt, ""),
+    )
+    for function, error, said in failures:
+        with monkeypatch.context() as patch, pytest.raises(error, match=said):
             patch.setattr("maple.runs.update.save_clusters", function)
             update_run(UpdateRequest(run, new))
         assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == content

@@ -104,7 +104,7 @@ class Command:
     def _shared_flags(self) -> Iterator[Declared]:
         """The flags of commands that know methods."""
         from maple.options import Flag
-        from maple.runs.requests import load_plugins
+        from maple.runs._flag_values import load_plugins
 
         if self.settings:
             help = f"{self.settable}; may be repeated; see maple methods NAME"

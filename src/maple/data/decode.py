@@ -177,6 +177,18 @@ def read_dimensions(file: BinaryIO) -> tuple[int, int]:
         return _open_header(file).size
 
 
+def image_suffix(data: bytes) -> str:
+    """The file name suffix of an encoded image, by its content.
+
+    >>> file = io.BytesIO()
+    >>> Image.new("L", (4, 2)).save(file, "JPEG")
+    >>> image_suffix(file.getvalue())
+    '.jpg'
+    """
+    with _refusing(), _open_header(io.BytesIO(data)) as image:
+        return {"JPEG": ".jpg", "TIFF": ".tif"}.get(image.format or "", f".{image.format}".lower())
+
+
 # --- pixels -----------------------------------------------------------------------------------------------------------
 
 

@@ -97,13 +97,18 @@ def read_predictions(path: Path, keep: int = MAX_ROWS) -> PredictionSummary:
     found = PredictionSummary(path)
 
     def counted() -> Iterator[PredictionRow]:
-        for n, row in enumerate(_read_rows(path), start=1):
-            parsed = _parse_row(row, path, n)
-            found.add(parsed)
-            yield parsed
+        for row in iterate_predictions(path):
+            found.add(row)
+            yield row
 
     found.rows = heapq.nlargest(keep, counted(), key=_rank)
     return found
+
+
+def iterate_predictions(path: Path) -> Iterator[PredictionRow]:
+    """The rows of a prediction file, one by one."""
+    for n, row in enumerate(_read_rows(path), start=1):
+        yield _parse_row(row, path, n)
 
 
 def _rank(row: PredictionRow) -> tuple[float, ...]:

@@ -12,13 +12,13 @@ import shutil
 import sys
 import tempfile
 from bisect import bisect_left
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
-from itertools import compress
+from itertools import chain, compress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -31,12 +31,13 @@ from maple.decisions.sets import min_labelled_images
 from maple.errors import DataError, UsageError
 from maple.options import as_dict, flag_name
 from maple.prediction.base import BasePredictor
-from maple.progress import counting, warn
+from maple.progress import CountDisplay, say, warn
+from maple.runs.flagged import check_files, check_flagged, place_flagged
 from maple.runs.loading import MORE_CALIBRATION, describe_skipped, ready_model, too_few_images
 from maple.runs.requests import PredictRequest
 from maple.runs.writer import PARQUET_SUFFIX, SUFFIXES, ResumableFile, Row, Tally, skipped_path, to_csv
-from maple.text import percent
-from maple.types import PREDICTION_COLUMNS, Skipped
+from maple.text import percent, plural
+from maple.types import DOUBTFUL_PROBABILITY, PREDICTION_COLUMNS, Counts, Skipped
 
 _NO_SCORE = "its embedding or score is NaN or infinite"
 
@@ -44,28 +45,65 @@ _NO_SCORE = "its embedding or score is NaN or infinite"
 def predict_images(request: PredictRequest) -> int:
     """Write one row per image to ``out`` and return the number of rows; list skipped files beside it.
 
-    An interrupted request is resumed by an equal one.
+    An interrupted request is resumed by an equal one. The last lines on standard error say how many images were found,
+    predicted, flagged, doubtful and skipped, and where the files are.
     """
     path = request.path
     if path is not None and path.suffix not in SUFFIXES:
         raise UsageError(
             f"--out '{path}': end the name in {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}, or use - to print"
         )
+    check_flagged(request)
+    with CountDisplay(f"loading '{request.model}'") as display:
+        work = _open_work(request, display)
+        done = _predict(work)
+    if done.tally.first_skipped is not None:
+        where = "" if path is None else f"; all are listed in '{skipped_path(path)}'"
+        warn(describe_skipped([done.tally.first_skipped], count=done.tally.skipped) + where)
+    placed = place_flagged(request, work.source, work.predictor.class_names)
+    for line in chain(_summarise(done, path, work.predictor), placed):
+        say(line)
+    return done.tally.rows
+
+
+class _Done(NamedTuple):
+    """What came of a request."""
+
+    tally: Tally
+    counts: Counts
+
+
+def _open_work(request: PredictRequest, display: CountDisplay) -> _Work:
+    """Load the model and list the images."""
     check = partial(_check_request, request=request)
     predictor = ready_model(request.model, request.flags, fdr=request.fdr, check=check, trust=request.trust)
     source = open_source(request.sources, size=predictor.size, fit=predictor.fit, data_root=request.data_root)
-    work = _Work(request, predictor, source)
+    check_files(request, source)
+    return _Work(request, predictor, source, display)
+
+
+def _predict(work: _Work) -> _Done:
+    request, path = work.request, work.request.path
+    if path is None:
+        return _print(work) if request.fdr is None else _print_at_last(work)
+    _check_place(path, work.source, request.sources)
+    class_names = work.predictor.class_names
+    return _write(work, ResumableFile(path, work.columns, class_names, _identify(work), request.overwrite))
+
+
+def _summarise(done: _Done, path: Path | None, predictor: BasePredictor) -> Iterator[str]:
+    """The last lines: every image found is predicted or skipped, and which of those predicted are worth a look."""
+    tally, counts = done
+    listed = f", listed in '{skipped_path(path)}'" if tally.skipped and path is not None else ""
+    found = plural(tally.rows + tally.skipped, "image")
+    yield f"{found} found: {tally.rows:,} predicted, {tally.skipped:,} skipped{listed}"
+    doubtful = f"{counts.doubtful:,} doubtful (not flagged, probability of the class below {DOUBTFUL_PROBABILITY:g})"
+    flagged = f"{counts.flagged:,} flagged as unknown ({percent(counts.flagged / max(counts.images, 1))})"
+    if not len(predictor.calibration):
+        flagged = "none flagged, because the run has no calibration images"
+    yield f"{flagged}, {doubtful}"
     if path is not None:
-        _check_place(path, source, request.sources)
-        tally = _write(
-            work, ResumableFile(path, work.columns, predictor.class_names, _identify(work), request.overwrite)
-        )
-    else:
-        tally = _print(work) if request.fdr is None else _print_at_last(work)
-    if tally.first_skipped is not None:
-        where = "" if path is None else f"; all are listed in '{skipped_path(path)}'"
-        warn(describe_skipped([tally.first_skipped], count=tally.skipped) + where)
-    return tally.rows
+        yield f"predictions: {path}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,6 +113,7 @@ class _Work:
     request: PredictRequest
     predictor: BasePredictor
     source: Source
+    display: CountDisplay
 
     @property
     def columns(self) -> list[str]:
@@ -91,11 +130,11 @@ class _Work:
             start=start,
             workers=self.request.workers,
         )
-        with counting("predicting") as progress, closing(decoded):
+        self.display.begin("predicting", start, len(self.source))
+        with closing(decoded):
             for chunk in decoded:
                 yield self._predict(chunk)
-                if progress is not None:
-                    progress(chunk.stop, len(self.source))
+                self.display.update(chunk.stop, len(self.source))
 
     def _predict(self, chunk: Decoded) -> tuple[list[Row], Decoded]:
         """The rows of a chunk; images without a finite embedding and score join those that were skipped."""
@@ -109,7 +148,7 @@ class _Work:
         return list(rows), chunk._replace(skipped=[*chunk.skipped, *unusable])
 
 
-def _write(work: _Work, file: ResumableFile) -> Tally:
+def _write(work: _Work, file: ResumableFile) -> _Done:
     """Predict into a file, from the first image that it does not hold."""
     with file:
         if not file.tally.images and work.source.skipped:
@@ -123,29 +162,32 @@ def _write(work: _Work, file: ResumableFile) -> Tally:
         is_ood, fdr = None, work.request.fdr
         if fdr is not None:
             is_ood = flag_together(file.read_column("p_value"), fdr, len(work.predictor.calibration))
+        counts = file.count(is_ood)
         file.finish(is_ood, _describe_file(work, file.tally.rows))
-        return file.tally
+        return _Done(file.tally, counts)
 
 
-def _print(work: _Work) -> Tally:
+def _print(work: _Work) -> _Done:
     """Predict to standard output."""
-    tally = Tally().add(0, work.source.skipped)
+    tally, counts = Tally().add(0, work.source.skipped), Counts()
     with closing(work.chunks()) as chunks:
         for rows, chunk in chunks:
             sys.stdout.write(to_csv(rows, work.columns, header=bool(rows) and not tally.rows))
             tally = tally.add(len(rows), chunk.skipped)
+            is_ood = np.array([row["is_ood"] for row in rows], dtype=bool)
+            counts += Counts.of(is_ood, np.array([row["probability"] for row in rows]))
     _check_losses(work.source, tally)
-    return tally
+    return _Done(tally, counts)
 
 
-def _print_at_last(work: _Work) -> Tally:
+def _print_at_last(work: _Work) -> _Done:
     """Predict to standard output once all images have been seen, which decisions with ``--fdr`` need."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "predictions.csv"
-        tally = _write(work, ResumableFile(path, work.columns, work.predictor.class_names))
+        done = _write(work, ResumableFile(path, work.columns, work.predictor.class_names))
         with path.open(encoding="utf-8", newline="") as file:
             shutil.copyfileobj(file, sys.stdout)
-    return tally
+    return done
 
 
 def _check_request(predictor: BasePredictor, request: PredictRequest) -> None:

@@ -12,57 +12,8 @@ from dataclasses import KW_ONLY, MISSING, dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
-from maple.errors import ConfigError, UsageError
-from maple.options import Flag, Values, flag, named_sources, named_values, read_names, read_numbers, read_toml
-
-# --- values that are more than one word ------------------------------------------------------------------------------
-
-
-def read_config(path: Path | None) -> dict[str, Any]:
-    """The sections of the user's configuration file; its plug-ins, ``plugin = [...]``, are imported."""
-    sections = read_toml(path) if path else {}
-    modules = sections.pop("plugin", [])
-    if not isinstance(modules, list) or not all(isinstance(module, str) for module in modules):
-        raise ConfigError(f"'plugin' in '{path}' is {modules!r}: write a list of module names, plugin = ['my_module']")
-    if modules and "origin" in sections:
-        raise ConfigError(f"'{path}' belongs to a run, whose plug-ins are never imported: give --plugin {modules[0]}")
-    load_plugins(modules)
-    return sections
-
-
-def load_plugins(modules: Sequence[str] | None) -> None:
-    """Import the modules of ``--plugin``."""
-    if modules:
-        from maple.registry import load_plugin
-
-        for module in modules:
-            load_plugin(module)
-
-
-def _list_names(text: str | None) -> tuple[str, ...]:
-    return tuple(read_names(text or ""))
-
-
-def _list_detectors(text: str | None) -> list[str] | None:
-    if text is not None and not read_names(text):
-        raise UsageError("--detector is empty: name detectors, such as rmd,energy (maple methods lists them)")
-    return None if text is None else read_names(text)
-
-
-def _channels(help: str, name: str, neutral: str) -> Any:
-    """A flag that takes one number per channel."""
-
-    def read(text: str | None) -> tuple[float, ...] | None:
-        return read_numbers(text, name, float, "three numbers, such as 0.485,0.456,0.406", length=3)
-
-    return flag(None, help, shown=f"its own, or {neutral}", metavar="R,G,B", takes=str, read=read)
-
-
-def _describe_presets() -> str:
-    from maple.runs.setup.presets import list_presets
-
-    return f"settings by name: {', '.join(list_presets())}"
-
+from maple.options import Flag, Values, flag, named_sources, named_values, read_names, read_numbers
+from maple.runs._flag_values import channels, describe_presets, list_detectors, list_names, read_config
 
 # --- flags that commands share ----------------------------------------------------------------------------------------
 
@@ -86,6 +37,7 @@ AsJson = Annotated[bool, Flag("print JSON instead of a table", "--json")]
 TextAsJson = Annotated[bool, Flag("print JSON instead of text", "--json")]
 _START = "Start from a trained network"
 _DECISION = "Decision"
+_FLAGGED = "Flagged images"
 
 # --- commands that make a run or search settings ----------------------------------------------------------------------
 
@@ -117,7 +69,7 @@ class _TrainingRequest(_Folder):
     file: Annotated[
         Values, Flag("TOML file with options; flags take precedence", "--config", takes=Path, read=read_config)
     ] = field(default_factory=dict)  # its sections
-    preset: str | None = flag(None, _describe_presets)
+    preset: str | None = flag(None, describe_presets)
     validation: str | None = flag(None, "validation images, instead of a share of DATA")
 
 
@@ -171,12 +123,12 @@ class FitRequest(_Folder):
         "classes in the order of the logits, or @FILE with one per line",
         shown="the network's, if it names those of the data, else in the order of the data",
         takes=str,
-        read=_list_names,
+        read=list_names,
     )
     head: str | None = flag(None, "layer that gives the logits; of ONNX the tensor with the embedding", shown="found")
     drop_head: bool = flag(False, "use only the embedding: for classes that the network was not trained for")
-    mean: tuple[float, ...] | None = _channels("mean that the network subtracts from images in 0..1", "--mean", "0")
-    std: tuple[float, ...] | None = _channels("standard deviation that it divides by", "--std", "1")
+    mean: tuple[float, ...] | None = channels("mean that the network subtracts from images in 0..1", "--mean", "0")
+    std: tuple[float, ...] | None = channels("standard deviation that it divides by", "--std", "1")
     shallow: str | None = flag(None, "intermediate layer for the `shallow` score", shown="none")
     trust: Trust = False
     ood: OodSources = field(default_factory=dict)
@@ -260,6 +212,15 @@ class PredictRequest(ImagesRequest):
         None, "add a column prediction_set: classes that contain the true one with this probability", panel=_DECISION
     )
     all_probabilities: bool = flag(False, "add a column p_<class> for every class")
+    copy_flagged: Path | None = flag(None, "new folder for the flagged images", metavar="FOLDER", panel=_FLAGGED)
+    link: bool = flag(False, "symbolic links in that folder instead of copies", panel=_FLAGGED)
+    label_flagged: Path | None = flag(
+        None,
+        "list of the flagged images to label: .csv with a column to fill in, or .json for Label Studio; maple update "
+        "--data reads the labels",
+        metavar="FILE",
+        panel=_FLAGGED,
+    )
     batch_size: BatchSize = 256
     workers: int = flag(2, "processes that decode images ahead", min=0)
     overwrite: bool = flag(False, "discard the unfinished predictions of another request")
@@ -320,7 +281,7 @@ class EvaluateRequest:
         "--detector",
         shown="softmax,energy; all: maple methods",
         takes=str,
-        read=_list_detectors,
+        read=list_detectors,
     )
     ood_validation: str | None = flag(None, "unknown images for lee-md-ood, the detector that is tuned on them")
     workers: Workers = 2
@@ -373,7 +334,7 @@ class UpdateRequest:
     )
     _: KW_ONLY
     only: tuple[str, ...] = flag(
-        (), "classes of --data to learn", shown="all", metavar="NAME,...", takes=str, read=_list_names
+        (), "classes of --data to learn", shown="all", metavar="NAME,...", takes=str, read=list_names
     )
     out: Path | None = flag(None, "run folder to write", shown="replace RUN")
     workers: Workers = 2

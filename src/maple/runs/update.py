@@ -19,7 +19,7 @@ import numpy as np
 
 from maple.data.image_set import ImageSet
 from maple.errors import DataError, RunError, UsageError, suggest
-from maple.files import RunFile, draft_folder
+from maple.files import RunFile, draft_folder, is_full
 from maple.networks import embed, use_fast_allocator
 from maple.prediction.predictor import Predictor
 from maple.prediction.store import load_predictor
@@ -139,9 +139,9 @@ def _draft(run: RunFolder, target: Path) -> Iterator[RunFolder]:
             shutil.copytree(run.path, draft, ignore=shutil.ignore_patterns(RunFile.LOCK, RunFile.HOLDER))
             yield RunFolder(draft)
     except OSError as error:
+        remedy = "free some space or choose" if is_full(error) else "choose"
         raise RunError(
-            f"cannot write '{target}': {error.strerror or error}; free some space or choose another --out: the run is "
-            "unchanged"
+            f"cannot write '{target}': {error.strerror or error}; {remedy} another --out: the run is unchanged"
         ) from None
 
 

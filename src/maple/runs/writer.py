@@ -31,7 +31,7 @@ from maple.errors import RunError, UsageError
 from maple.files import is_full, take_lock
 from maple.progress import say, warn
 from maple.text import shorten_list
-from maple.types import SET_SEPARATOR, Skipped
+from maple.types import SET_SEPARATOR, Counts, Skipped
 
 PARQUET_SUFFIX = ".parquet"
 SUFFIXES = (".csv", ".jsonl", ".ndjson", PARQUET_SUFFIX)
@@ -275,6 +275,12 @@ class ResumableFile:
         self.save()
         columns = [pq.read_table(path, columns=[name])[name].to_numpy() for path in self._parts()]
         return np.concatenate(columns, dtype=np.float64)
+
+    def count(self, is_ood: np.ndarray | None = None) -> Counts:
+        """How many of all rows so far are flagged or doubtful; ``is_ood`` (N,) replaces their decisions."""
+        self.save()
+        tables = self._tables(READ_ROWS, READ_VALUES, is_ood)
+        return sum((Counts.of(t["is_ood"].to_numpy(), t["probability"].to_numpy()) for t in tables), Counts())
 
     # --- the complete file
 

@@ -46,6 +46,21 @@ def test_unknown_names_get_a_suggestion(root: Path) -> None:
         open_images(3)  # type: ignore[arg-type]
 
 
+def test_a_misspelt_folder_suggests_the_one_next_to_it(
+    tmp_path: Path, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_folder(tmp_path / "slides" / "train", {"a": 1, "b": 1}, rng)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError, match=r"'slide'.*did you mean 'slides'"):
+        open_images("slide")
+    with pytest.raises(UsageError, match=r"did you mean 'slides/train'"):
+        open_images("slide/train", labelled=False)
+    with pytest.raises(UsageError, match=r"did you mean 'slides/train'"):
+        open_images(["slides/trian", "slides"], labelled=False)
+    with pytest.raises(UsageError, match="known: digits"):
+        open_images("elsewhere")
+
+
 def test_a_folder_may_begin_like_a_built_in_set(
     tmp_path: Path, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:

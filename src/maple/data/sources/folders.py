@@ -20,6 +20,7 @@ from maple.data.catalogue.table import is_built_in
 from maple.data.decode import IMAGE_SUFFIXES, TABLE_SUFFIXES
 from maple.data.stream import Item, Source
 from maple.errors import DataError, UsageError
+from maple.files import suggest_path
 from maple.types import Skipped
 
 LOOSE = "not inside a class subfolder"  # why a labelled image is skipped
@@ -176,7 +177,8 @@ def _expand(source: str | Path) -> Iterator[str]:
     elif is_built_in(source) or (path.is_file() and path.suffix.lower() in TABLE_SUFFIXES):
         raise UsageError(f"'{source}' cannot be opened together with other sources: give it alone")
     elif not path.is_file():
-        raise UsageError(f"no file or folder '{source}': check the path; the name of a data set is given alone")
+        hint = suggest_path(path) or "check the path; the name of a data set is given alone"
+        raise UsageError(f"no file or folder '{source}': {hint}")
     else:
         yield str(path)
 

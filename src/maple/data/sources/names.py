@@ -11,6 +11,7 @@ from maple.data.catalogue.table import BUILT_IN, CORRUPTED, find_data_set, is_co
 from maple.data.decode import TABLE_SUFFIXES
 from maple.data.sources.folders import list_visible
 from maple.errors import UsageError, suggest
+from maple.files import suggest_path
 
 SPLIT_NAMES = {  # names that a file or folder of each split may have
     "train": ("train", "training"),
@@ -51,7 +52,8 @@ def find_source(source: str | Path, data_root: str | Path | None) -> Path:
             if candidate.exists():
                 return candidate
     known = find_data_set(str(source))
-    hint = f"'maple data {known.name}' says how to get it" if known else suggest(str(source), list_data_sets(data_root))
+    hint = f"'maple data {known.name}' says how to get it" if known else suggest_path(path)
+    hint = hint or suggest(str(source), list_data_sets(data_root))
     here = "looked among the built-in sets"
     if root is None:
         looked = f"{here} and in the current folder; there is no data root: set MAPLE_DATA or give --data-root"

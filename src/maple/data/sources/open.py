@@ -21,6 +21,7 @@ from maple.data.catalogue.table import BUILT_IN, is_built_in, is_corrupted
 from maple.data.decode import Decoding, Fit, Size, auto_size, check_size_and_fit, open_file, read_dimensions
 from maple.data.image_set import MEMORY_LIMIT, ImageSet, Progress, default_augment, no_labels
 from maple.data.sources.folders import is_glob, list_class_folders, list_files
+from maple.data.sources.labels import LIST_SUFFIXES, list_labelled
 from maple.data.sources.names import locate_split, parse_corrupted, parse_numbers
 from maple.data.sources.tables import Table, open_npz
 from maple.data.stream import Source, decode_stream
@@ -62,6 +63,7 @@ def open_images(
 
     - a folder with one subfolder per class (files deeper inside a class count, hidden files do not),
     - a ``.parquet`` file with encoded images (``image``) and ``label`` or ``label_name``, as Hugging Face writes them,
+    - a ``.csv`` file with the columns ``file`` and ``label``, or a ``.json`` file exported from Label Studio,
     - a ``.npz`` file with ``images`` or ``x``, and ``labels`` or ``y``, optionally ``class_names``,
     - ``digits``, or ``simulated-diatoms`` with ``/near`` and ``/far``; ``simulated-diatoms?n=5000&seed=3&size=64``,
     - a data set under the data root (``data_root`` or the environment variable MAPLE_DATA): ``cifar10/test`` is
@@ -173,11 +175,16 @@ def _list_path(path: Path, name: str, request: _Request) -> Source:
         return open_npz(path, name, request.size, request.fit, request.memory_limit, request.labelled)
     if suffix == ".parquet":
         return Table(path, name, request.labelled)
+    if suffix in LIST_SUFFIXES and path.is_file():
+        return list_labelled(path, name, request.labelled)
     if not request.labelled:
         return list_files([path], name)
     if path.is_dir():
         return list_class_folders(path, name)
-    raise DataError(f"'{path}' is a single file: give a folder with one subfolder per class, Parquet or .npz")
+    raise DataError(
+        f"'{path}' is a single file: give a folder with one subfolder per class, Parquet, .npz, or a list of files and "
+        "labels (.csv)"
+    )
 
 
 # --- decoding --------------------------------------------------------------------------------------------------------

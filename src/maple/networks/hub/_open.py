@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from maple.errors import UsageError, suggest
+from maple.files import suggest_path
 from maple.networks.architectures import NETWORKS, is_network
 from maple.networks.backbone import Backbone, Preprocessing, create_backbone, use_channels_last
 from maple.networks.head_finder import split_head, timm_preprocessing, wrap_module
@@ -173,7 +174,8 @@ def find_kind(spec: str) -> Kind | Literal["own"]:
     if path.is_file():
         return _kind_of_file(path)
     if path.suffix or "/" in spec:
-        raise UsageError(f"there is no network '{spec}', no such file or folder: check the path")
+        hint = suggest_path(path) or "check the path"
+        raise UsageError(f"there is no network '{spec}', no such file or folder: {hint}")
     raise UsageError(
         f"unknown network '{spec}': {suggest(spec, NETWORKS)} (other networks are written timm/NAME, "
         "torchvision/NAME, python:MODULE:FUNCTION, or are files or folders)"

@@ -1,0 +1,59 @@
+"""Values of flags that are more than one word: configuration files, plug-ins, names and channels.
+
+This module imports nothing heavy, so that ``--help`` is quick.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from maple.errors import ConfigError, UsageError
+from maple.options import flag, read_names, read_numbers, read_toml
+
+
+def read_config(path: Path | None) -> dict[str, Any]:
+    """The sections of the user's configuration file; its plug-ins, ``plugin = [...]``, are imported."""
+    sections = read_toml(path) if path else {}
+    modules = sections.pop("plugin", [])
+    if not isinstance(modules, list) or not all(isinstance(module, str) for module in modules):
+        raise ConfigError(f"'plugin' in '{path}' is {modules!r}: write a list of module names, plugin = ['my_module']")
+    if modules and "origin" in sections:
+        raise ConfigError(f"'{path}' belongs to a run, whose plug-ins are never imported: give --plugin {modules[0]}")
+    load_plugins(modules)
+    return sections
+
+
+def load_plugins(modules: Sequence[str] | None) -> None:
+    """Import the modules of ``--plugin``."""
+    if modules:
+        from maple.registry import load_plugin
+
+        for module in modules:
+            load_plugin(module)
+
+
+def list_names(text: str | None) -> tuple[str, ...]:
+    return tuple(read_names(text or ""))
+
+
+def list_detectors(text: str | None) -> list[str] | None:
+    if text is not None and not read_names(text):
+        raise UsageError("--detector is empty: name detectors, such as rmd,energy (maple methods lists them)")
+    return None if text is None else read_names(text)
+
+
+def channels(help: str, name: str, neutral: str) -> Any:
+    """A flag that takes one number per channel."""
+
+    def read(text: str | None) -> tuple[float, ...] | None:
+        return read_numbers(text, name, float, "three numbers, such as 0.485,0.456,0.406", length=3)
+
+    return flag(None, help, shown=f"its own, or {neutral}", metavar="R,G,B", takes=str, read=read)
+
+
+def describe_presets() -> str:
+    from maple.runs.setup.presets import list_presets
+
+    return f"settings by name: {', '.join(list_presets())}"
