@@ -71,11 +71,12 @@ def test_rows_printed_beside_a_bar_stay_on_standard_output(shown, capsys):
 
 @pytest.mark.parametrize("enabled", [True, False])
 def test_an_epoch_is_one_line(shown, enabled):
-    with TrainDisplay(5, enabled) as display:
-        display.begin_epoch(2, steps=3)
+    with TrainDisplay(enabled) as display:
+        display.begin_epoch(2, epochs=7, steps=3)
         display.step({"cross_entropy": 0.7})
-        display.end_epoch(ROW)
+        display.end_epoch(ROW, epochs=5)
         display.warn("collapsed")
+        display.say("shortened")
     said = shown.getvalue()
     for text in (
         "epoch 2/5",
@@ -84,6 +85,14 @@ def test_an_epoch_is_one_line(shown, enabled):
         "0.7500",
         "clusters 11",
         "split 3, 8",
+        "about 13 s left",
         "collapsed",
+        "shortened",
     ):
         assert (text in said) == enabled
+
+
+def test_the_last_epoch_leaves_no_time(shown):
+    with TrainDisplay() as display:
+        display.end_epoch(ROW, epochs=2)
+    assert "epoch 2/2" in shown.getvalue() and "left" not in shown.getvalue()

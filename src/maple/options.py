@@ -43,6 +43,33 @@ class NoneByName:
         return no_info_before_validator_function(lambda value: None if value == "none" else value, handler(source))
 
 
+class DurationByName:
+    """Marks an option in seconds that may be written ``20m`` or ``1h30m``, or 'none' (a hook of pydantic)."""
+
+    @staticmethod
+    def __get_pydantic_core_schema__(source: Any, handler: Any) -> Any:
+        from pydantic_core.core_schema import no_info_before_validator_function
+
+        return no_info_before_validator_function(_read_duration, handler(source))
+
+
+def _read_duration(value: Any) -> Any:
+    """Seconds of a text such as ``1h30m``; anything else unchanged, for the check of the type.
+
+    >>> [_read_duration(text) for text in ("20m", "1h30m", "1.5h", "90 s", "90", "none", "soon")]
+    [1200.0, 5400.0, 5400.0, 90.0, '90', None, 'soon']
+    """
+    if value == "none" or not isinstance(value, str):
+        return None if value == "none" else value
+    parts = re.fullmatch(r"\s*(?:([\d.]+)\s*h)?\s*(?:([\d.]+)\s*m(?:in)?)?\s*(?:([\d.]+)\s*s)?\s*", value)
+    if parts is None or not any(parts.groups()):
+        return value
+    try:
+        return sum(unit * float(part) for unit, part in zip((3600.0, 60.0, 1.0), parts.groups()) if part)
+    except ValueError:  # 1.2.3h
+        return value
+
+
 @dataclass(frozen=True)
 class Range:
     """Where ``maple tune`` searches an option: values of a grid, and bounds of a Bayesian search."""

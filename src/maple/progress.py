@@ -28,15 +28,15 @@ console = Console(stderr=True, quiet=not is_first_process())
 
 
 class TrainDisplay:
-    """Epoch, losses, validation accuracy and number of clusters while a network is trained."""
+    """Epoch, losses, validation accuracy, number of clusters and time left while a network is trained."""
 
-    def __init__(self, epochs: int, enabled: bool = True) -> None:
+    def __init__(self, enabled: bool = True) -> None:
         from rich.progress import TextColumn, TimeRemainingColumn
 
         self._enabled = enabled
         self._live = enabled and console.is_terminal
-        self._epochs = epochs
         self._last = ""
+        self._seconds: list[float] = []  # of the epochs that were seen
         ending = (TimeRemainingColumn(), TextColumn("{task.fields[losses]}"))
         self._bar = _bar("[bold]{task.description}", *ending, live=self._live)
         self._task = self._bar.add_task("epoch", total=None, losses="")
@@ -48,23 +48,32 @@ class TrainDisplay:
     def __exit__(self, *_: object) -> None:
         self._bar.stop()
 
-    def begin_epoch(self, epoch: int, steps: int) -> None:
-        self._bar.reset(self._task, total=steps, description=f"epoch {epoch}/{self._epochs}", losses=self._last)
+    def begin_epoch(self, epoch: int, epochs: int, steps: int) -> None:
+        """The bar counts the steps of all ``epochs``, so that its time left is that of the training."""
+        about = {"description": f"epoch {epoch}/{epochs}", "losses": self._last}
+        self._bar.update(self._task, completed=(epoch - 1) * steps, total=epochs * steps, **about)
 
     def step(self, losses: dict[str, float]) -> None:
         if self._live:
             text = "  ".join(f"{name} {value:.3f}" for name, value in losses.items())
             self._bar.update(self._task, advance=1, losses=f"{text}  {self._last}")
 
-    def end_epoch(self, row: dict[str, Any]) -> None:
+    def end_epoch(self, row: dict[str, Any], epochs: int) -> None:
         accuracy = f"validation accuracy {row['validation_accuracy']:.4f}  clusters {row['clusters']}"
         self._last = accuracy
+        self._seconds.append(row["seconds"])
         if not self._enabled:
             return
         named: list[str] = [name for name in ("cross_entropy", "triplet") if name in row]
         losses = "  ".join(f"{name} {row[name]:.3f}" for name in named or ["loss"])
         split = f"  split {row['relabelled'].replace(';', ', ')}" if row["relabelled"] else ""
-        say(f"epoch {row['epoch']}/{self._epochs}  {losses}  {accuracy}  {row['seconds']:.0f} s{split}")
+        left = (epochs - row["epoch"]) * sum(self._seconds) / len(self._seconds)
+        ahead = f", about {duration(left)} left" if row["epoch"] < epochs else ""
+        say(f"epoch {row['epoch']}/{epochs}  {losses}  {accuracy}  {row['seconds']:.0f} s{ahead}{split}")
+
+    def say(self, message: str) -> None:
+        if self._enabled:
+            say(message)
 
     def warn(self, message: str) -> None:
         if self._enabled:

@@ -44,12 +44,13 @@ def train_ensemble(
     training stopped. Further keywords are those of :func:`~maple.training.loop.train_backbone`.
     """
     folder = None if folder is None else Path(folder)
+    limit = None if options.time_limit is None else options.time_limit / recipe.members  # of each
     runs = []
     for member, seed in enumerate(member_seeds(options.seed, recipe.members)):
         if show_progress:
             say(f"member {member + 1} of {recipe.members}")
         keywords["folder"] = None if folder is None else folder / RunFile.MEMBERS / str(member)
-        keywords["options"] = replace(options, seed=seed)
+        keywords["options"] = replace(options, seed=seed, time_limit=limit)
         backbone = make_backbone(seed)
         runs.append(train_backbone(backbone, recipe, train, validation, show_progress=show_progress, **keywords))
     return join_runs(runs, recipe, folder)

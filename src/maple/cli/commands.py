@@ -152,7 +152,7 @@ def update(request: requests.UpdateRequest, as_json: requests.TextAsJson = False
     print_described(update_run(request), as_json)
 
 
-@cli.command("train", without=("seed",), settings=True, default="the profile's")  # --seeds
+@cli.command("train", without=("seed", "time_limit"), settings=True, default="the profile's")  # --seeds
 def benchmark(
     *,
     show_list: Annotated[bool, Flag("list the suites", "--list")] = False,

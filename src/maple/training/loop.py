@@ -25,6 +25,7 @@ from maple.networks import Backbone, embed, fit_whitening
 from maple.options import as_dict, build_options
 from maple.progress import TrainDisplay
 from maple.training.distributed import agree_on_buffers, gather_rows, make_fabric, mean_over_ranks, together
+from maple.training.duration import Clock, describe_rise
 from maple.training.head import NamedState, head_for, named_state, prepare_backbone
 from maple.training.loss import relative_spread
 from maple.training.optimizers import check_schedule
@@ -82,13 +83,14 @@ def train_backbone(
     loop = _Loop(fabric, backbone, recipe, train, validation, options, None if folder is None else Path(folder))
     if resume:
         loop.restore()
-    with TrainDisplay(options.epochs, enabled=show_progress and fabric.is_global_zero) as display:
+    with TrainDisplay(show_progress and fabric.is_global_zero) as display:
         if loop.epoch == 0:
             loop.start()
-        for epoch in range(loop.epoch + 1, options.epochs + 1):
-            loop.run_epoch(epoch, display)
+        while not loop.is_done:
+            loop.run_epoch(loop.epoch + 1, display)
             if on_epoch is not None:
                 on_epoch(loop.record.history)
+        loop.say_how_it_ended(display)
     return loop.result()
 
 
@@ -129,6 +131,7 @@ class _Loop:
         self.record = Record([], {}, {})
         self.outputs: Outputs | None = None  # of the validation images, after the last epoch
         self.warned = False
+        self.clock, self.plan = Clock(self.options), self.options  # the plan has fewer epochs if a time limit asks
         self._make_step({})
 
     @property
@@ -136,9 +139,14 @@ class _Loop:
         """Epochs done."""
         return len(self.record.history)
 
+    @property
+    def is_done(self) -> bool:
+        """Whether the last epoch is done, also if it was the last because of a time limit."""
+        return self.epoch >= self.plan.epochs or "after" in self.record.snapshots
+
     def _make_step(self, state: NamedState) -> None:
         """Give the backbone, as it is now, a new optimiser that starts from ``state``."""
-        self.step = TrainingStep(self.fabric, self.recipe, self.backbone, self.options, state)
+        self.step = TrainingStep(self.fabric, self.recipe, self.backbone, self.plan, state)
 
     def start(self) -> None:
         """Initialise network and recipe from the training images, before the first step."""
@@ -173,7 +181,7 @@ class _Loop:
             "seconds": round(time.monotonic() - started, 2),
         }
         self.record.history.append(row)
-        display.end_epoch(row)
+        display.end_epoch(row, self.plan.epochs)
         with together(self.fabric):
             self._save()
         self._look_for_collapse(display)
@@ -184,16 +192,30 @@ class _Loop:
     def _train_epoch(self, epoch: int, display: TrainDisplay) -> dict[str, float]:
         """One pass over the training images; the mean loss and the means of its unweighted terms."""
         steps = self._n_steps()
-        display.begin_epoch(epoch, steps)
+        display.begin_epoch(epoch, self.plan.epochs, steps)
         self._seed(epoch)
         self.step.module.train()
-        self.recipe.begin_epoch(self.backbone, epoch, self.options.epochs)
+        self.recipe.begin_epoch(self.backbone, epoch, self.plan.epochs)
         sums: dict[str, float] = {}
+        looks = self.clock.looks(steps)
         for step, (x, targets) in enumerate(self._batches(epoch)):
             for name, value in self.step(x, targets, epoch, step / steps).items():
                 sums[name] = sums.get(name, 0.0) + value
             display.step({name: value / (step + 1) for name, value in sums.items()})
+            if step + 1 in looks:
+                self._plan_epochs(epoch, (step + 1) / steps)
         return mean_over_ranks(self.fabric, {name: value / steps for name, value in sums.items()})
+
+    def _plan_epochs(self, epoch: int, share: float) -> None:
+        """Fit the epochs into the time limit, in all processes alike."""
+        plan = self.clock.plan(self.plan, [row["seconds"] for row in self.record.history], epoch, share)
+        self.plan = self.step.options = self.fabric.broadcast(plan) if self.fabric.world_size > 1 else plan
+
+    def say_how_it_ended(self, display: TrainDisplay) -> None:
+        """Say if a time limit ended the training, and if more epochs may help."""
+        for message in (self.clock.describe(self.epoch), describe_rise(self.record.history, len(self.validation))):
+            if message is not None:
+                display.say(message)
 
     def _batches(self, epoch: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """Batches of images and targets of this rank; one that cannot be read raises the error in all ranks."""
@@ -254,7 +276,7 @@ class _Loop:
 
     def _look_for_collapse(self, display: TrainDisplay) -> None:
         """Warn of collapsed embeddings or stop, after the first epoch in which they have collapsed."""
-        found = None if self.warned else self.recipe.find_collapse(self.record.history, self.options.epochs)
+        found = None if self.warned else self.recipe.find_collapse(self.record.history, self.plan.epochs)
         if found is None:
             return
         if self.options.on_collapse == "stop":
@@ -265,15 +287,15 @@ class _Loop:
     def _take_snapshots(self, epoch: int, validation: Outputs) -> None:
         """Keep embeddings from before the first split (without one, from the middle) and from the last epoch."""
         unsplit = self.clusters.current.n_clusters == len(self.train.class_names)
-        before = "before" not in self.record.snapshots or (unsplit and epoch <= self.options.epochs / 2)
-        for name, due in (("before", before), ("after", epoch == self.options.epochs)):
+        before = "before" not in self.record.snapshots or (unsplit and epoch <= self.plan.epochs / 2)
+        for name, due in (("before", before), ("after", epoch == self.plan.epochs)):
             if due:
                 self.record.snapshots[name] = validation.embeddings[snapshot_rows(len(validation))]
                 self.record.snapshot_epochs[name] = epoch
 
     def _relabel(self, epoch: int, validation: Outputs, probabilities: np.ndarray) -> Row:
         """Let the recipe split hard classes, except after the last epoch; returns the columns of the history."""
-        if epoch == self.options.epochs:
+        if epoch == self.plan.epochs:
             return {"relabelled": ""}
         after = self.clusters.propose(epoch, probabilities, self.validation.labels, self._embed_training_rows)
         if self.fabric.world_size > 1:
@@ -292,7 +314,7 @@ class _Loop:
 
     def _save(self) -> None:
         """Write history and checkpoint if they are due, in the first process only."""
-        last = self.epoch == self.options.epochs
+        last = self.epoch == self.plan.epochs
         due = self.epoch % self.options.checkpoint_every == 0 or last
         if self.folder is None or not self.fabric.is_global_zero or not due:
             return
@@ -318,6 +340,7 @@ class _Loop:
             found = Checkpoint.load(self.folder / RunFile.CHECKPOINT)
             found.check(self._fixed_options(), data_digest(self.train), self.folder)
             self.record = Record(found.history, found.snapshots, found.snapshot_epochs)
+            self.clock = Clock(self.options, before=sum(float(row["seconds"]) for row in found.history))
             self.clusters.current = found.relabelling
             self._load_weights(found.weights, self.folder)
         self._make_step({name: self.fabric.to_device(values) for name, values in found.optimizer.items()})

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from annotated_types import Interval
 
-from maple.options import NonNegative, Positive, Range, Seed, Share, option
+from maple.options import DurationByName, NonNegative, Positive, Range, Seed, Share, option
 
 _rare = partial(option, rare=True)  # not listed by --help, which names the common options only
 _rare_metric = partial(_rare, needs="triplet")
@@ -20,6 +20,10 @@ class TrainOptions:
     """How a network is trained, with any recipe."""
 
     epochs: Positive = option(16, "passes over the training images")
+    time_limit: Annotated[Annotated[float, Interval(gt=0)] | None, DurationByName] = option(
+        None,
+        "time for the epochs, such as 20m, 90s or 1h30m; those that do not fit are left out, the schedule ends in time",
+    )
     batch_size: Positive = option(128, "images per step, over all devices")
     optimizer: Literal["sgd", "adam", "muon"] = option(
         "sgd", "optimiser; 'muon' orthogonalises the steps of convolutions and trains the rest by SGD"

@@ -42,7 +42,16 @@ COLUMNS = (
     "seconds",
 )
 # Options that change no result
-FREE_OPTIONS = {"workers", "checkpoint_every", "devices", "nodes", "accelerator", "allocator", "on_collapse"}
+FREE_OPTIONS = {
+    "workers",
+    "checkpoint_every",
+    "devices",
+    "nodes",
+    "accelerator",
+    "allocator",
+    "on_collapse",
+    "time_limit",
+}
 
 
 def history_csv(history: History) -> str:

@@ -266,7 +266,7 @@ def test_resumed_without_the_original_equals_uninterrupted(here, tmp_path, monke
         raise Killed
 
     with monkeypatch.context() as patch:
-        patch.setattr("maple.training.loop.TrainDisplay.begin_epoch", lambda self, epoch, steps: epoch == 2 and kill())
+        patch.setattr("maple.training.loop.TrainDisplay.begin_epoch", lambda self, epoch, *_: epoch == 2 and kill())
         with pytest.raises(Killed):
             train(*options, "--out", tmp_path / "killed", data="three.npz")
     assert (tmp_path / "killed" / RunFile.START).is_file() and (tmp_path / "killed" / "resume.safetensors").is_file()

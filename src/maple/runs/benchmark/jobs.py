@@ -153,7 +153,12 @@ def _digest_file(path: Path, changed: int) -> str:
 
 def check_changes(changes: Values, jobs: Sequence[Job]) -> None:
     """Refuse flags that would have no effect on any of the jobs, or that the suites decide."""
-    for key, reason in (("model.recipe", "the suites name the recipes: leave it out"), ("train.seed", "give --seeds")):
+    refused = {
+        "model.recipe": "the suites name the recipes: leave it out",
+        "train.seed": "give --seeds",
+        "train.time_limit": "networks of a table have the same epochs: leave it out",
+    }
+    for key, reason in refused.items():
         if key in changes:
             raise UsageError(f"--set {key} cannot be set here: {reason}")
     check_used(changes, list(dict.fromkeys(job.recipe for job in jobs)))

@@ -1,0 +1,151 @@
+"""Time limits: which epochs fit, what becomes of the schedule, and that the run ends valid."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from commands import flat, run
+from maple.errors import ConfigError
+from maple.networks import create_backbone
+from maple.options import build_options
+from maple.training import duration
+from maple.training.duration import Clock, describe_rise, shorten
+from maple.training.optimizers import check_schedule, learning_rate_at
+from maple.training.options import TrainOptions
+from maple.training.recipe import create_recipe
+from short_training import start
+
+
+class Watch:
+    """A clock that the test moves."""
+
+    def __init__(self, monkeypatch) -> None:
+        self.now = 0.0
+        monkeypatch.setattr(duration, "time", SimpleNamespace(monotonic=lambda: self.now))
+
+
+def train(options: TrainOptions, watch: Watch, epoch_seconds: list[float], steps: int = 20) -> list[float]:
+    """Plan a training whose epochs take these seconds; the learning rate of every step."""
+    clock, plan, done, rates = Clock(options, _started=watch.now), options, [], []
+    while len(done) < plan.epochs:
+        epoch, seconds = len(done) + 1, epoch_seconds[min(len(done), len(epoch_seconds) - 1)]
+        for step in range(steps):
+            rates.append(learning_rate_at((epoch - 1 + step / steps) / plan.epochs, plan))
+            watch.now += 0.9 * seconds / steps
+            if step + 1 in clock.looks(steps):
+                plan = clock.plan(plan, done, epoch, (step + 1) / steps)
+        watch.now += 0.1 * seconds
+        done.append(seconds)
+    return rates
+
+
+@pytest.mark.parametrize("schedule", ["triangular", "linear", "cosine"])
+@pytest.mark.parametrize("limit", [60, 95, 130])
+def test_epochs_fit_and_the_learning_rate_ends_near_zero(monkeypatch, limit, schedule):
+    watch = Watch(monkeypatch)
+    rates = train(TrainOptions(epochs=16, time_limit=limit, learning_rate=1.0, schedule=schedule), watch, [10.0])
+    assert limit - 2 * 10.0 * duration.SLOWER <= watch.now <= limit
+    assert rates[-1] < 0.05 < 0.8 < max(rates)
+
+
+def test_a_slow_first_epoch_does_not_waste_the_rest(monkeypatch):
+    watch = Watch(monkeypatch)
+    train(TrainOptions(epochs=40, time_limit=120), watch, [20.0, 5.0])
+    assert 100 < watch.now <= 120
+
+
+def test_epochs_that_become_slower_exceed_the_limit_by_less_than_one_epoch(monkeypatch):
+    watch = Watch(monkeypatch)
+    train(TrainOptions(epochs=40, time_limit=100), watch, [5.0] * 10 + [15.0])
+    assert watch.now <= 100 + 15
+
+
+def test_enough_time_changes_nothing(monkeypatch):
+    watch, options = Watch(monkeypatch), TrainOptions(epochs=5, time_limit=1000.0)
+    assert train(options, watch, [10.0]) == train(TrainOptions(epochs=5), watch, [10.0])
+
+
+def test_seconds_before_a_resumed_training_count(monkeypatch):
+    watch = Watch(monkeypatch)
+    clock = Clock(options := TrainOptions(epochs=10, time_limit=60.0), before=40.0, _started=watch.now)
+    watch.now += 1.0
+    assert clock.plan(options, [10.0] * 4, 5, 0.1).epochs == 5
+    assert clock.describe(5) and clock.describe(10) is None
+
+
+def test_milestones_stay_in_their_places():
+    options = TrainOptions(epochs=100, schedule="step", milestones=(60, 80, 90))
+    check_schedule(shorten(options, 10))
+    assert shorten(options, 10).milestones == (6, 8, 9)
+    assert shorten(options, 2).milestones == (1, 2)  # of which the last has no effect any more
+
+
+@pytest.mark.parametrize(
+    ("value", "seconds"),
+    [("20m", 1200), ("1h30m", 5400), ("90s", 90), ("2 min", 120), ("45", 45), (45, 45), ("none", None)],
+)
+def test_times_are_read(value, seconds):
+    assert build_options(TrainOptions, {"time_limit": value}).time_limit == seconds
+
+
+@pytest.mark.parametrize("value", ["soon", "-5m", "0", "1.2.3h", "m", "", "20 minutes ago"])
+def test_wrong_times_are_refused(value, capsys):
+    with pytest.raises(ConfigError, match="time_limit"):
+        build_options(TrainOptions, {"time_limit": value})
+    assert run("train", "digits", "--time-limit", value) == 2
+    assert "--time-limit" in flat(capsys.readouterr().err)
+
+
+def test_a_benchmark_has_no_time_limit(capsys):
+    assert run("benchmark", "table1", "--time-limit", "20m") == 2
+    assert "--time-limit" in flat(capsys.readouterr().err)
+
+
+# --- whole trainings
+
+
+def test_a_training_without_time_ends_valid_after_one_epoch(splits, tmp_path):
+    recipe = create_recipe("maple", relabel_every=1, hard_class_error=0.0, min_cluster_size=10)
+    found = start(recipe, splits, tmp_path, epochs=8, time_limit=1e-3)
+    assert (
+        len(found.history) == 1 and set(found.snapshots) == {"before", "after"} and not found.history[0]["relabelled"]
+    )
+    assert found.history[0]["learning_rate"] < 0.1 * max(TrainOptions().learning_rate, 1e-9)
+    again = start(recipe, splits, tmp_path, epochs=8, resume=True)  # nothing is left to train
+    assert len(again.history) == 1
+    for name, value in found.backbone.state_dict().items():
+        assert torch.equal(value, again.backbone.state_dict()[name])
+
+
+def test_a_limit_that_is_not_reached_leaves_the_weights_to_the_last_bit(splits):
+    recipe = create_recipe("cross-entropy")
+    found = []
+    for limit in (None, 1e6):
+        torch.manual_seed(0)
+        backbone = create_backbone("resnet9", 10)
+        found.append(start(recipe, splits, epochs=1, backbone=backbone, time_limit=limit).backbone.state_dict())
+    assert all(torch.equal(value, found[1][name]) for name, value in found[0].items())
+
+
+# --- still rising
+
+
+@pytest.mark.parametrize(
+    ("accuracies", "n_images", "rising"),
+    [
+        ([0.5, 0.6], 1000, True),
+        ([0.5], 1000, False),
+        ([0.9, 0.9, 0.9, 0.9], 1000, False),
+        ([0.5, 0.9, 0.8], 1000, False),
+        ([0.88, 0.90], 50, False),  # one image in 50
+        ([0.7 + 0.02 * i for i in range(10)], 1000, True),
+        ([*[0.5 + 0.04 * i for i in range(10)], *[0.9] * 10], 1000, False),
+    ],
+)
+def test_more_epochs_are_advised_if_accuracy_was_rising(accuracies, n_images, rising):
+    said = describe_rise([{"validation_accuracy": accuracy} for accuracy in accuracies], n_images)
+    assert (said is not None) == rising
+    assert said is None or f"--epochs {2 * len(accuracies)}" in said
