@@ -149,6 +149,9 @@ def _open_header(file: BinaryIO) -> Image.Image:
     try:
         image = Image.open(file, formats=_FORMATS)
     except UnidentifiedImageError:
+        file.seek(0)
+        if file.read(12)[4:8] == b"ftyp":  # the container of HEIC and AVIF
+            raise DataError("HEIC or AVIF, which is not read: save it as JPEG, PNG or TIFF") from None
         raise DataError("not an image that can be read, or one of 0 pixels") from None
     width, height = image.size
     if min(width, height) < 1 or max(width, height) >= MAX_SIDE or width * height > MAX_PIXELS:

@@ -34,9 +34,42 @@ def test_folder_with_class_subfolders(tmp_path: Path, rng: np.random.Generator) 
         "001.png",
     ]
     assert images.name == "set" and images.size == 8 and images.augment == "crop,flip"
-    assert [Path(entry.file).name for entry in images.skipped] == ["overview.png"]
+    assert [Path(entry.file).name for entry in images.skipped] == ["notes.txt", "overview.png"]
     for i, file in enumerate(images.files):
         np.testing.assert_array_equal(images.read(i), decode_image(file, 8))
+
+
+@pytest.mark.parametrize("labelled", [True, False])
+def test_nothing_in_a_folder_disappears(tmp_path: Path, rng: np.random.Generator, labelled: bool) -> None:
+    """Read + skipped = found, with a reason; only hidden files and those of the system do not count."""
+    folder = write_folder(tmp_path / "set", {"a": 2, "b": 2}, rng)
+    for name in ("a/photo.HEIC", "a/x.avif", "b/notes.txt", "a/deeper/y.cr2", "README"):
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_bytes(b"x")
+    for name in ("a/.DS_Store", "b/Thumbs.db", "desktop.ini"):
+        (folder / name).write_bytes(b"x")
+    (folder / "a" / "link").symlink_to(folder / "b", target_is_directory=True)
+    (folder / "b" / "broken.png").write_bytes(b"x")
+    images = open_images(folder, labelled=labelled)
+    reasons = {Path(each.file).relative_to(folder).as_posix(): each.reason for each in images.skipped}
+    assert len(images) == 4 and sorted(reasons) == [
+        "README", "a/deeper/y.cr2", "a/link", "a/photo.HEIC", "a/x.avif", "b/broken.png", "b/notes.txt",
+    ]  # fmt: skip
+    assert "JPEG" in reasons["a/photo.HEIC"] and "JPEG" in reasons["a/x.avif"] and "link" in reasons["a/link"]
+
+
+def test_other_files_of_a_glob_and_heic_by_name(tmp_path: Path, rng: np.random.Generator) -> None:
+    folder = write_folder(tmp_path / "set", {"a": 2}, rng)
+    (folder / "a" / "photo.heic").write_bytes(b"\0\0\0\x18ftypheic\0\0\0\0")
+    images = open_images(str(folder / "a" / "*"), labelled=False)
+    assert len(images) == 2 and [Path(each.file).name for each in images.skipped] == ["photo.heic"]
+    with pytest.raises(DataError, match=r"photo\.heic.*HEIC.*JPEG"):
+        open_images(folder / "a" / "photo.heic", labelled=False)
+    (folder / "b").mkdir()
+    (folder / "b" / "photo.heic").write_bytes(b"x")
+    for source, labelled in ((folder, True), (folder / "b", False), (str(folder / "b" / "*"), False)):
+        with pytest.raises(DataError, match=r"photo\.heic.*JPEG"):
+            open_images(source, labelled=labelled)
 
 
 def test_links_to_folders_cannot_form_a_ring(tmp_path: Path, rng: np.random.Generator) -> None:

@@ -25,6 +25,11 @@ from maple.types import Skipped
 
 LOOSE = "not inside a class subfolder"  # why a labelled image is skipped
 _KINDS = "/".join(IMAGE_SUFFIXES[:8])
+_SYSTEM_FILES = ("thumbs.db", "desktop.ini")  # as good as hidden
+_OTHER_IMAGES = (  # images of formats that are not read
+    *(".heic", ".heif", ".avif", ".jxl", ".jp2", ".svg", ".eps", ".psd", ".ico", ".tga", ".exr", ".dcm", ".fits"),
+    *(".czi", ".lif", ".nd2", ".oib", ".vsi", ".raw", ".dng", ".cr2", ".cr3", ".nef", ".arw", ".orf", ".rw2", ".raf"),
+)
 
 
 @dataclass(eq=False)
@@ -100,15 +105,42 @@ def list_class_folders(folder: Path, name: str) -> Files:
     loose = [path for path in entries if _is_image(path)]
     if loose and not classes:
         raise DataError(f"'{folder}' holds images but no class subfolders: put each class in its own subfolder")
-    members = {path.name: list(_walk_images(path)) for path in classes}
+    others = [
+        Skipped(str(path), LOOSE if path in loose else why_no_image(path.name))
+        for path in entries
+        if path.is_file() and not _is_of_system(path)
+    ]
+    members = {path.name: list(_walk_images(path, others)) for path in classes}
+    others.sort(key=lambda each: each.file)
     if not any(members.values()):
-        raise DataError(f"no images in '{folder}': give one subfolder per class with {_KINDS} files")
-    for class_name, group in members.items():
-        if not group:
-            raise DataError(f"class '{class_name}' of '{folder}' has no images: add images or remove the subfolder")
+        found = f"no images in '{folder}'{_name_first(others)}"
+        raise DataError(f"{found}: give one subfolder per class with {_KINDS} files")
+    for path in classes:
+        if not members[path.name]:
+            inside = _name_first([each for each in others if path in Path(each.file).parents])
+            found = f"class '{path.name}' of '{folder}' has no images{inside}"
+            raise DataError(f"{found}: add images or remove the subfolder")
     paths = Paths(chain.from_iterable(members.values()))
     labels = np.repeat(np.arange(len(members)), [len(group) for group in members.values()])
-    return Files(paths, name, labels, tuple(members), tuple(Skipped(str(path), LOOSE) for path in loose))
+    return Files(paths, name, labels, tuple(members), tuple(others))
+
+
+def _name_first(others: Sequence[Skipped]) -> str:
+    return f" ('{others[0].file}': {others[0].reason})" if others else ""
+
+
+def why_no_image(name: str) -> str:
+    """Why a file in a folder of images is not read, by its name.
+
+    >>> why_no_image("IMG_0042.HEIC"), why_no_image("notes.txt")
+    ('.heic is not read: save it as JPEG, PNG or TIFF', 'not an image, by its name')
+    """
+    suffix = Path(name).suffix.lower()
+    return (
+        f"{suffix} is not read: save it as JPEG, PNG or TIFF"
+        if suffix in _OTHER_IMAGES
+        else "not an image, by its name"
+    )
 
 
 @contextmanager
@@ -129,24 +161,28 @@ def _is_image(path: Path) -> bool:
     return path.suffix.lower() in IMAGE_SUFFIXES and path.is_file()
 
 
-def _walk_images(folder: Path) -> Iterator[str]:
-    """All images in a folder and below, sorted; links to folders are not followed, because they can form a ring.
+def _walk_images(folder: Path, others: list[Skipped]) -> Iterator[str]:
+    """All images in a folder and below, sorted; every other file that is not hidden joins the ``others``.
 
-    Only the names in one folder are held at a time, as strings.
+    Links to folders are not followed, because they can form a ring. Only the names in one folder are held at a time, as
+    strings.
     """
     files, folders = [], set()
+    above = "" if folder == Path() else os.path.join(folder, "")  # noqa: PTH118 (no object per file)
     with _listing(folder), os.scandir(folder) as entries:
         for entry in entries:
-            if entry.name.startswith("."):
+            if entry.name.startswith(".") or entry.name.lower() in _SYSTEM_FILES:
                 continue
             if entry.is_dir(follow_symlinks=False):
                 folders.add(entry.name)
             elif entry.name.lower().endswith(IMAGE_SUFFIXES) and entry.is_file():
                 files.append(entry.name)
-    above = "" if folder == Path() else os.path.join(folder, "")  # noqa: PTH118 (no object per file)
+            else:
+                reason = "a link to a folder, which is not followed" if entry.is_dir() else why_no_image(entry.name)
+                others.append(Skipped(above + entry.name, reason))
     for name in sorted([*files, *folders]):
         if name in folders:
-            yield from _walk_images(folder / name)
+            yield from _walk_images(folder / name, others)
         else:
             yield above + name
 
@@ -156,10 +192,11 @@ def _walk_images(folder: Path) -> Iterator[str]:
 
 def list_files(sources: Sequence[str | Path], name: str) -> Files:
     """Images of files, folders and globs, without labels."""
-    files = Files(Paths(chain.from_iterable(map(_expand, sources))), name)
-    if not len(files):
+    others: list[Skipped] = []
+    paths = Paths(chain.from_iterable(_expand(source, others) for source in sources))
+    if not len(paths):
         raise UsageError("no images were given: name at least one file or folder")
-    return files
+    return Files(paths, name, skipped=tuple(sorted(others, key=lambda each: each.file)))
 
 
 def is_glob(source: str | Path) -> bool:
@@ -167,13 +204,14 @@ def is_glob(source: str | Path) -> bool:
     return any(character in str(source) for character in "*?[") and not Path(source).exists()
 
 
-def _expand(source: str | Path) -> Iterator[str]:
-    """The image files of one path, folder or glob."""
+def _expand(source: str | Path, others: list[Skipped]) -> Iterator[str]:
+    """The image files of one path, folder or glob; files that are no images join the ``others``."""
     path = Path(source).expanduser()
     if path.is_dir():
-        yield from _some(_walk_images(path), f"no images in '{source}': expected {_KINDS} files there or below")
+        expected = f"expected {_KINDS} files there or below"
+        yield from _some(_walk_images(path, others), f"no images in '{source}'", expected, others)
     elif not is_built_in(source) and is_glob(path):
-        yield from _some(_match(path), f"no images match '{source}': check the pattern")
+        yield from _some(_match(path, others), f"no images match '{source}'", "check the pattern", others)
     elif is_built_in(source) or (path.is_file() and path.suffix.lower() in TABLE_SUFFIXES):
         raise UsageError(f"'{source}' cannot be opened together with other sources: give it alone")
     elif not path.is_file():
@@ -183,24 +221,30 @@ def _expand(source: str | Path) -> Iterator[str]:
         yield str(path)
 
 
-def _match(pattern: Path) -> Iterator[str]:
+def _match(pattern: Path, others: list[Skipped]) -> Iterator[str]:
     """The images that match a glob, sorted, without hidden ones and those in hidden folders."""
-    top = Path(pattern.anchor)
+    top, found = Path(pattern.anchor), []
     try:
-        found = [
-            str(path)
-            for path in top.glob(str(pattern.relative_to(top)))
-            if _is_image(path) and not any(part.startswith(".") for part in path.parts[1:])
-        ]
+        for path in top.glob(str(pattern.relative_to(top))):
+            if path.is_dir() or _is_of_system(path) or any(part.startswith(".") for part in path.parts[1:]):
+                continue
+            if _is_image(path):
+                found.append(str(path))
+            else:
+                others.append(Skipped(str(path), why_no_image(path.name)))
     except ValueError as error:
         raise UsageError(f"'{pattern}' is not a pattern for files ({error}): check the pattern") from None
     yield from sorted(found, key=lambda path: path.replace(os.sep, "\0"))  # folder by folder, as paths are sorted
 
 
-def _some(files: Iterator[str], message: str) -> Iterator[str]:
-    """The files; a ``DataError`` with this message where there is none."""
+def _is_of_system(path: str | Path) -> bool:
+    return Path(path).name.lower() in _SYSTEM_FILES
+
+
+def _some(files: Iterator[str], nothing: str, remedy: str, others: list[Skipped]) -> Iterator[str]:
+    """The files; where there is none, a ``DataError`` that also names the first file that is no image."""
     first = next(files, None)
     if first is None:
-        raise DataError(message)
+        raise DataError(f"{nothing}{_name_first(others)}: {remedy}")
     yield first
     yield from files
