@@ -50,8 +50,9 @@ class TrainDisplay:
 
     def begin_epoch(self, epoch: int, epochs: int, steps: int) -> None:
         """The bar counts the steps of all ``epochs``, so that its time left is that of the training."""
-        about = {"description": f"epoch {epoch}/{epochs}", "losses": self._last}
-        self._bar.update(self._task, completed=(epoch - 1) * steps, total=epochs * steps, **about)
+        done, total = (epoch - 1) * steps, epochs * steps
+        title = f"epoch {epoch}/{epochs}"
+        self._bar.update(self._task, completed=done, total=total, description=title, losses=self._last)
 
     def step(self, losses: dict[str, float]) -> None:
         if self._live:

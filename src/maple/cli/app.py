@@ -33,7 +33,7 @@ COMMANDS = {
     each.name: each
     for each in (
         *(commands.demo, commands.train, commands.fit, commands.tune),
-        *(commands.predict, commands.explain, commands.evaluate, commands.update),
+        *(commands.predict, commands.explain, commands.evaluate, commands.update, commands.clean),
         *(commands.benchmark, methods, commands.report, commands.monitor),
         *(commands.export, commands.serve, data),
     )

@@ -142,6 +142,14 @@ def evaluate(request: requests.EvaluateRequest, as_json: requests.AsJson = False
 
 
 @cli.command()
+def clean(request: requests.CleanRequest, as_json: requests.TextAsJson = False) -> None:
+    """List labels that are probably wrong, first those that are most so; correct the list and train with it."""
+    from maple.runs.clean import clean_run
+
+    print_described(clean_run(request), as_json)
+
+
+@cli.command()
 def update(request: requests.UpdateRequest, as_json: requests.TextAsJson = False) -> None:
     """Add images or new classes to a run, without retraining and without the old images.
 

@@ -345,6 +345,19 @@ class UpdateRequest:
 
 
 @dataclass(frozen=True)
+class CleanRequest:
+    """The arguments of ``maple clean``."""
+
+    run: Run
+    out: Path = flag(Path("labels.csv"), "list to write or replace, .csv")
+    _: KW_ONLY
+    data: str | None = flag(None, "other labelled images of the run's classes", shown="all images of the run")
+    workers: Workers = 2
+    data_root: RunDataRoot = None
+    trust: Trust = False
+
+
+@dataclass(frozen=True)
 class ExportRequest:
     """The arguments of ``maple export``."""
 

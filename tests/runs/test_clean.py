@@ -1,0 +1,65 @@
+"""Probable wrong labels of a run: those of its own images, and those planted in others."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from commands import flat, run
+from maple.data.sources import open_images
+from maple.data.splits import load_splits
+from maple.runs.clean import clean_run
+from maple.runs.requests import CleanRequest
+from updating import read_digits, train_nine
+
+
+@pytest.fixture(scope="module")
+def nine(tmp_path_factory) -> Path:
+    return train_nine(tmp_path_factory.mktemp("runs") / "nine")
+
+
+def read(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_every_image_of_the_run_is_listed_once(nine, tmp_path):
+    found = clean_run(CleanRequest(nine, tmp_path / "labels.csv"))
+    rows, digits = read(tmp_path / "labels.csv"), open_images("digits")
+    known = {digits.files[i] for i in np.flatnonzero(digits.labels < 9)}
+    assert sorted(row["file"] for row in rows) == sorted(known) and sum(found.images.values()) == len(known)
+    assert list(rows[0]) == [
+        "file", "label", "is_label_issue", "label_quality", "predicted_label", "probability", "split",
+    ]  # fmt: skip
+    of_test = {row["file"] for row in rows if row["split"] == "test"}
+    assert of_test == {file for file in load_splits("digits").test.files if file in known}
+    order = [(row["is_label_issue"] == "False", float(row["label_quality"])) for row in rows]
+    assert order == sorted(order) and sum(found.issues.values()) == sum(not right for right, _ in order)
+    assert all((row["label"] != row["predicted_label"]) == (row["is_label_issue"] == "True") for row in rows)
+
+
+def test_planted_errors_come_first(nine, tmp_path, capsys, rng):
+    images = read_digits()["more"]
+    wrong = rng.random(len(images)) < 0.1
+    labels = np.where(wrong, (images.labels + 1 + rng.integers(0, 8, len(images))) % 9, images.labels)
+    np.savez(tmp_path / "more.npz", images=images.pixels, labels=np.array(images.class_names)[labels])
+    out = tmp_path / "issues.csv"
+    assert run("clean", nine, "--data", tmp_path / "more.npz", "--out", out, "--json") == 0
+    said = json.loads(capsys.readouterr().out)
+    rows = read(out)
+    listed = {int(row["file"].partition("#")[2]) for row in rows if row["is_label_issue"] == "True"}
+    planted = {*np.flatnonzero(wrong).tolist()}
+    assert said["issues"] == {"given": len(listed)} and len(planted) > 5
+    assert len(listed & planted) > 0.7 * len(planted) and len(listed - planted) < 0.1 * len(images)
+
+
+def test_wrong_requests_are_refused(nine, tmp_path, capsys):
+    assert run("clean", nine, "--out", tmp_path / "labels.txt") == 2
+    assert "--out" in flat(capsys.readouterr().err)
+    assert run("clean", nine, "--data", tmp_path / "nowhere") == 2
+    assert run("clean", tmp_path / "no-run", "--out", tmp_path / "labels.csv") == 1
+    assert not (tmp_path / "labels.csv").exists()
