@@ -223,7 +223,7 @@ def change_results(folder: Path, **changes: object) -> Results:
 def write_predictions(path: Path, rows: int = 30, **changes: str) -> Path:
     def row(i: int) -> dict[str, object]:
         u = (i * 37 % rows) / rows
-        values = (f"slides/{i}.png", f"class {i % 3}", 0.9, 1 - u, u, 10 * u, 1 - u, u > 0.8, 0, "a", "a")
+        values = (f"slides/{i}.png", f"class {i % 3}", 0.9, u > 0.8, 1 - u, 10 * u, 1 - u, u, 0, "a", "a")
         return dict(zip(PREDICTION_COLUMNS, values)) | changes
 
     if path.suffix == ".parquet":

@@ -93,12 +93,12 @@ def test_predictions():
     prediction = make_prediction(10_000)
     page = read(prediction)
     assert len(page.rows) == 1 + notebook.MAX_ROWS and "… and 9,990 more" in page.text
-    assert page.rows[0] == ["image", "class", "probability", "uncertainty", "score", "p-value", "decision"]
+    assert page.rows[0] == ["image", "class", "probability", "decision", "p-value", "score"]
     for i, row in enumerate(page.rows[1:]):
         assert row[:2] == [str(i), ("cod", "eel")[prediction.class_id[i]]]
-        numbers = (prediction.probability, prediction.uncertainty, prediction.score, prediction.p_value)
-        assert [float(cell) for cell in row[2:6]] == pytest.approx([values[i] for values in numbers], abs=6e-4)
-        assert row[6] == ("out" if prediction.is_ood[i] else "in")
+        numbers = (prediction.probability, prediction.p_value, prediction.score)
+        assert [float(row[k]) for k in (2, 4, 5)] == pytest.approx([values[i] for values in numbers], abs=6e-4)
+        assert row[3] == ("unknown" if prediction.is_ood[i] else "known")
     n_ood = int(prediction.is_ood.sum())
     assert f"images 10,000 · classes 2 · out of distribution {n_ood:,}" in page.text
     assert repr(prediction) == f"Prediction(n_images=10000, n_classes=2, n_ood={n_ood})"
@@ -118,7 +118,7 @@ def test_no_images_and_no_calibration():
     uncalibrated = make_prediction(3, calibrated=False)
     page = read(uncalibrated)
     assert "not calibrated: nothing is flagged" in page.text and "out of distribution" not in page.text
-    assert [row[5:] for row in page.rows[1:]] == [["–", "–"]] * 3
+    assert [row[3:5] for row in page.rows[1:]] == [["–", "–"]] * 3
     assert repr(uncalibrated) == "Prediction(n_images=3, n_classes=2, not calibrated)"
 
 

@@ -60,16 +60,16 @@ def prediction() -> Prediction:
 def test_the_columns_of_the_files_are_fixed(prediction):
     """They are a format: programs of users read them."""
     assert PREDICTION_COLUMNS == (
-        "file", "class", "probability", "typicality", "uncertainty", "score", "p_value", "is_ood", "cluster",
+        "file", "class", "probability", "is_ood", "p_value", "score", "typicality", "uncertainty", "cluster",
         "md_class", "softmax_class",
     )  # fmt: skip
     first, second = prediction.rows(["x.png", "y.png"])
     assert tuple(first) == PREDICTION_COLUMNS
     assert first == {
-        "file": "x.png", "class": "<a>", "probability": 0.7, "typicality": 0.5, "uncertainty": 0.5, "score": 3.0,
-        "p_value": 0.4, "is_ood": False, "cluster": 1, "md_class": "<a>", "softmax_class": "c",
+        "file": "x.png", "class": "<a>", "probability": 0.7, "is_ood": False, "p_value": 0.4, "score": 3.0,
+        "typicality": 0.5, "uncertainty": 0.5, "cluster": 1, "md_class": "<a>", "softmax_class": "c",
     }  # fmt: skip
-    assert [type(value) for value in second.values()] == [str, str, *[float] * 5, bool, int, str, str]
+    assert [type(value) for value in second.values()] == [str, str, float, bool, *[float] * 4, int, str, str]
 
 
 def test_rows_with_sets_and_all_probabilities(prediction):

@@ -111,16 +111,17 @@ class Relabelling:
 class Prediction:
     """Predictions for N images; ids index ``class_names`` and clusters.
 
-    The fields up to ``softmax_class_id`` are the columns of the prediction files, in this order, with names for ids.
+    The fields up to ``softmax_class_id`` are the columns of the prediction files, in this order, with names for ids:
+    first class, probability and decision, which people act on, then the evidence, last the quantities of the paper.
     """
 
     class_id: np.ndarray  # (N,) int64: argmax of ``probabilities``
     probability: np.ndarray  # (N,) probability of that class
+    is_ood: np.ndarray  # (N,) bool; False without calibration
+    p_value: np.ndarray  # (N,) conformal; NaN without calibration
+    score: np.ndarray  # (N,) higher is more out-of-distribution
     typicality: np.ndarray  # (N,) chi-square tail of the nearest cluster: the paper's P_MD
     uncertainty: np.ndarray  # (N,) 1 - typicality: the paper's u
-    score: np.ndarray  # (N,) higher is more out-of-distribution
-    p_value: np.ndarray  # (N,) conformal; NaN without calibration
-    is_ood: np.ndarray  # (N,) bool; False without calibration
     cluster: np.ndarray  # (N,) int64: the nearest cluster
     md_class_id: np.ndarray  # (N,) int64: the class of the nearest cluster
     softmax_class_id: np.ndarray  # (N,) int64
@@ -155,16 +156,16 @@ class Prediction:
         else:
             about = f"{notebook.summary(**numbers)} · not calibrated: nothing is flagged"
         shown = min(len(self), notebook.MAX_ROWS)
-        headings = ["image", "class", "probability", "uncertainty", "score", "p-value", "decision"]
+        headings = ["image", "class", "probability", "decision", "p-value", "score"]
+        known = notebook.muted("known" if self.is_calibrated else "–")
         rows = [
             [
                 i,
                 row["class"],
                 notebook.bar(row["probability"]),
-                notebook.bar(row["uncertainty"]),
-                row["score"],
+                notebook.flag("unknown") if row["is_ood"] else known,
                 row["p_value"],
-                notebook.flag("out") if row["is_ood"] else notebook.muted("in" if self.is_calibrated else "–"),
+                row["score"],
             ]
             for i, row in enumerate(self.rows([""] * shown))
         ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from pathlib import Path
 
@@ -25,16 +26,41 @@ def test_predictions_are_counted_and_sorted(suffix: str, tmp_path: Path) -> None
     found = read_predictions(write_predictions(tmp_path / f"p{suffix}", rows=30), keep=7)
     assert found.n_images == found.n_decided == 30
     assert found.counts == {"class 0": 10, "class 1": 10, "class 2": 10}
-    assert found.n_flagged == 5  # uncertainty above 0.8
-    assert [row.uncertainty for row in found.rows] == pytest.approx([(29 - i) / 30 for i in range(7)])
-    assert found.rows[0].is_ood is True
+    assert found.n_flagged == found.n_reasons["unknown"] == 5  # p-value below 0.2
+    assert [row.p_value for row in found.rows["unknown"]] == pytest.approx([(1 + i) / 30 for i in range(5)])
+    assert [row.p_value for row in found.rows[None]] == pytest.approx(
+        [(6 + i) / 30 for i in range(7)]
+    )  # equal probabilities
+    assert all(row.is_ood for row in found.rows["unknown"])
+
+
+def test_images_to_look_at_are_listed_by_reason_p_value_and_probability(tmp_path: Path) -> None:
+    path = write_predictions(tmp_path / "p.jsonl", rows=200)
+    rows = [json.loads(line) | {"p_value": 0.5, "is_ood": False} for line in path.read_text().splitlines()]
+    rows[3] |= {"is_ood": True, "p_value": 0.03, "probability": 0.2}
+    rows[4] |= {"is_ood": True, "p_value": 0.01, "probability": 0.99}
+    rows[5] |= {"is_ood": True, "p_value": 0.01, "probability": 0.6}
+    rows[6] |= {"probability": 0.5, "class": "seldom"}
+    rows[7] |= {"probability": 0.6, "p_value": 0.3}
+    rows[8] |= {"class": "seldom"}
+    path.write_text(to_json_lines(rows))
+    found = read_predictions(path)
+    listed = {reason: [int(Path(row.file).stem) for row in kept] for reason, kept in found.rows.items()}
+    assert listed | {None: []} == {"unknown": [5, 4, 3], "doubtful": [6, 7], "rare": [8], None: []}
+    assert found.n_reasons == {"unknown": 3, "doubtful": 2, "rare": 1, None: 194} and len(listed[None]) == 100
 
 
 def test_prediction_section(run: Path, tmp_path: Path) -> None:
     page = Page(write_report(run, tmp_path / "r.html", write_predictions(tmp_path / "p.csv", rows=300)))
     check_page(page)
     assert "p.csv: 300 images, 59 (19.7 %)" in page.text
-    assert "175 more" in page.text and "200 of 300" in page.text
+    assert "39 more" in page.text and "59 of 59" in page.text and "100 of 241" in page.text
+    section = page.source.partition('id="predictions"')[2].partition("</section>")[0]
+    headings = re.findall(
+        r"<th[^>]*>([^<]+)</th>", section.partition('class="predictions"')[2].partition("</thead>")[0]
+    )
+    assert headings == ["class", "probability", "decision", "p-value", "score", "file"]
+    assert "uncertainty" not in section
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".parquet"])
@@ -100,7 +126,7 @@ def test_no_predictions_at_all(run: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "named"),
     [
-        ("a.csv", b"file,class\nx.png,a\n", r"a\.csv.*probability, typicality, uncertainty"),
+        ("a.csv", b"file,class\nx.png,a\n", r"a\.csv.*probability, is_ood, p_value"),
         ("b.jsonl", b"not json\n", r"b\.jsonl"),
         ("c.jsonl", b"[1, 2]\n", r"c\.jsonl.*file"),
         ("d.parquet", b"not Parquet", r"d\.parquet"),

@@ -1,4 +1,4 @@
-"""A prediction file in the report: counts per class, and the most uncertain images.
+"""A prediction file in the report: counts per class, and the images to look at.
 
 `read_predictions` reads CSV, JSON lines and Parquet files of ``maple predict`` row by row, so memory does not grow with
 the file.
@@ -7,7 +7,6 @@ the file.
 from __future__ import annotations
 
 import csv
-import heapq
 import json
 import math
 from collections import Counter
@@ -21,13 +20,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from maple.data.decode import decode_image
+from maple.decisions.attention import REASONS, Reason, find_reason, look_rank
 from maple.errors import DataError, MapleError
 from maple.reporting.record import to_float
 from maple.text import number, percent, plural
 from maple.types import MAX_CELL, PREDICTION_COLUMNS, SET_SEPARATOR
 
-MAX_ROWS = 200  # predictions listed
-MAX_PREVIEWS = 60  # of them with a thumbnail
+MAX_ROWS = 100  # predictions listed for each reason to look at them
+MAX_PREVIEWS = 20  # of them with a thumbnail
 PREVIEW_SIZE = 96  # pixels a side
 
 
@@ -38,10 +38,9 @@ class PredictionRow:
     file: str
     class_name: str
     probability: float
-    uncertainty: float
-    score: float
-    p_value: float  # NaN without calibration images
     is_ood: bool
+    p_value: float  # NaN without calibration images
+    score: float
     prediction_set: list[str] | None
 
     @property
@@ -52,7 +51,7 @@ class PredictionRow:
 
 @dataclass
 class PredictionSummary:
-    """Counts over a prediction file, and its most uncertain rows."""
+    """Counts over a prediction file, and the rows to look at."""
 
     path: Path
     n_images: int = 0
@@ -60,7 +59,8 @@ class PredictionSummary:
     counts: Counter[str] = field(default_factory=Counter)  # images per class
     flagged: Counter[str] = field(default_factory=Counter)
     set_sizes: Counter[int] = field(default_factory=Counter)  # images per number of classes in their prediction set
-    rows: list[PredictionRow] = field(default_factory=list)  # most uncertain first
+    n_reasons: Counter[Reason | None] = field(default_factory=Counter)  # images per reason to look at them
+    rows: dict[Reason | None, list[PredictionRow]] = field(default_factory=dict)  # by reason, some of them
 
     def add(self, row: PredictionRow) -> None:
         self.n_images += 1
@@ -69,6 +69,11 @@ class PredictionSummary:
         self.flagged[row.class_name] += row.is_ood
         if row.prediction_set is not None:
             self.set_sizes[len(row.prediction_set)] += 1
+
+    def reason_of(self, row: PredictionRow) -> Reason | None:
+        """Why to look at an image; known once all rows are counted."""
+        n_known = self.counts[row.class_name] - self.flagged[row.class_name]
+        return find_reason(row.probability, row.is_ood, n_known / self.n_images)
 
     @property
     def n_flagged(self) -> int:
@@ -93,26 +98,30 @@ class PredictionSummary:
 
 
 def read_predictions(path: Path, keep: int = MAX_ROWS) -> PredictionSummary:
-    """Count the predictions per class and keep the most uncertain rows."""
+    """Count the predictions per class and per reason to look at them; keep the first rows of each reason."""
     found = PredictionSummary(path)
-
-    def counted() -> Iterator[PredictionRow]:
-        for row in iterate_predictions(path):
-            found.add(row)
-            yield row
-
-    found.rows = heapq.nlargest(keep, counted(), key=_rank)
+    for row in iterate_predictions(path):
+        found.add(row)
+    found.rows = {reason: [] for reason in (*REASONS, None)}
+    for row in iterate_predictions(path):  # again: which classes are rare is known only now
+        reason = found.reason_of(row)
+        found.n_reasons[reason] += 1
+        found.rows[reason].append(row)
+        if len(found.rows[reason]) > 2 * keep:
+            _trim(found.rows[reason], keep)
+    for rows in found.rows.values():
+        _trim(rows, keep)
     return found
+
+
+def _trim(rows: list[PredictionRow], keep: int) -> None:
+    rows.sort(key=lambda row: look_rank(row.probability, row.is_ood, row.p_value, row.score))
+    del rows[keep:]
 
 
 def iterate_predictions(path: Path) -> Iterator[PredictionRow]:
     """The rows of a prediction file, one by one."""
-    for n, row in enumerate(_read_rows(path), start=1):
-        yield _parse_row(row, path, n)
-
-
-def _rank(row: PredictionRow) -> tuple[float, ...]:
-    return tuple(-math.inf if math.isnan(value) else value for value in (row.uncertainty, row.score))
+    return (_parse_row(row, path, n) for n, row in enumerate(_read_rows(path), start=1))
 
 
 def _read_rows(path: Path) -> Iterator[Any]:
@@ -150,10 +159,9 @@ def _parse_row(row: Any, path: Path, n: int) -> PredictionRow:
         file=str(row["file"]),
         class_name=str(row["class"]),
         probability=to_float(row["probability"]),
-        uncertainty=to_float(row["uncertainty"]),
-        score=to_float(row["score"]),
-        p_value=to_float(row["p_value"]),
         is_ood=str(row["is_ood"]).strip().lower() in ("true", "1"),
+        p_value=to_float(row["p_value"]),
+        score=to_float(row["score"]),
         prediction_set=_parse_set(row.get("prediction_set")),
     )
 
@@ -181,8 +189,9 @@ def describe_sets(sizes: Counter[int]) -> str:
 
 
 def read_previews(found: PredictionSummary) -> dict[str, np.ndarray]:
-    """Thumbnails of the most uncertain images by file, of those that can still be read."""
-    previews = {row.file: _read_preview(row.file, found.path.parent) for row in found.rows[:MAX_PREVIEWS]}
+    """Thumbnails by file of the first images of each reason, of those that can still be read."""
+    shown = [row.file for rows in found.rows.values() for row in rows[:MAX_PREVIEWS]]
+    previews = {file: _read_preview(file, found.path.parent) for file in shown}
     return {file: image for file, image in previews.items() if image is not None}
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from maple import __version__
+from maple.decisions.attention import REASONS
 from maple.evaluation.results import Results
 from maple.files import RunFile, write_atomic
 from maple.reporting import comparison, sections
@@ -43,6 +44,7 @@ def render_report(record: RunRecord, predictions: PredictionSummary | None = Non
         "evaluate_command": f"{shlex.join(['maple', 'evaluate', str(record.folder)])} --ood NAME=SOURCE",
         "summary": summarise(record, predictions),
         "predictions": predictions,
+        "reasons": REASONS,
         "prediction_sets": describe_sets(predictions.set_sizes) if predictions else "",
         "previews": read_previews(predictions) if predictions else {},
         **_results_context(record.results),

@@ -31,7 +31,7 @@ UNSPLIT_THUMBNAILS = 6  # of a class that is one cluster
 _KNOWN = ("uncertain", "mistakes")  # kinds of examples, in the order of the report; of test images
 _UNKNOWN = ("missed", "caught")  # of OOD sets
 _TITLES = {  # title and note by kind
-    "uncertain": ("Most uncertain known images", "{source}; unusual views, poor images or wrong labels"),
+    "uncertain": ("Known images to look at first", "{source}; unusual views, poor images or wrong labels"),
     "mistakes": ("Most confident mistakes", "{source}; check the labels"),
     "missed": ("Unknown images with the lowest scores: {source}", "most similar to known images"),
     "caught": ("Unknown images with the highest scores: {source}", "least similar to known images"),

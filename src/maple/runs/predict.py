@@ -256,6 +256,7 @@ def _identify(work: _Work) -> dict[str, Any]:
         "the model": _digest_model(request.model),
         "the images": work.source.digest(),
         "the version of maple": __version__,
+        "the columns": list(PREDICTION_COLUMNS),
         "--fdr": request.fdr,
         "--coverage": request.coverage,
         "--all-probabilities": request.all_probabilities,

@@ -319,8 +319,8 @@ def test_dropped_images_show_what_the_service_says(page, address, files, said):
         nearest = min(own, key=lambda c: math.dist(c["position"], row["position"]))["cluster"]
         assert card["title"] == row["class"]
         assert card["meters"]["p-value"] == row["p_value"]
-        for label, column in (("Probability", "probability"), ("Uncertainty", "uncertainty")):
-            assert card["meters"][label] == pytest.approx(row[column], rel=1e-4)  # batches differ in the last digits
+        assert set(card["meters"]) == {"Probability", "p-value"}  # the quantities of the paper are under "More"
+        assert card["meters"]["Probability"] == pytest.approx(row["probability"], rel=1e-4)  # batches differ a little
         assert card["captions"][0] == f"Nearest {row['md_class']}cluster {row['cluster']}"
         assert card["captions"][1].startswith(f"Runner-up {second}") and len(card["captions"]) == 2
         assert [alt.split(", those")[0] for alt in card["strips"]] == [
@@ -380,8 +380,8 @@ def test_levels_that_are_none_change_nothing(page, address, files, said):
 
 def test_sort_and_filter(page, address, files, said):
     rows = list(zip(files, said, strict=True))
-    page.select_option("#sort", "uncertainty")
-    assert names(page) == [name for name, row in sorted(rows, key=lambda r: (-r[1]["uncertainty"], -r[1]["score"]))]
+    page.select_option("#sort", "probability")
+    assert names(page) == [name for name, row in sorted(rows, key=lambda r: (r[1]["probability"], -r[1]["score"]))]
     page.select_option("#sort", "p_value")
     assert names(page) == [name for name, row in sorted(rows, key=lambda r: (r[1]["p_value"], -r[1]["score"]))]
     page.select_option("#sort", "added")
@@ -398,7 +398,7 @@ def test_csv_holds_every_prediction_at_the_level(empty_page, files, said, tmp_pa
     page = empty_page
     drop(page, {**files, HOSTILE: files["noise.png"]})
     set_level(page, 0.4)
-    page.select_option("#sort", "uncertainty")  # the file keeps the order added
+    page.select_option("#sort", "probability")  # the file keeps the order added
     with page.expect_download() as download:
         page.click("#download")
     assert download.value.suggested_filename == "predictions-at-0.4.csv"

@@ -232,13 +232,24 @@ def test_main_axes_of_little_data(shape: tuple[int, int], rng: np.random.Generat
 # Examples
 
 
-def test_uncertain_examples_rank_by_score_where_uncertainty_ties(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"score": np.array([50.0, 1.0, 900.0, 9.0])},  # without calibration images
+        {"p_value": np.array([0.1, 0.3, 0.4, 0.3]), "probability": np.array([0.5, 0.9, 0.3, 0.8])},
+        {"is_ood": np.array([True, False, True, False]), "p_value": np.array([0.1, 0.3, 0.05, 0.25])},
+    ],
+)
+def test_unusual_examples_rank_by_decision_p_value_probability_and_score(
+    tmp_path: Path, changes: dict[str, np.ndarray]
+) -> None:
     images = Pictures(np.array([0, 0, 1, -1]))
-    prediction = make_prediction(4, uncertainty=np.array([1.0, 0.2, 1.0, 0.9]), score=np.array([50.0, 1.0, 900.0, 9.0]))
+    prediction = make_prediction(4, **changes)
     write_examples(tmp_path, "uncertain", images, prediction)
     (examples,) = read_gallery(tmp_path).examples
     assert (examples.kind, examples.source) == ("uncertain", "blobs/test")
     assert [e.file for e in examples.images] == ["2.png", "0.png", "3.png", "1.png"]
+    np.testing.assert_array_equal([e.p_value for e in examples.images], prediction.p_value[[2, 0, 3, 1]])
     assert [e.label for e in examples.images] == ["b", "a", None, "a"]
     assert [int(e.thumbnail[0, 0, 0]) for e in examples.images] == [2, 0, 3, 1]
 

@@ -3,7 +3,7 @@
 - ``clusters.json``: exemplars of each cluster
 - ``components.json``: images at both ends of each component of a squared distance
 - ``projection-<name>.safetensors``: embeddings on their two main axes
-- ``examples-<kind>-<source>.json``: selected images, such as the most uncertain ones
+- ``examples-<kind>-<source>.json``: selected images, such as those to look at first
 """
 
 from __future__ import annotations
@@ -81,6 +81,7 @@ class Example:
     score: float
     is_ood: bool
     thumbnail: np.ndarray  # (S, S, 3) uint8
+    p_value: float = math.nan  # without calibration images, and in galleries of earlier versions
 
 
 @dataclass(frozen=True, eq=False)
@@ -192,7 +193,7 @@ def save_examples(folder: Path, examples: Examples) -> None:
 
 def _load_examples(path: Path) -> Examples:
     value, thumbnails = load_sheet(path)
-    missing = dict.fromkeys(("probability", "uncertainty", "score"), math.nan)  # JSON has no NaN
+    missing = dict.fromkeys(("probability", "uncertainty", "score", "p_value"), math.nan)  # JSON has no NaN
     images = []
     for record, own in zip(value["images"], thumbnails):
         known = {name: each for name, each in record.items() if each is not None or name not in missing}

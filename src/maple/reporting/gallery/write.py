@@ -12,6 +12,7 @@ import numpy as np
 from scipy.linalg import eigh
 
 from maple.data.image_set import ImageSet
+from maple.decisions.attention import look_rank
 from maple.errors import DataError, UsageError, suggest
 from maple.reporting.gallery import store
 from maple.reporting.gallery._sheet import thumbnail
@@ -232,7 +233,7 @@ def write_examples(
     ========== ===================================================================================
     kind       order
     ========== ===================================================================================
-    uncertain  in-distribution images by decreasing uncertainty
+    uncertain  in-distribution images: those flagged by increasing p-value, then by increasing probability
     mistakes   in-distribution images given a wrong class, by decreasing probability of that class
     caught     out-of-distribution images by decreasing score
     missed     out-of-distribution images by increasing score
@@ -252,6 +253,7 @@ def write_examples(
             uncertainty=float(prediction.uncertainty[i]),
             score=float(prediction.score[i]),
             is_ood=bool(prediction.is_ood[i]),
+            p_value=float(prediction.p_value[i]),
             thumbnail=thumbnail(images.read(int(i)), EXAMPLE_THUMBNAIL),
         )
         for i in chosen
@@ -268,8 +270,15 @@ def _find_mistakes(images: ImageSet, prediction: Prediction) -> np.ndarray:
     return wrong[np.argsort(-prediction.probability[wrong], kind="stable")]
 
 
+def _look_first(_: ImageSet, prediction: Prediction) -> np.ndarray:
+    """All rows, those to look at first."""
+    values = zip(prediction.probability, prediction.is_ood, prediction.p_value, prediction.score)
+    ranks = [look_rank(*map(float, each)) for each in values]
+    return np.array(sorted(range(len(ranks)), key=ranks.__getitem__), dtype=np.int64)
+
+
 _ORDERS: dict[str, Callable[[ImageSet, Prediction], np.ndarray]] = {  # rows by kind of examples, first to last
-    "uncertain": lambda _, said: np.lexsort((-said.score, -said.uncertainty)),  # far images tie at 1: score decides
+    "uncertain": _look_first,
     "mistakes": _find_mistakes,
     "caught": lambda _, said: np.argsort(-said.score, kind="stable"),
     "missed": lambda _, said: np.argsort(said.score, kind="stable"),

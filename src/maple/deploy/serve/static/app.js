@@ -327,11 +327,11 @@ class Page {
   }
 }
 
-// Images without a prediction come last. Far ones all have uncertainty 1 and the least p-value: their scores differ.
+// Images without a prediction come last. Far ones all have the least p-value: their scores differ.
 const ORDERS = {
   added: () => 0,
-  uncertainty: byPrediction((a, b) => b.uncertainty - a.uncertainty || b.score - a.score),
   p_value: byPrediction((a, b) => a.p_value - b.p_value || b.score - a.score),
+  probability: byPrediction((a, b) => a.probability - b.probability || b.score - a.score),
 };
 
 function byPrediction(compare) {

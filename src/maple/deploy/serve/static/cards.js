@@ -77,7 +77,6 @@ export class Card {
         "dl",
         { class: "measures" },
         ...measure("Probability", "bar", prediction.probability, share(prediction.probability)),
-        ...measure("Uncertainty", "gauge", prediction.uncertainty, share(prediction.uncertainty)),
         ...(prediction.p_value === null
           ? []
           : measure("p-value", "p", prediction.p_value, figure(prediction.p_value), level.toTrack(prediction.p_value))),
@@ -118,7 +117,8 @@ export class Card {
     const { prediction } = this.image;
     const facts = [
       ["Score", figure(prediction.score)],
-      ["Typicality", share(prediction.typicality)],
+      ["Typicality (chi-square tail)", share(prediction.typicality)],
+      ["Uncertainty (1 − typicality)", share(prediction.uncertainty)],
       ["Nearest cluster", `${prediction.cluster}, ${prediction.md_class}`],
       ["Softmax class", prediction.softmax_class],
       ["On the map", prediction.position.map(figure).join(", ")],

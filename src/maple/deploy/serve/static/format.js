@@ -24,7 +24,7 @@ export const megabytes = (bytes) => `${Number((bytes / 1e6).toPrecision(2))} MB`
 
 /** The columns of the prediction files, and the level that ``is_ood`` was decided at. */
 export const COLUMNS = [
-  "file", "class", "probability", "typicality", "uncertainty", "score", "p_value", "is_ood", "cluster", "md_class",
+  "file", "class", "probability", "is_ood", "p_value", "score", "typicality", "uncertainty", "cluster", "md_class",
   "softmax_class", "false_alarm",
 ];
 
