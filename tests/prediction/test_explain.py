@@ -208,6 +208,7 @@ def test_an_image_on_its_centroid_has_nothing_to_explain(outputs: Outputs) -> No
     (found,) = explain_outputs(detector, np.zeros((1, 2)), class_names=("a", "b"))
     assert found.nearest.squared_distance == 0
     assert found.sentences() == [
+        "Probably a (100 %); whether it is one of your classes was not decided.",
         "Called a (probability 1.00): nearest to a, squared distance 0.0, where the Gaussian model expects about 2 "
         "(95 % below 6.0).",
         "Runner-up b (below 0.01), squared distance 81.0: component 1 is the strongest evidence against it (81.0).",

@@ -32,6 +32,8 @@ def plain() -> Explanation:
 
 def test_sentences(plain: Explanation) -> None:
     assert plain.sentences() == [
+        "Probably not one of your classes: it is further from every class than at least 99.6 % of known images; "
+        "nearest is Navicula.",
         "Called Navicula (probability 0.93): nearest to cluster 1 of Navicula, squared distance 20.0, where 95 % of "
         "known images stay below 18.0.",
         "80 % of that distance comes from component 3 (4.0 standard deviations).",
@@ -45,7 +47,8 @@ def test_sentences(plain: Explanation) -> None:
 
 def test_sentences_of_a_usual_image(plain: Explanation) -> None:
     usual = replace(plain, usual_distance=28.0, is_ood=False, p_value=0.42)
-    assert len(usual.sentences()) == 4
+    assert len(usual.sentences()) == 5
+    assert usual.sentences()[0] == "Probably Navicula (93 %): it looks like known images."
     assert usual.sentences()[-1] == (
         "In-distribution: at most 42 % of known images look as unusual (p-value 0.420, above the false-alarm rate "
         "0.05)."
@@ -53,11 +56,27 @@ def test_sentences_of_a_usual_image(plain: Explanation) -> None:
 
 
 def test_sentences_where_class_and_nearest_cluster_differ(plain: Explanation) -> None:
-    first, *_, second, _ = replace(plain, class_name=NAMES[1], probability=0.5).sentences()
+    _, first, *_, second, _ = replace(plain, class_name=NAMES[1], probability=0.5).sentences()
     assert second.startswith("Second nearest is Nitzschia (0.05), ")  # as it was called: no runner-up to itself
     assert first.startswith(
         "Called Nitzschia (probability 0.50), although cluster 1 of Navicula (0.93) has the nearest mean, "
     )
+
+
+def test_the_first_sentence_says_what_to_make_of_the_image(plain: Explanation) -> None:
+    known = replace(plain, is_ood=False, p_value=0.42)
+    doubtful = replace(known, probability=0.5)
+    assert doubtful.sentences()[0] == "Doubtful, Navicula (50 %) or Nitzschia (5 %): it looks like known images."
+    called_otherwise = replace(doubtful, class_name=NAMES[1]).sentences()[0]
+    assert called_otherwise.startswith("Doubtful, Nitzschia (50 %) or Navicula (93 %): ")
+    assert replace(doubtful, runner_up=None).sentences()[0].startswith("Doubtful, Navicula (50 %): ")
+    for undecided in (replace(known, p_value=np.nan), replace(known, can_be_flagged=False)):
+        assert (
+            undecided.sentences()[0] == "Probably Navicula (93 %); whether it is one of your classes was not decided."
+        )
+    by_score = replace(plain, by_distance=False, known_images="known images called Navicula")
+    assert "it looks more unusual than at least 99.6 % of known images called Navicula;" in by_score.sentences()[0]
+    assert "at least 99.9 % of" in replace(plain, p_value=0.0).sentences()[0]
 
 
 def test_deviations_point_to_clusters_that_lie_there(plain: Explanation) -> None:
@@ -72,7 +91,7 @@ def test_deviations_point_to_clusters_that_lie_there(plain: Explanation) -> None
 
 def test_what_speaks_for_the_runner_up_is_said(plain: Explanation) -> None:
     nearer = replace(plain.runner_up, deviations=np.array([-5.0, 0, 1, 0]))
-    said = replace(plain, runner_up=nearer).sentences()[3]
+    said = replace(plain, runner_up=nearer).sentences()[4]
     assert said.endswith("component 1 is the strongest evidence against it (21.0), component 3 for it (15.0).")
 
 
@@ -81,9 +100,9 @@ def test_a_distance_spread_evenly_says_so(plain: Explanation) -> None:
     components = replace(plain.components, axes=np.eye(n), centroids=5 * np.eye(3, n, k=10))
     even = replace(plain.nearest, deviations=np.full(n, 1.0))
     spread = replace(plain, nearest=even, runner_up=None, components=components, coordinates=np.zeros(n))
-    assert spread.sentences()[1] == "None of the 20 components stands out: the largest makes 5 %."
+    assert spread.sentences()[2] == "None of the 20 components stands out: the largest makes 5 %."
     one_far = replace(even, deviations=np.where(np.arange(n) == 4, 3.5, 1.5))
-    said = replace(spread, nearest=one_far).sentences()[1]
+    said = replace(spread, nearest=one_far).sentences()[2]
     assert said == (
         "The largest parts of that distance, together 30.5 %, come from components 5 (3.5 standard deviations), "
         "1 (1.5), 2 (1.5)."
@@ -115,11 +134,11 @@ def test_another_score_may_flag_a_usual_distance(plain: Explanation) -> None:
 
 
 def test_the_fused_score_in_words(plain: Explanation) -> None:
-    """The most unusual part has the highest surprise, not the largest share: that of shallow weighs half."""
+    """The part that is named is the largest bar of the page."""
     fused = replace(plain, score=9.1, score_by="fused", parts={"energy": 5.2, "spread": 1.0, "shallow": 2.9})
     assert fused.sentences()[-2] == (
-        "Its score 9.1 is made of energy 5.2, spread 1.0 and shallow 2.9: most unusual is shallow (looks different "
-        "from all training images, regardless of content)."
+        "Its score 9.1 is made of energy 5.2, spread 1.0 and shallow 2.9: most unusual is energy (little evidence "
+        "for any class)."
     )
     between = replace(fused, score=5.0, parts={"energy": 1.0, "spread": 4.0})
     assert between.sentences()[-2] == (
@@ -133,7 +152,7 @@ def test_a_part_is_unusual_beyond_most_known_images(plain: Explanation, surprise
     parts = {"energy": 0.1, "spread": 0.2, "shallow": surprise / 2}
     found = replace(plain, score=sum(parts.values()), score_by="fused", parts=parts)
     assert found.most_unusual_part == expected
-    assert found.sentences()[-2].endswith(": none of them is unusual alone.") == (expected is None)
+    assert found.sentences()[-2].endswith(": none of them stands out.") == (expected is None)
 
 
 def test_values_hold_what_was_found(plain: Explanation) -> None:

@@ -52,7 +52,7 @@ def explain_outputs(
     >>> (found,) = explain_outputs(detector, strange, class_names=("a", "b", "c"), usual_distance=14.0)
     >>> found.nearest.name, found.components.n_separating, found.degrees_of_freedom  # three clusters span a plane
     ('a', 2, 7)
-    >>> print(found.sentences()[2])
+    >>> print(found.sentences()[3])
     100 % of the unusual distance lies in components that do not separate clusters (3 to 7): it would be unusual in
     any of them.
     """

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from maple.decisions.attention import is_doubtful
 from maple.detectors.scores import FUSED, Score
 from maple.prediction.components import FAR_APART, Components
 from maple.stats.covariance import count_components
@@ -101,15 +102,17 @@ class Explanation:
 
     @property
     def most_unusual_part(self) -> Score | None:
-        """The part of the score with the highest surprise; None if all are usual."""
-        surprises = {name: FUSED[name].surprise_of(part) for name, part in self.parts.items()}
-        highest = max(surprises, key=surprises.__getitem__, default=None)
-        return highest if highest and surprises[highest] > -math.log(1 - USUAL_SHARE) else None
+        """The largest part of the score; None if it is usual."""
+        largest = max(self.parts, key=self.parts.__getitem__, default=None)
+        if largest is None or FUSED[largest].surprise_of(self.parts[largest]) <= -math.log(1 - USUAL_SHARE):
+            return None
+        return largest
 
     def sentences(self) -> list[str]:
-        """The explanation in plain words."""
+        """The explanation in plain words: what to make of the image, then the reasons."""
         distance = [self._say_class(), self._say_components(), self._say_kind(), self._say_runner_up()]
-        return [sentence for sentence in (*distance, self._say_score(), self._say_known()) if sentence]
+        said = (self._say_verdict(), *distance, self._say_score(), self._say_known())
+        return [sentence for sentence in said if sentence]
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as plain values."""
@@ -148,6 +151,24 @@ class Explanation:
         return self.cluster_names[low], self.cluster_names[high]
 
     # -- in words
+
+    def _say_verdict(self) -> str:
+        """One sentence that needs no other: unknown, doubtful, or known."""
+        called = f"{self.class_name} ({percent(self.probability)})"
+        if self.is_ood:
+            # A conformal p-value counts the image itself among n + 1, so the share is a lower bound.
+            compared = f"at least {percent(min(1 - self.p_value, 0.999))} of {self.known_images}"
+            than = f"it is further from every class than {compared}"
+            if not self.by_distance:
+                than = f"it looks more unusual than {compared}"
+            return f"Probably not one of your classes: {than}; nearest is {self.nearest.class_name}."
+        is_decided = self.can_be_flagged and not math.isnan(self.p_value)
+        kind = ": it looks like known images" if is_decided else "; whether it is one of your classes was not decided"
+        if not is_doubtful(self.probability):
+            return f"Probably {called}{kind}."
+        rival = self.nearest if self.nearest.class_name != self.class_name else self.runner_up
+        other = f" or {rival.class_name} ({percent(rival.probability)})" if rival else ""
+        return f"Doubtful, {called}{other}{kind}."
 
     def _say_class(self) -> str:
         called = f"Called {self.class_name} (probability {_probability(self.probability)})"
@@ -227,7 +248,7 @@ class Explanation:
             return f"Its score, {self.score_by}, is {self.score:,.{3 if abs(self.score) < 1 else 1}f}."
         adding = {name: part for name, part in self.parts.items() if part > 0} or self.parts
         made_of = join_names([f"{name} {_number(part)}" for name, part in adding.items()])
-        verdict = "none of them is unusual alone"
+        verdict = "none of them stands out"
         if highest := self.most_unusual_part:
             verdict = f"most unusual is {highest} ({PART_MEANINGS[highest]})"
         return f"Its score {_number(self.score)} is made of {made_of}: {verdict}."

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from maple.data.image_set import ImageSet
+from maple.decisions.conformal import check_rate
 from maple.decisions.drift import Comparison, StreamMonitor, compare_scores
 from maple.errors import RunError, UsageError
 from maple.files import load_arrays, save_arrays, write_atomic
@@ -30,28 +31,27 @@ _SUFFIX = ".svg"
 
 @dataclass(frozen=True, eq=False)
 class Monitoring:
-    """The outcome of both tests, and the verdict.
+    """The outcome of the tests, and the verdict.
 
     For a single batch the two tests of ``batch`` decide. They ignore the order of the images: folders are often sorted
-    by class, which the martingale would take for drift. For a stream with a state the martingale decides, because it
-    is valid over all calls, and a test repeated with every call is not.
+    by class, which a martingale would take for drift, so that it is not computed. For a stream with a state the
+    martingale decides, because it is valid over all calls, and a test repeated with every call is not.
     """
 
     batch: Comparison
-    stream: StreamMonitor
-    keeps_state: bool
-    alarm_file: str | None  # where the alarm went off, if among these images
+    stream: StreamMonitor | None = None  # of images in order of arrival; None for a batch
+    alarm_file: str | None = None  # where the alarm went off, if among these images
 
     @property
     def drift(self) -> bool:
-        return self.stream.alarm_at_ is not None if self.keeps_state else self.batch.drift
+        return self.batch.drift if self.stream is None else self.stream.alarm_at_ is not None
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON; ``alarm_image`` counts from 1."""
-        batch, stream = self.batch, self.stream
+        batch = self.batch
         return {
             "drift": self.drift,
-            "decided_by": "stream" if self.keeps_state else "batch",
+            "decided_by": "batch" if self.stream is None else "stream",
             "level": batch.level,
             "images": batch.n_images,
             "calibration_images": batch.n_calibration,
@@ -67,14 +67,17 @@ class Monitoring:
                 "ks_p_value": batch.ks_p_value,
                 "scores": "higher" if batch.scores_rose else "lower",
             },
-            "stream": {
-                "images": len(stream),
-                "log_wealth": float(stream.log_wealth_[-1]),
-                "max_log_wealth": stream.max_log_wealth_,
-                "alarm_log_wealth": stream.alarm_log_wealth,
-                "alarm_image": None if stream.alarm_at_ is None else stream.alarm_at_ + 1,
-                "alarm_file": self.alarm_file,
-            },
+            "stream": None if self.stream is None else self._stream_dict(self.stream),
+        }
+
+    def _stream_dict(self, stream: StreamMonitor) -> dict[str, Any]:
+        return {
+            "images": len(stream),
+            "log_wealth": float(stream.log_wealth_[-1]),
+            "max_log_wealth": stream.max_log_wealth_,
+            "alarm_log_wealth": stream.alarm_log_wealth,
+            "alarm_image": None if stream.alarm_at_ is None else stream.alarm_at_ + 1,
+            "alarm_file": self.alarm_file,
         }
 
     def describe(self) -> str:
@@ -84,14 +87,14 @@ class Monitoring:
             f"  images    {self.batch.n_images:,} new, {self.batch.n_calibration:,} for calibration",
             f"  flagged   {_describe_share(self.batch)}",
             f"  scores    {_describe_scores(self.batch)}",
-            f"  stream    {self._describe_stream()}",
+            *([] if self.stream is None else [f"  stream    {self._describe_stream(self.stream)}"]),
             *(f"  note      {note}" for note in self._notes()),
         ]
         return "\n".join(rows)
 
     def _verdict(self) -> str:
         stream, level = self.stream, self.batch.level
-        if not self.keeps_state:
+        if stream is None:
             p = f"{_describe_p(self.batch.p_value)}, level {level:g}"
             if self.drift:
                 return f"drift: these images differ from the calibration images ({p})"
@@ -102,8 +105,7 @@ class Monitoring:
         when = ", before these images" if before else ""
         return f"drift: the alarm went off at image {stream.alarm_at_ + 1:,} of the stream{when} (level {level:g})"
 
-    def _describe_stream(self) -> str:
-        stream = self.stream
+    def _describe_stream(self, stream: StreamMonitor) -> str:
         reached = f"not reached in {plural(len(stream), 'image')}"
         if stream.alarm_at_ is not None:
             file = f" ('{self.alarm_file}')" if self.alarm_file else ""
@@ -113,17 +115,17 @@ class Monitoring:
 
     def _notes(self) -> list[str]:
         notes = []
-        if (n := len(self.stream) if self.keeps_state else self.batch.n_images) < _FEW_IMAGES:
+        if (n := self.batch.n_images if self.stream is None else len(self.stream)) < _FEW_IMAGES:
             notes.append(f"only a large drift can be detected from {plural(n, 'image')}")
-        if self.keeps_state:
+        if self.stream is None:
+            notes.append("the order of the images was not tested; if they are in order of arrival, use --state")
+        else:
             notes.append("flagged and scores are of this call alone; the stream decides, over all calls")
             if self.alarm_file is not None and not self.batch.drift:
                 notes.append(
                     "as a batch these images do not differ from the calibration images: if they were not given in "
                     "order of arrival (folders are read by name), the order alone may have caused the alarm"
                 )
-        elif self.stream.alarm_at_ is not None and not self.drift:
-            notes.append("scores changed along the sequence: if the images are in order of arrival, use --state")
         if self.drift:
             listed = "maple predict lists what is flagged; " if self.batch.n_flagged else ""
             notes.append(f"{listed}to accept such images, train or calibrate with them")
@@ -131,7 +133,10 @@ class Monitoring:
 
 
 def monitor_images(request: MonitorRequest) -> Monitoring:
-    """Compare images with the calibration images of a run; with ``state``, continue the stream that it holds."""
+    """Compare images with the calibration images of a run; with ``state``, continue the stream that it holds.
+
+    Without ``state`` nothing says that the images are in order of arrival, so that no stream is tested.
+    """
     out, state = request.out, request.state
     if out is not None and out.suffix != _SUFFIX:
         raise UsageError(f"--out '{out}': end the name in {_SUFFIX}")
@@ -141,7 +146,9 @@ def monitor_images(request: MonitorRequest) -> Monitoring:
         decision["false_alarm"] = request.false_alarm
     check = partial(_check_calibrated, folder=request.model)
     predictor = ready_model(request.model, decision, check=check, trust=request.trust)
-    stream = _open_stream(predictor, request.level, state)
+    stream = None if state is None else _open_stream(predictor, request.level, state)
+    level = stream.level if stream else _LEVEL if request.level is None else request.level
+    check_rate(level, "level", _LEVEL)
     images = open_like(predictor, request.sources, request.data_root)
     warn_of_skipped(images.skipped)
     with counting("scoring") as progress:
@@ -149,16 +156,18 @@ def monitor_images(request: MonitorRequest) -> Monitoring:
             images, batch_size=request.batch_size, workers=request.workers, progress=progress
         )
         scores = np.concatenate([prediction.score for prediction in said])  # (N,) in the order of the images
-    batch = compare_scores(scores, predictor.calibration_scores, predictor.false_alarm, stream.level)
-    stream.update(scores)
+    batch = compare_scores(scores, predictor.calibration_scores, predictor.false_alarm, level)
+    if stream is not None:
+        stream.update(scores)
     if out is not None:
-        plot = plot_drift(
-            stream.calibration_scores, scores, batch.threshold, batch.expected_share, stream.log_wealth_, stream.level
-        )
+        martingale = None if stream is None else stream.log_wealth_
+        calibration = predictor.calibration_scores
+        plot = plot_drift(calibration, scores, batch.threshold, batch.expected_share, martingale, level)
         write_atomic(out, standalone_svg(plot))
-    if state is not None:  # last: a failed call that is repeated must not count its images twice
-        save_arrays(state, stream.to_arrays(), {"kind": _STATE_KIND})
-    return Monitoring(batch, stream, state is not None, _alarm_file(stream, images))
+    if stream is None or state is None:
+        return Monitoring(batch)
+    save_arrays(state, stream.to_arrays(), {"kind": _STATE_KIND})  # last: a repeated call must not count images twice
+    return Monitoring(batch, stream, _alarm_file(stream, images))
 
 
 def _check_calibrated(predictor: BasePredictor, folder: Path) -> None:
@@ -166,12 +175,12 @@ def _check_calibrated(predictor: BasePredictor, folder: Path) -> None:
         raise RunError(f"'{folder}' has no calibration images to compare new images with: {MORE_CALIBRATION}")
 
 
-def _open_stream(predictor: BasePredictor, level: float | None, state: Path | None) -> StreamMonitor:
+def _open_stream(predictor: BasePredictor, level: float | None, state: Path) -> StreamMonitor:
     """The stream of a state file, or a new one."""
     calibration = predictor.calibration_scores
-    if state is not None and state.is_dir():
+    if state.is_dir():
         raise UsageError(f"--state '{state}' is a folder: give the name of a file in it")
-    if state is None or not state.exists():
+    if not state.exists():
         return StreamMonitor(calibration, _LEVEL if level is None else level)
     try:
         arrays, metadata = load_arrays(state, otherwise="start a new stream")

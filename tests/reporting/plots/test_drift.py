@@ -23,6 +23,11 @@ def test_drift_shows_shares_threshold_and_alarm(rng: np.random.Generator) -> Non
     assert "threshold" not in quiet and "no alarm so far" in quiet
 
 
+def test_a_batch_has_no_martingale(rng: np.random.Generator) -> None:
+    plot = plot_drift(rng.normal(size=200), rng.normal(size=50), 2.0, 0.05, None, 0.01)
+    assert "martingale" not in words(check_plot(plot)) and "martingale" not in plot.alt
+
+
 @pytest.mark.parametrize("scores", [np.ones(1), np.ones(7), np.array([-3.0, 1e6])])
 def test_drift_of_few_and_of_equal_scores(scores: np.ndarray) -> None:
     for martingale in (np.full(len(scores), -2.0), np.full(len(scores), 2000.0)):

@@ -272,8 +272,8 @@ def _find_mistakes(images: ImageSet, prediction: Prediction) -> np.ndarray:
 
 def _look_first(_: ImageSet, prediction: Prediction) -> np.ndarray:
     """All rows, those to look at first."""
-    values = zip(prediction.probability, prediction.is_ood, prediction.p_value, prediction.score)
-    ranks = [look_rank(*map(float, each)) for each in values]
+    said = (prediction.probability, prediction.is_ood, prediction.p_value, prediction.score)
+    ranks = [look_rank(*values) for values in zip(*(each.tolist() for each in said))]
     return np.array(sorted(range(len(ranks)), key=ranks.__getitem__), dtype=np.int64)
 
 

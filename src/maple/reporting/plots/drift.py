@@ -23,23 +23,28 @@ def plot_drift(
     scores: np.ndarray,  # (N,)
     threshold: float,
     expected_share: float,
-    log_martingale: np.ndarray,  # (t,)
+    log_martingale: np.ndarray | None,  # (t,), of a stream
     level: float,
 ) -> tuple[Figure, str]:
-    """Survival functions of the scores of calibration and new images; the conformal test martingale of the stream.
+    """Survival functions of the scores of calibration and new images; for a stream, its conformal test martingale.
 
     On the left the widest vertical gap is the Kolmogorov-Smirnov distance, and the share flagged is read off at the
     threshold. On the right the test rejects "no drift" at ``level`` when the martingale reaches ``1 / level``.
     """
-    figure = Figure(figsize=(9.4, 3.9), layout="constrained")
-    left, right = figure.subplots(1, 2)
+    n_panels = 1 if log_martingale is None else 2
+    figure = Figure(figsize=(4.7 * n_panels, 3.9), layout="constrained")
+    left, *others = figure.subplots(1, n_panels, squeeze=False)[0]
     share = float((scores > threshold).mean())
     _draw_survival(left, calibration_scores, scores, threshold)
     left.set_title(f"{percent(share)} of the new images flagged, {percent(expected_share)} expected", pad=26)
+    alt = f"Scores of {len(scores)} new images against calibration images"
+    if log_martingale is None:
+        return figure, alt
+    (right,) = others
     alarms = np.flatnonzero(log_martingale >= -math.log(level))[:1]  # (0,) or (1,)
     _draw_martingale(right, log_martingale, level, alarms)
     right.set_title("".join(f"alarm at image {row + 1:,} of the stream" for row in alarms) or "no alarm so far", pad=26)
-    return figure, f"Scores of {len(scores)} new images against calibration images, and test martingale of the stream"
+    return figure, f"{alt}, and test martingale of the stream"
 
 
 def _draw_survival(axes: Axes, calibration_scores: np.ndarray, scores: np.ndarray, threshold: float) -> None:
