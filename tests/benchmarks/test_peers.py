@@ -18,25 +18,26 @@ if not (ROOT / "benchmarks").exists():
     pytest.skip("the benchmarks are not part of a source distribution", allow_module_level=True)
 sys.path.insert(0, str(ROOT / "benchmarks"))
 import peers  # noqa: E402
+import public  # noqa: E402
 
 
 @pytest.mark.parametrize("name", ["densenet-cifar10", "wrn-cifar100"])
 def test_stages_give_the_logits_of_the_public_network(name, shared_dir):
-    network, _, _ = peers.load_network(name, shared_dir)
+    network, _, _ = public.load_network(name, shared_dir)
     kind, data = name.split("-")
-    original, mean, std = peers.load_public(shared_dir).load(peers.FILES[kind].format(data))
+    original, mean, std = public.load_public(shared_dir).load(public.FILES[kind].format(data))
     images = torch.rand(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
     x = (images - torch.tensor(mean).view(3, 1, 1)) / torch.tensor(std).view(3, 1, 1)
     with torch.no_grad():
         torch.testing.assert_close(network(x), original(x))
 
 
-def make_study(tmp_path: Path, n: int = 60, precision: str = "32-true") -> peers.Study:
+def make_study(tmp_path: Path, n: int = 60, precision: str = "32-true") -> public.Study:
     """A study of a small network whose classes are red, green and blue noise; unknown images are of any colour."""
     rng = np.random.default_rng(0)
     torch.manual_seed(0)
     stages = [nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 16, 3, stride=2)]
-    network = peers.Staged(stages, nn.Linear(16, 3)).eval()
+    network = public.Staged(stages, nn.Linear(16, 3)).eval()
     labels = np.arange(n) % 3
 
     def images(known: bool) -> ImageSet:
@@ -50,8 +51,8 @@ def make_study(tmp_path: Path, n: int = 60, precision: str = "32-true") -> peers
         found = torch.linalg.lstsq(network.maps(x).mean((2, 3)), torch.eye(3)[labels] * 8)
         network.fc.weight.copy_(found.solution.T)
         network.fc.bias.zero_()
-    ood = {name: images(False) for name in ("cifar100", *peers.SHARED_OOD)}
-    study = peers.Study("resnet20-cifar10", tmp_path, tmp_path / "cache", precision)
+    ood = {name: images(False) for name in ("cifar100", *public.SHARED_OOD)}
+    study = public.Study("resnet20-cifar10", tmp_path, tmp_path / "cache", precision)
     sets = {"train": known, "test": test, **ood}
     vars(study).update(network=(network, (0.0,) * 3, (1.0,) * 3), images=sets)
     return study
@@ -68,7 +69,7 @@ def test_every_output_detector_of_pytorch_ood_gets_a_row_once(theirs, tmp_path, 
     parts = sorted(study.cache.rglob("*.safetensors"))
     assert len(parts) == 5
     again = make_study(tmp_path)
-    monkeypatch.setattr(peers, "embed", lambda *_, **__: pytest.fail("outputs in the cache are not computed again"))
+    monkeypatch.setattr(public, "embed", lambda *_, **__: pytest.fail("outputs in the cache are not computed again"))
     peers.measure(again, theirs, 0, rows)
     assert json.loads(rows.read_text())["rows"] == found
 

@@ -18,6 +18,7 @@ from maple.detectors.registry import restore_detector
 from maple.detectors.scores import energy_score
 from maple.errors import DataError, FitError, UsageError
 from maple.options import as_dict
+from maple.stats.gaussians import log_posterior
 from maple.types import Outputs
 from split_classes import CLUSTER_TO_CLASS
 
@@ -105,6 +106,42 @@ def test_a_class_added_equals_a_fit_on_all(outputs, options):
     assert_same(grown, whole, outputs)
     assert grown.learned_.appended == 1 and grown.learned_.head_classes.tolist() == [True] * 4 + [False]
     assert whole.learned_.appended == 0 and whole.learned_.head_classes.all()
+
+
+def test_a_new_class_of_few_images_counts_as_an_average_class(outputs):
+    known, new = parts(outputs)  # 400 images of four classes: 100 on average
+    fitted = MapleDetector(norm_exponent=0.0).fit(known)
+    for n, counted in ((5, 100), (100, 100)):
+        grown = copy.deepcopy(fitted).extend(new[:n])
+        np.testing.assert_allclose(
+            np.exp(grown.gaussians_.log_priors) * (400 + counted), [60, 80, 100, 70, 90, counted]
+        )
+        restored = MapleDetector.from_state(*grown.get_state())
+        np.testing.assert_array_equal(restored.gaussians_.log_priors, grown.gaussians_.log_priors)
+    twice = (
+        MapleDetector(norm_exponent=0.0).fit(known).extend(new).extend(new)
+    )  # 200 images: more than an average class
+    assert np.exp(twice.gaussians_.log_priors[-1]) == pytest.approx(200 / 600)
+
+
+def test_images_of_a_new_class_of_few_images_are_recognised_more_often(rng):
+    """Against its share of the images as prior, which a new class of six among 3,000 does not overcome."""
+    labels = np.arange(3000) % 3
+    centres = 2.5 * np.eye(4, 8)
+    known = Outputs(rng.normal(size=(3000, 8)) + centres[labels], labels=labels)
+    new, test = (rng.normal(size=(n, 8)) + centres[3] for n in (6, 1000))
+    grown = MapleDetector(norm_exponent=0.0).fit(known).extend(Outputs(new, labels=np.full(6, 3)))
+    shares = np.log(grown.learned_.cluster_sizes / 3006)
+
+    def recall(log_priors: np.ndarray) -> tuple[float, float]:
+        fresh, own = rng.normal(size=(3000, 8)) + centres[labels], labels
+        chosen = [
+            log_posterior(grown.squared_distances(x), log_priors, np.arange(4)).argmax(axis=1) for x in (test, fresh)
+        ]
+        return (chosen[0] == 3).mean(), (chosen[1] == own).mean()
+
+    before, after = recall(shares), recall(grown.gaussians_.log_priors)
+    assert after[0] > before[0] + 0.3 and after[1] > before[1] - 0.05
 
 
 def test_parts_orders_and_pauses_make_no_difference(outputs, rng):

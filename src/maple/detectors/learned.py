@@ -127,6 +127,7 @@ class Densities:
     moments: ClusterMoments
     exponent: float  # of the norm, for the Gaussians in use
     given: dict[float, Gaussians] = field(default_factory=dict)  # by exponent: full covariances, or read from a file
+    appended: int = 0  # clusters, the last ones, of classes that were added after the fit
 
     def add(self, outputs: Outputs) -> Self:
         """The densities after one more batch of training images."""
@@ -166,7 +167,12 @@ class Densities:
 
     def fit_gaussians(self, exponent: float) -> Gaussians:
         """Gaussians of one exponent, from the moments."""
-        return fit_gaussians(self.moments.of(exponent), **self._chosen(*_PCA, "covariance", "distance"))
+        moments = self.moments.of(exponent)
+        gaussians = fit_gaussians(moments, **self._chosen(*_PCA, "covariance", "distance"))
+        if not self.appended:
+            return gaussians
+        n_classes = len(np.unique(self.moments.cluster_to_class[: -self.appended]))
+        return replace(gaussians, log_priors=log_priors_of_update(moments.counts, self.appended, n_classes))
 
     def _chosen(self, *names: str) -> dict[str, Any]:
         return {name: getattr(self.options, name) for name in names}
@@ -189,6 +195,23 @@ class Densities:
         return replace(self, given=full)
 
 
+def log_priors_of_update(counts: np.ndarray, appended: int, n_classes: int) -> np.ndarray:
+    """Log prior of each cluster (M,) where the last ``appended`` ones are classes that were added after the fit.
+
+    The images of a fit are a sample, so the share of a class estimates its frequency. Images of a new class are chosen
+    by hand, and their number says nothing about its frequency. Before anything is known, all classes are alike: the
+    expected share of a class is that of an average class. A new class therefore counts as an average class of the
+    ``n_classes`` of the fit, or as its own images if they are more.
+
+    >>> np.exp(log_priors_of_update(np.array([60, 20, 4]), appended=1, n_classes=2)).round(3)
+    array([0.5  , 0.167, 0.333])
+    """
+    weights = counts.astype(np.float64)
+    first = len(counts) - appended
+    weights[first:] = np.maximum(weights[first:], weights[:first].sum() / n_classes)
+    return np.log(weights / weights.sum())
+
+
 # ---------------------------------------------------------------------------------------------------------- learned
 
 
@@ -200,7 +223,6 @@ class Learned:
     score: Score = "normalised"  # that ranks images
     surprises: dict[Score, Surprise] = field(default_factory=dict)  # which ``fused`` adds up; from validation images
     parts: Mapping[Score, Part] = field(default_factory=lambda: FUSED)  # how ``fused`` counts them
-    appended: int = 0  # clusters, the last ones, of classes that the head of the network has no column for
     first: Gaussians | None = None  # those of ``fit``, by which ``extend`` assigns clusters; only after ``extend``
 
     @property
@@ -212,6 +234,11 @@ class Learned:
     def cluster_sizes(self) -> np.ndarray:
         """Training images of each cluster (M,)."""
         return self.densities.moments.of(self.densities.exponent).counts
+
+    @property
+    def appended(self) -> int:
+        """Clusters, the last ones, of classes that the head of the network has no column for."""
+        return self.densities.appended
 
     @property
     def n_columns(self) -> int:
@@ -243,7 +270,8 @@ class Learned:
         classes = np.append(known, np.arange(known.max() + 1, labels.max() + 1))  # of each cluster, old and new
         own = nearest_of_class(first, batch.embeddings, labels, classes)
         densities = self.densities.add(replace(batch, cluster_ids=own, cluster_to_class=classes))
-        return replace(self, densities=densities, first=first, appended=self.appended + len(classes) - len(known))
+        appended = self.appended + len(classes) - len(known)
+        return replace(self, densities=replace(densities, appended=appended), first=first)
 
     def to_state(self) -> State:
         """Arrays and plain values, for files."""
@@ -263,11 +291,12 @@ class Learned:
         found = unpack_records(Gaussians.from_arrays, arrays, ("plain", "gaussians", "first"))
         first = found.pop("first", None)
         given = {0.0 if name == "plain" else exponent: gaussians for name, gaussians in found.items()}
-        densities = Densities(options, ClusterMoments.from_arrays(arrays), exponent, given)
+        appended = int(metadata.get("appended", 0))
+        densities = Densities(options, ClusterMoments.from_arrays(arrays), exponent, given, appended)
         given_parts = metadata.get("parts")
         parts = FIRST_FUSED if given_parts is None else {name: Part(*values) for name, values in given_parts.items()}
         surprises = unpack_records(Surprise.from_arrays, with_prefix(arrays, "surprise."), parts)
-        return cls(densities, metadata["score"], surprises, parts, int(metadata.get("appended", 0)), first)
+        return cls(densities, metadata["score"], surprises, parts, first)
 
 
 def nearest_of_class(

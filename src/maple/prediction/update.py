@@ -1,11 +1,13 @@
 """Add images or whole new classes to a fitted predictor, without retraining and without the old images.
 
-The Gaussians follow from moments, and moments add up: after an update, deviation, PCA, covariance, means and priors
-equal those of a fit on all images together. Everything else:
+The Gaussians follow from moments, and moments add up: after an update, deviation, PCA, covariance and means equal those
+of a fit on all images together. Everything else:
 
 ==========================  =========================================================================================
 exponent of the norm        stays as chosen on the validation images of the first fit
-a new class                 is one cluster, after all others; classes are matched by name
+a new class                 is one cluster, after all others; classes are matched by name. It counts as an average
+                            class, or as its own images if they are more:
+                            see :func:`maple.detectors.learned.log_priors_of_update`
 the network                 stays as it is: ``softmax_class`` is never a new class, whose probability it puts at 0
 class probabilities         the network helps decide among its own classes, not whether an image belongs to one of them:
                             see :func:`maple.decisions.pool.pool`
