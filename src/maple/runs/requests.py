@@ -86,8 +86,8 @@ class TrainRequest(_TrainingRequest):
     overwrite: Overwrite = False
     init: str | None = flag(
         None,
-        "trained network to start from: a run, or anything that maple fit opens except compiled graphs; the "
-        "default of --preset is then finetune",
+        "trained network to start from: a run, anything that maple fit opens except compiled graphs, or auto, the best "
+        "of the pretrained networks on this machine; the default of --preset is then finetune",
         panel=_START,
     )
     weights: Path | None = flag(None, "weights of that network: .safetensors or a torch file", panel=_START)

@@ -31,6 +31,7 @@ from maple.progress import is_first_process, say, warn
 from maple.runs.fit import Fitted, finish_run, fit_as, prepare_folder
 from maple.runs.folder import RunFolder
 from maple.runs.requests import TrainRequest
+from maple.runs.setup.auto import AUTO, SIZE, advertise_auto, choose_pretrained, require_pretrained
 from maple.runs.setup.config import RunConfig, given_options, preset_options_unused, resolve_config
 from maple.runs.setup.init import (
     Start,
@@ -143,7 +144,9 @@ class _Plan:
         """Print what will be done, and write what is known before training into the run folder."""
         request, config, run = self.request, self.config, RunFolder(self.request.folder)
         augment = self.splits.train.augment if config.train.augment == "auto" else config.train.augment
-        announce_images(request, self.splits, config.data, f"; augmentation {augment}")
+        is_asked = request.command.startswith("maple train") and request.init is None and not request.resume
+        hint = advertise_auto() if is_asked else ""
+        announce_images(request, self.splits, config.data, f"; augmentation {augment}" + (hint and f"\n{hint}"))
         if request.resume and not run.has_checkpoint():
             warn(f"'{request.folder}' has no checkpoint yet: the training starts from the beginning")
         if not request.resume:
@@ -180,11 +183,14 @@ def _make_plan(request: TrainRequest) -> _Plan:
     config = resolve_config(request.flags, request.file, request.preset)
     _say_unused(request, config)
     if request.resume:
-        request, config = _as_started(request, config)
+        chosen = None if request.init == AUTO else request.init  # the run knows which network it was
+        request, config = _as_started(dataclasses.replace(request, init=chosen), config)
     check_options(config.train)
     check_unknown(request)
-    if request.init is None and (request.weights or request.head):
+    if request.init in (None, AUTO) and (request.weights or request.head):
         raise UsageError("--weights and --head describe the network to start from: give it with --init")
+    if request.init == AUTO:
+        return _make_auto_plan(request, config)
     start = None if request.init is None else _open_start(request, config)
     if start is not None and request.init is not None and not request.resume:
         given = {*given_options(request.flags, config.model.recipe), *request.file.get("data", {})}
@@ -194,6 +200,22 @@ def _make_plan(request: TrainRequest) -> _Plan:
     splits = open_splits(request, config.data)
     if start is not None:
         request, splits = _settle_start(request, start, splits)
+    return _Plan(request, config, start, splits)
+
+
+def _make_auto_plan(request: TrainRequest, config: RunConfig) -> _Plan:
+    """The plan of ``--init auto``: the images are opened first, for the probe that chooses the network."""
+    require_pretrained()
+    _check_new_options(request, config)
+    if config.data.size == "auto":
+        config = dataclasses.replace(config, data=dataclasses.replace(config.data, size=SIZE))
+    splits = open_splits(request, config.data)
+    found = choose_pretrained(splits)
+    spec = found.network.spec
+    request = dataclasses.replace(request, init=spec, weights=found.network.weights)
+    config = dataclasses.replace(config, model=ModelOptions(backbone=spec, recipe=config.model.recipe))
+    start = Start(found.backbone)
+    request, splits = _settle_start(request, start, splits)
     return _Plan(request, config, start, splits)
 
 
@@ -235,10 +257,7 @@ def _open_start(request: TrainRequest, config: RunConfig) -> Start:
     assert request.init is not None
     if request.resume:
         return Start(load_backbone(request.folder / RunFile.START, trust=request.trust))
-    given = given_options(request.flags, config.model.recipe)
-    for name in ("backbone", "embedding_size", "embedding_branch"):
-        if name in given or name in request.file.get("model", {}):
-            raise UsageError(f"{flag_name(name)} is for new networks, and --init names a trained one: leave it out")
+    _check_new_options(request, config)
     if absolute_source(request.init) == str(request.folder.expanduser().resolve()):
         raise UsageError(f"'{request.folder}' is the run to start from: choose another --out")
     for path in (Path(request.init), request.weights):
@@ -246,6 +265,14 @@ def _open_start(request: TrainRequest, config: RunConfig) -> Start:
             raise UsageError(f"'{path}' is in the run folder and would be replaced: choose another --out, or move it")
     size = None if config.data.size == "auto" else config.data.size
     return open_start(request.init, weights=request.weights, head=request.head, size=size, trust=request.trust)
+
+
+def _check_new_options(request: TrainRequest, config: RunConfig) -> None:
+    """Refuse options of new networks beside ``--init``."""
+    given = given_options(request.flags, config.model.recipe)
+    for name in ("backbone", "embedding_size", "embedding_branch"):
+        if name in given or name in request.file.get("model", {}):
+            raise UsageError(f"{flag_name(name)} is for new networks, and --init names a trained one: leave it out")
 
 
 def _settle_start(request: TrainRequest, start: Start, splits: Splits) -> tuple[TrainRequest, Splits]:
