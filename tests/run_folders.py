@@ -74,6 +74,7 @@ def judge(log_p: np.ndarray, labels: np.ndarray) -> Classification:
     return Classification(
         accuracy=float(correct.mean()),
         ece=metrics.expected_calibration_error(confidence, correct),
+        ece_floor=metrics.calibration_floor(confidence),
         nll=metrics.negative_log_likelihood(log_p, labels, log=True),
         brier=metrics.brier_score(p, labels),
         aurc=metrics.aurc(confidence, correct),

@@ -99,6 +99,26 @@ def shorten(text: str, length: int) -> str:
     return text if len(text) <= length else text[: length - 1] + "…"
 
 
+def shorten_middle(text: str, length: int) -> str:
+    """Text of at most ``length`` characters without its middle: names often differ in their ends.
+
+    >>> shorten_middle("copepod_calanoid_eggs", 13)
+    'copepo…d_eggs'
+    """
+    tail = (length - 1) // 2
+    return text if len(text) <= length else f"{text[: length - 1 - tail]}…{text[len(text) - tail :]}"
+
+
+def shorten_names(names: Sequence[str], length: int) -> list[str]:
+    """Names without their middle, of at most ``length`` characters; names that would look the same stay whole.
+
+    >>> shorten_names(["copepod_calanoid_eggs", "copepod_cyclopoid_eggs", "copepod_calanoid_large"], 13)
+    ['copepod_calanoid_eggs', 'copepod_cyclopoid_eggs', 'copepo…_large']
+    """
+    short = [shorten_middle(name, length) for name in names]
+    return [name if short.count(own) > 1 else own for name, own in zip(names, short)]
+
+
 def printable(text: str, length: int) -> str:
     r"""Untrusted text for a message: unprintable characters replaced by ``?``, at most ``length`` characters.
 

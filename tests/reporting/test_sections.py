@@ -10,6 +10,7 @@ import pytest
 
 from maple.evaluation.results import Results
 from maple.files import RunFile, save_json
+from maple.reporting.comparison import list_classifiers
 from maple.reporting.gallery.store import ClusterExemplars, Examples
 from maple.reporting.record import read_run
 from maple.reporting.sections import (
@@ -62,11 +63,14 @@ def test_confusion_matrix_of_few_classes_is_a_table(results: Results) -> None:
 
 
 def test_calibration_verdicts(results: Results) -> None:
-    for mean, verdict in ((0.95, "overconfident"), (0.85, "underconfident"), (0.902, "well calibrated")):
-        assert MethodCalibration("a", mean, 0.9, 0.0).verdict == verdict
+    for mean, verdict in ((0.95, "overconfident"), (0.85, "underconfident"), (0.902, "no bias beyond chance")):
+        assert MethodCalibration("a", mean, 0.9, 0.001, 0.0, 0.0).verdict == verdict
+    assert MethodCalibration("a", 0.95, 0.9, 0.03, 0.0, 0.0).verdict == "no bias beyond chance"  # of few images
     rows = calibration_section(results).rows
     assert [row.name for row in rows] == ["MAPLE", "softmax", "MAPLE, chi-square tail"]
     assert rows[1].verdict == "overconfident"
+    assert [row.ece_floor for row in rows] == [found.ece_floor for found in list_classifiers(results).values()]
+    assert all(0 < row.ece_floor < 0.05 for row in rows)
 
 
 def test_coverages(results: Results) -> None:

@@ -240,6 +240,9 @@ def describe_results(runs: Sequence[Results]) -> str:
         parts.append(
             "maple flags " + ", ".join(f"{_percent(values)} of {name}" for name, values in shares.items()) + "."
         )
+    floors = [judged.ece_floor for run in runs if (judged := run.methods["maple"].classification) is not None]
+    if floors and not any(map(math.isnan, floors)):
+        parts.append(f"With so many images, the ECE of perfect probabilities would be {format_spread(floors)}.")
     latencies = [run.latency_ms for run in runs]
     if not any(math.isnan(value) for value in latencies):
         parts.append(f"{format_spread(latencies)} ms per image.")

@@ -14,6 +14,7 @@ from maple.text import number, percent, plural
 
 OURS = "maple"
 DEFAULT_FALSE_ALARM = 0.05  # to compare methods if the run has no threshold
+NOISE = 2.0  # standard errors within which figures count as equal
 SCALED = "softmax-scaled"  # its curves nearly coincide with those of softmax
 
 _LINES = {
@@ -135,7 +136,9 @@ class Table:
 
 _QUALITY = (
     Measure("accuracy", "higher", "share of images with the right class", "accuracy"),
-    Measure("calibration error (ECE)", "lower", "mean gap between probability and accuracy", "ece"),
+    Measure(
+        "calibration error (ECE)", "lower", "mean gap between probability and accuracy; in brackets by chance", "ece"
+    ),
     Measure("negative log-likelihood", "lower", "penalises confident mistakes", "nll"),
     Measure("Brier score", "lower", "squared error of the probabilities", "brier"),
     Measure("risk-coverage area (AURC)", "lower", "mean error rate over all coverages", "aurc"),
@@ -177,6 +180,19 @@ def compare(
     return cells
 
 
+def _judge_by_noise(cells: Mapping[str, Cell], results: Results, key: str) -> dict[str, Cell]:
+    """The cells with MAPLE called equal to the baseline where the difference may be chance, if its noise is known."""
+    gain = results.gains.get(results.baseline or "", {}).get(key)
+    if gain is None or not cells[OURS].verdict or abs(gain.value) > NOISE * gain.error:
+        return dict(cells)
+    return {**cells, OURS: replace(cells[OURS], verdict="same")}
+
+
+def _add_floor(cell: Cell, floor: float) -> Cell:
+    """The cell of an ECE with what perfectly calibrated probabilities would have by chance."""
+    return cell if math.isnan(floor) else replace(cell, text=f"{cell.text} ({number(floor)})")
+
+
 def quality_table(results: Results) -> Table:
     """Classification of known images: one row per measure, one column per method."""
     judged = list_classifiers(results)
@@ -185,6 +201,9 @@ def quality_table(results: Results) -> Table:
         values = {method: getattr(found, measure.key) for method, found in judged.items()}
         write = percent if measure.key == "accuracy" else number
         cells = compare(values, measure.direction == "higher", write, results.baseline)
+        cells = _judge_by_noise(cells, results, measure.key)
+        if measure.key == "ece":
+            cells = {method: _add_floor(cell, judged[method].ece_floor) for method, cell in cells.items()}
         groups.append(Group(measure, [Row("", list(cells.values()))]))
     for level in judged[OURS].accuracy_above if OURS in judged else ():
         measure = Measure(f"accuracy above {level}", "higher", "of the images with that probability (their share)")
@@ -208,8 +227,18 @@ def detection_table(results: Results) -> Table:
             name: {method: getattr(found.detection[name], measure.key) for method, found in methods.items()}
             for name in names
         }
-        groups.append(_group(measure, values, number, results.baseline))
+        groups.append(_judge_group(_group(measure, values, number, results.baseline), results))
     return Table(_ood_columns(results), groups)
+
+
+def _judge_group(group: Group, results: Results) -> Group:
+    """The group with MAPLE's row compared with the baseline within noise, where that is known."""
+    rows = []
+    for row in group.rows:
+        keys = [f"{group.measure.key}/{name}" for name in results.n_ood] if row.ours else []
+        judged = [_judge_by_noise({OURS: cell}, results, key)[OURS] for cell, key in zip(row.cells, keys)]
+        rows.append(replace(row, cells=[*judged, *row.cells[len(judged) :]]))
+    return replace(group, rows=rows)
 
 
 def score_table(results: Results) -> Table:

@@ -15,7 +15,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from PIL import Image, features
 
 from maple import __version__
-from maple.text import join_names, number, percent, plural, shorten, shorten_list
+from maple.text import join_names, number, percent, plural, shorten_list, shorten_middle
 
 CRISP = 16  # images of so few pixels a side are shown as pixels, not blurred
 # File names may hold anything; these characters are forbidden in HTML and XML, however escaped.
@@ -46,8 +46,8 @@ def _environment() -> Environment:
         "number": number,
         "percent": percent,
         "plural": plural,
-        "shorten": shorten,
         "shorten_list": shorten_list,
+        "shorten_middle": shorten_middle,
     }
     environment.tests["crisp"] = is_crisp
     return environment

@@ -15,7 +15,7 @@ import numpy as np
 
 from maple.evaluation.results import ClassFlagged, Results
 from maple.reporting import comparison, plots
-from maple.reporting.comparison import OURS, Cell, Row, list_classifiers, method_name
+from maple.reporting.comparison import NOISE, OURS, Cell, Row, list_classifiers, method_name
 from maple.reporting.gallery.store import ClusterExemplars, Example, Examples
 from maple.reporting.page import CRISP
 from maple.reporting.plots import CLASS_COLOURS, Plot
@@ -105,13 +105,15 @@ class MethodCalibration:
     name: str
     mean_probability: float
     accuracy: float
+    accuracy_error: float  # standard error of the accuracy if the probabilities are right
     ece: float
+    ece_floor: float  # ECE of perfectly calibrated probabilities, by chance; NaN in results of earlier versions
 
     @property
     def verdict(self) -> str:
-        """Whether probabilities are too high or too low on average."""
-        gap = self.mean_probability - self.accuracy
-        return "overconfident" if gap > 0.005 else "underconfident" if gap < -0.005 else "well calibrated"
+        """Whether probabilities are too high or too low on average, by more than chance explains."""
+        gap, noise = self.mean_probability - self.accuracy, max(NOISE * self.accuracy_error, 0.005)
+        return "overconfident" if gap > noise else "underconfident" if gap < -noise else "no bias beyond chance"
 
 
 def calibration_section(results: Results) -> Chart:
@@ -119,10 +121,11 @@ def calibration_section(results: Results) -> Chart:
     judged = list_classifiers(results)
     methods = []
     for name, found in judged.items():
-        curve = found.reliability
-        total = sum(n * c for n, c in zip(curve.count, curve.confidence) if n)
-        mean = total / max(sum(curve.count), 1)
-        methods.append(MethodCalibration(method_name(name), mean, found.accuracy, found.ece))
+        curve, n_images = found.reliability, max(sum(found.reliability.count), 1)
+        bins = [(n, p) for n, p in zip(curve.count, curve.confidence) if n]
+        mean = sum(n * p for n, p in bins) / n_images
+        error = math.sqrt(sum(n * p * (1 - p) for n, p in bins)) / n_images
+        methods.append(MethodCalibration(method_name(name), mean, found.accuracy, error, found.ece, found.ece_floor))
     curves = [(comparison.line_of(name), found.reliability) for name, found in judged.items()]
     return Chart(plots.plot_reliability(curves), methods)
 
@@ -236,14 +239,17 @@ def _matrix_picture(shares: np.ndarray) -> np.ndarray:
 
 
 def draw_projections(record: RunRecord) -> list[Plot]:
-    """The embeddings at each snapshot of the training, on two axes."""
+    """The embeddings at each snapshot of the training, on two axes of the same length in all."""
     projections = record.gallery.projections
+    if not projections:
+        return []
     colours = dict(zip(_coloured_classes(record), CLASS_COLOURS))
+    limits = plots.shared_limits(projections.values())
     drawn = []
     for name in sorted(projections, key=lambda name: (name != "before", name != "after", name)):
         found = projections[name]
         names = dict(enumerate(found.class_names or record.class_names))
-        drawn.append(plots.plot_projection(projection_title(record, name), found, names, colours))
+        drawn.append(plots.plot_projection(projection_title(record, name), found, names, colours, limits))
     return drawn
 
 

@@ -8,12 +8,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 from maple.evaluation.results import Gain, Method, Results
-from maple.reporting.comparison import OURS, SCALED, method_name
+from maple.reporting.comparison import NOISE, OURS, SCALED, method_name
 from maple.text import join_names, number, percent
 
 Verdict = Literal["behind", "equal", "ahead"]  # from the worst to the best
 WORDS: dict[Verdict, str] = {"behind": "behind", "equal": "equal within noise to", "ahead": "ahead of"}
-NOISE = 2.0  # standard errors within which figures count as equal
 MAX_SETS = 4  # OOD sets that are compared
 
 

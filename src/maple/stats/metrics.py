@@ -139,6 +139,20 @@ def calibration_floor(confidence: Any, bins: int = 15, draws: int = 100, seed: i
     return float(np.mean([expected_calibration_error(confidence, row, bins) for row in right]))
 
 
+def wilson_interval(share: Any, n: Any, z: float = 1.96) -> tuple[np.ndarray, np.ndarray]:
+    r"""The 95 % interval of Wilson for shares measured on ``n`` images each.
+
+    .. math:: \frac{p + z^2/2n \pm z \sqrt{p(1-p)/n + z^2/4n^2}}{1 + z^2/n}
+
+    >>> low, high = wilson_interval([0.8, 1.0], [10, 10])
+    >>> low.round(3).tolist(), high.round(3).tolist()
+    ([0.49, 0.722], [0.943, 1.0])
+    """
+    p, n = np.asarray(share, dtype=np.float64), np.asarray(n, dtype=np.float64)
+    middle, half = p + z**2 / (2 * n), z * np.sqrt(p * (1 - p) / n + z**2 / (4 * n**2))
+    return (middle - half) / (1 + z**2 / n), (middle + half) / (1 + z**2 / n)
+
+
 def negative_log_likelihood(probabilities: Any, labels: Any, *, log: bool = False) -> float:
     """Minus the mean log-probability of the true class: ``-1/N sum_n log p[n, y_n]``.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 
 import numpy as np
 import pytest
@@ -48,6 +49,38 @@ def test_no_line_can_lie_on_a_legend() -> None:
         height = {"".join(text.itertext()): float(text.attrib["y"]) for text in drawing.iter("text")}
         highest_tick = min(y for text, y in height.items() if text.endswith("%"))
         assert all(height[name] < highest_tick for name in names)
+
+
+def test_few_images_have_few_bars() -> None:
+    edges, rng = np.linspace(0, 10, 51), np.random.default_rng(0)
+    ind, ood = (np.histogram(rng.normal(mean, 1.5, size=225), edges)[0].tolist() for mean in (4, 6))
+
+    def bars(factor: int) -> int:
+        counts = [[factor * n for n in each] for each in (ind, ood)]
+        drawing = check_plot(plot_scores("far", edges.tolist(), *counts, 7.0))
+        (outline,) = [p for p in drawing.iter("path") if "var(--blue)" in p.get("style", "") and p.get("clip-path")][
+            1:2
+        ]
+        return outline.attrib["d"].count("L") // 2
+
+    assert 8 <= bars(1) <= 16 and bars(1000) >= 35
+
+
+def test_a_set_called_unknown_is_not_said_twice() -> None:
+    shown = words(check_plot(plot_scores("unknown", [0, 1, 2], [9, 0], [0, 9], None)))
+    assert "unknown" in shown and "unknown: unknown" not in shown
+
+
+def test_reliability_shows_the_interval_of_each_bin() -> None:
+    few, many = (Reliability([0, 0.5, 1], [0, n], [math.nan, 0.8], [math.nan, 0.7]) for n in (10, 1000))
+
+    def height(curve: Reliability) -> float:
+        drawing = check_plot(plot_reliability([(Line("MAPLE", BLUE, "-"), curve)]))
+        lines = [p.attrib["d"] for p in drawing.iter("path") if "stroke-width: 0.9" in p.get("style", "")]
+        (ends,) = [np.array(re.findall(r"[-.\d]+", line), float).reshape(-1, 2) for line in lines]
+        return float(np.ptp(ends[:, 1]))
+
+    assert height(few) > 5 * height(many) > 0
 
 
 def test_scores_leave_out_the_far_end_of_other_sets() -> None:

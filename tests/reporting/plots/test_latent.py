@@ -6,15 +6,16 @@ import re
 from collections.abc import Mapping
 
 import numpy as np
+import pytest
 
 from drawings import check_plot, words
 from maple.reporting.gallery.store import Projection
-from maple.reporting.plots import CLASS_COLOURS, Plot, plot_contributions, plot_projection
+from maple.reporting.plots import CLASS_COLOURS, Plot, plot_contributions, plot_projection, shared_limits
 
 
 def draw(points: np.ndarray, class_ids: np.ndarray, names: Mapping[int, str], colours: Mapping[int, str]) -> Plot:
     projection = Projection("after", points, class_ids, class_ids, (), (0.5, 0.25), len(points))
-    return plot_projection("t", projection, names, colours)
+    return plot_projection("t", projection, names, colours, shared_limits([projection]))
 
 
 def test_projection_names_coloured_classes_only(rng: np.random.Generator) -> None:
@@ -34,6 +35,25 @@ def test_projection_draws_every_point(rng: np.random.Generator) -> None:
     assert dots.attrib["d"].count("M") == 500
     assert "stroke-linecap: round" in dots.attrib["style"]
     assert len(plot.svg) < 40_000
+
+
+def test_projections_share_their_axes(rng: np.random.Generator) -> None:
+    before, after = rng.normal(size=(50, 2)), 4 * rng.normal(size=(50, 2)) + 3
+    zeros = np.zeros(50, int)
+    pair = [
+        Projection(name, points, zeros, zeros, (), (0.5, 0.25), 50) for name, points in (("b", before), ("a", after))
+    ]
+    (x0, x1), (y0, y1) = shared_limits(pair)
+    points = np.concatenate([before, after])
+    assert (points > (x0, y0)).all() and (points < (x1, y1)).all()
+    drawn = [
+        check_plot(plot_projection("t", each, {0: "a"}, {0: CLASS_COLOURS[0]}, shared_limits(pair))) for each in pair
+    ]
+    spans = []
+    for drawing in drawn:
+        (dots,) = [path for path in drawing.iter("path") if "var(--c0)" in path.get("style", "")]
+        spans.append(np.ptp(np.array(re.findall(r"[-.\d]+", dots.attrib["d"]), float).reshape(-1, 2)[:, 0]))
+    assert spans[1] / spans[0] == pytest.approx(np.ptp(after[:, 0]) / np.ptp(before[:, 0]), rel=1e-3)
 
 
 def test_labels_do_not_cover_each_other(rng: np.random.Generator) -> None:

@@ -17,5 +17,5 @@ from maple.reporting.plots.evaluation import (
     plot_rows,
     plot_scores,
 )
-from maple.reporting.plots.latent import plot_contributions, plot_projection
+from maple.reporting.plots.latent import plot_contributions, plot_projection, shared_limits
 from maple.reporting.plots.training import plot_accuracy, plot_clusters, plot_losses

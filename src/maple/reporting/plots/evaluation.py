@@ -13,8 +13,8 @@ from matplotlib.ticker import MaxNLocator
 from maple.evaluation.results import Reliability
 from maple.reporting.plots._figure import as_plot, legend_above, make_axes, percent_axes, percent_tick
 from maple.reporting.plots._style import BLUE, DOTTED, INK, LEGEND_ROW, MAX_VERTICES, MUTED, ORANGE, REST, Line
-from maple.stats.metrics import spaced_rows
-from maple.text import percent, shorten
+from maple.stats.metrics import spaced_rows, wilson_interval
+from maple.text import percent, shorten_middle, shorten_names
 
 MIN_BIN_IMAGES = 10  # a bin with fewer is drawn as a dot beside the line
 
@@ -43,11 +43,13 @@ def plot_reliability(curves: Sequence[tuple[Line, Reliability]]) -> tuple[Figure
 
 
 def _draw_bins(axes: Axes, line: Line, curve: Reliability, share: np.ndarray, zorder: float) -> None:
-    """A line through the bins with enough images; a dot for every bin, as large as its share."""
+    """A line through the bins with enough images; a dot for every bin, as large as its share, with its interval."""
     count = np.array(curve.count)
     confidence, accuracy = np.array(curve.confidence), np.array(curve.accuracy)
     full, solid = count > 0, count >= MIN_BIN_IMAGES
     axes.plot(confidence[solid], accuracy[solid], label=line.label, zorder=zorder, **line.style())
+    low, high = wilson_interval(accuracy[full], count[full])
+    axes.vlines(confidence[full], low, high, color=line.colour, linewidth=0.9, alpha=0.6, zorder=zorder - 0.5)
     axes.scatter(
         confidence[full],
         accuracy[full],
@@ -97,14 +99,15 @@ def plot_scores(
     name: str, edges: Sequence[float], ind: Sequence[int], ood: Sequence[int], threshold: float | None
 ) -> tuple[Figure, str]:
     """Histograms of the scores of known and unknown images, with the threshold."""
+    edges, (ind, ood) = _merge_bins(edges, (ind, ood), threshold)
     figure, axes = make_axes(4.4, 3.6 + LEGEND_ROW * (2 if threshold is None else 3))
     end = max(_end_of_bulk(edges, ind), _end_of_bulk(edges, ood), edges[0] if threshold is None else threshold)
-    top = 0.0
-    for counts, label, colour, dashes in ((ind, "known", BLUE, "-"), (ood, f"unknown: {name}", ORANGE, "--")):
+    top, unknown = 0.0, name if name.startswith("unknown") else f"unknown: {name}"
+    for counts, label, colour, dashes in ((ind, "known", BLUE, "-"), (ood, unknown, ORANGE, "--")):
         share = np.array(counts) / max(sum(counts), 1)
         top = max(top, float(share.max()))
         axes.stairs(share, edges, fill=True, color=colour, alpha=0.25, linewidth=0)
-        axes.stairs(share, edges, color=colour, linewidth=1.6, label=shorten(label, 40), linestyle=dashes)
+        axes.stairs(share, edges, color=colour, linewidth=1.6, label=shorten_middle(label, 48), linestyle=dashes)
     if threshold is not None:
         axes.axvline(threshold, color=INK, linewidth=1.2, label="threshold")
     axes.set(xlim=(edges[0], end), ylim=(0, 1.03 * top or 1), xlabel="score (higher: more unusual)")
@@ -113,6 +116,24 @@ def plot_scores(
     axes.yaxis.set_major_formatter(percent_tick)
     legend_above(axes, n_columns=1)
     return figure, f"Histogram of the MAPLE scores of known images and of {name}"
+
+
+def _merge_bins(
+    edges: Sequence[float], sets: Sequence[Sequence[int]], threshold: float | None
+) -> tuple[list[float], list[list[int]]]:
+    """Neighbouring bins joined until those in view are few enough for the smaller set: 2 n^(1/3) (Rice's rule).
+
+    >>> _merge_bins([0, 1, 2, 3, 4], [[4, 4, 0, 0], [0, 0, 3, 1]], None)
+    ([0, 1, 2, 3, 4], [[4, 4, 0, 0], [0, 0, 3, 1]])
+    >>> _merge_bins(list(range(9)), [[1, 0, 1, 0, 1, 0, 0, 0], [0, 0, 0, 0, 0, 1, 0, 1]], None)
+    ([0, 3, 6, 8], [[2, 1, 0], [0, 1, 1]])
+    """
+    ends = [_end_of_bulk(edges, counts) for counts in sets]
+    in_view = int(np.searchsorted(edges, max(*ends, edges[0] if threshold is None else threshold)))
+    wanted = 2 * min(max(sum(counts), 1) for counts in sets) ** (1 / 3)
+    starts = list(range(0, len(edges) - 1, max(1, round(in_view / wanted))))
+    merged = [np.add.reduceat(np.asarray(counts), starts).tolist() for counts in sets]
+    return [*(edges[i] for i in starts), edges[-1]], merged
 
 
 def _end_of_bulk(edges: Sequence[float], counts: Sequence[int], share: float = 0.985) -> float:
@@ -157,7 +178,7 @@ def plot_rows(rows: Sequence[str], panels: Sequence[Panel], ours: str, other: st
         axes.margins(x=0.12)
         axes.xaxis.set_major_locator(MaxNLocator(3))
         axes.tick_params(axis="y", length=0)
-    axes.set_yticks(places, [shorten(row, 26) for row in rows])
+    axes.set_yticks(places, shorten_names(rows, 26))
     axes.set_ylim(len(rows) - 0.5, -0.5)
     figure.legend(*axes.get_legend_handles_labels(), loc="outside lower right", ncols=2, frameon=False)
     names = ", ".join(panel.title for panel in panels)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,15 +14,30 @@ from matplotlib.path import Path as Outline
 from maple.reporting.gallery.store import Projection
 from maple.reporting.plots._figure import as_plot, make_axes
 from maple.reporting.plots._style import BLUE, CARD, INK, ORANGE, REST
-from maple.text import percent, shorten
+from maple.text import percent, shorten_middle, shorten_names
+
+MAX_LABEL = 22  # characters of a class
+_LETTER = np.array([0.021, 0.055])  # width and height of a letter of a label, as shares of the axes
+
+Limits = tuple[tuple[float, float], tuple[float, float]]  # of x and y
+
+
+def shared_limits(projections: Iterable[Projection], margin: float = 0.06) -> Limits:
+    """Limits that hold all points, so that projections drawn with them can be compared."""
+    points = np.concatenate([each.points for each in projections])  # (n, 2)
+    low, high = points.min(axis=0), points.max(axis=0)
+    pad = margin * np.where(high > low, high - low, 1.0)
+    (x0, y0), (x1, y1) = (low - pad).tolist(), (high + pad).tolist()
+    return (x0, x1), (y0, y1)
 
 
 @as_plot
 def plot_projection(
-    title: str, shown: Projection, names: Mapping[int, str], colours: Mapping[int, str]
+    title: str, shown: Projection, names: Mapping[int, str], colours: Mapping[int, str], limits: Limits
 ) -> tuple[Figure, str]:
     """One dot per image; classes with a colour are labelled, all others are grey."""
     figure, axes = make_axes(5.0, 4.7)
+    axes.set(xlim=limits[0], ylim=limits[1])
     rest = ~np.isin(shown.class_ids, list(colours))
     _draw_dots(axes, shown.points[rest], REST, 2.2)
     labels, places = [], []
@@ -31,12 +46,12 @@ def plot_projection(
         if own.any():
             _draw_dots(axes, shown.points[own], colour, 3.2)
             _mark_clusters(axes, shown.points[own], shown.cluster_ids[own], colour)
-            labels.append((shorten(names.get(class_id, str(class_id)), 18), colour))
+            labels.append((names.get(class_id, str(class_id)), colour))
             places.append(np.median(shown.points[own], axis=0))
-    axes.margins(0.06)
-    axes.autoscale_view()
-    for (label, colour), (x, y) in zip(labels, _spread(np.array(places).reshape(-1, 2), axes)):
-        axes.text(x, y, label, color=colour, ha="center", va="center", weight="bold", gid="label")
+    texts = shorten_names([name for name, _ in labels], MAX_LABEL)
+    widths = np.array([len(text) for text in texts])
+    for text, (_, colour), (x, y) in zip(texts, labels, _spread(np.array(places).reshape(-1, 2), widths, axes)):
+        axes.text(x, y, text, color=colour, ha="center", va="center", weight="bold", fontsize=9, gid="label")
     axes.set(title=title, xlabel=f"axis 1: {percent(shown.explained[0])} of the variance", xticks=[], yticks=[])
     axes.set_ylabel(f"axis 2: {percent(shown.explained[1])}")
     return figure, f"{title}: {len(shown.points)} images on the two main axes of the latent space, by class"
@@ -60,14 +75,16 @@ def _mark_clusters(axes: Axes, points: np.ndarray, cluster_ids: np.ndarray, colo
         axes.plot(x, y, "o", markersize=8, markerfacecolor=CARD, markeredgecolor=colour, markeredgewidth=2.2)
 
 
-def _spread(places: np.ndarray, axes: Axes, rounds: int = 60) -> np.ndarray:
-    """Move labels apart vertically until none covers another."""
+def _spread(places: np.ndarray, n_letters: np.ndarray, axes: Axes, rounds: int = 200) -> np.ndarray:
+    """Move labels (n, 2) into the axes, and apart vertically until none covers another."""
     low, high = np.transpose([axes.get_xlim(), axes.get_ylim()])
     unit = (places - low) / (high - low)
+    half = np.minimum(_LETTER[0] * n_letters / 2, 0.5)  # (n,)
+    unit[:, 0] = np.clip(unit[:, 0], half, 1 - half)
     rank = np.arange(len(unit))
     for _ in range(rounds):
         gap = unit[:, None] - unit[None]  # (n, n, 2)
-        close = (np.abs(gap[..., 0]) < 0.2) & (np.abs(gap[..., 1]) < 0.055)
+        close = (np.abs(gap[..., 0]) < np.add.outer(half, half)) & (np.abs(gap[..., 1]) < _LETTER[1])
         above = np.sign(gap[..., 1] + 1e-9 * np.subtract.outer(rank, rank))  # ties go by order; 0 for itself
         unit[:, 1] = np.clip(unit[:, 1] + 0.006 * (close * above).sum(axis=1), 0.03, 0.97)
     return unit * (high - low) + low
@@ -87,7 +104,7 @@ def plot_contributions(
     drawn: list[Any] = []
     for order, ((name, values), colour) in enumerate(zip(clusters, (BLUE, ORANGE))):
         middle = places - 0.4 + height * (order + 0.5)
-        drawn.append(axes.barh(middle, values, 0.86 * height, color=colour, label=shorten(name, 48)))
+        drawn.append(axes.barh(middle, values, 0.86 * height, color=colour, label=shorten_middle(name, 48)))
     drawn.append(axes.vlines(usual, places - 0.46, places + 0.46, color=INK, linewidth=1.6, label="expected"))
     axes.set_yticks(places, parts)
     axes.set(xlim=(0, None), ylim=(len(parts) - 0.5, -0.5), xlabel="contribution to the squared distance")

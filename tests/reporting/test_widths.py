@@ -1,0 +1,86 @@
+"""The report in a browser at three widths, with long class names: nothing that matters is cut or out of sight."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from browser import open_browser
+from maple.reporting.report import write_report
+from maple.runs.writer import to_csv
+from run_folders import DIGITS, build_run, write_predictions
+
+NAMES = tuple(f"copepod_calanoid_antennae_{name:_<5}_view_{i:03}" for i, name in enumerate(DIGITS))  # alike at first
+WIDTHS = (420, 1400, 1920)
+
+WIDE = """() => [...document.querySelectorAll('.scroll')].filter(box => !box.querySelector('.matrix'))
+  .filter(box => box.scrollWidth > box.clientWidth + 1).map(box => box.closest('section').id)"""
+HIDDEN = """selector => [...document.querySelectorAll(selector)].filter(cell => {
+  const box = cell.getBoundingClientRect();
+  return box.width === 0 || box.left < 0 || box.right > innerWidth || cell.scrollWidth > cell.clientWidth + 1;
+}).length"""
+LABELS = """() => [...document.querySelectorAll('#embeddings svg')].map(drawing =>
+  [...drawing.querySelectorAll('.label text')].map(label => {
+    const { left, right, top, bottom } = label.getBoundingClientRect();
+    return { text: label.textContent, left, right, top: top + 3, bottom: bottom - 3 };
+  }))"""
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    assert {len(name) for name in NAMES} == {40}
+    folder = build_run(tmp_path_factory.mktemp("long") / "run", NAMES)
+    predictions = write_predictions(folder / "p.csv", rows=60)
+    with predictions.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    for i, row in enumerate(rows):
+        likely = [NAMES[i % 10], NAMES[(i + 1) % 10]]
+        row |= {"class": likely[0], "file": f"slides/station_17_haul_{i:04}.png", "prediction_set": " | ".join(likely)}
+        row |= {"probability": 0.4} if i % 7 == 0 else {}
+    predictions.write_text(to_csv(rows, list(rows[0]), header=True))
+    return write_report(folder, folder / "report.html", predictions)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with open_browser() as browser:
+        yield browser
+
+
+@pytest.fixture(params=WIDTHS)
+def page(request: pytest.FixtureRequest, browser: Any, report: Path) -> Iterator[Any]:
+    page = browser.new_page(viewport={"width": request.param, "height": 900})
+    page.goto(report.as_uri())
+    page.evaluate("() => document.querySelectorAll('details').forEach(each => { each.open = true; })")
+    yield page
+    page.close()
+
+
+def test_nothing_that_matters_is_out_of_sight(page: Any) -> None:
+    assert page.evaluate("() => document.documentElement.scrollWidth <= innerWidth")
+    assert page.evaluate(WIDE) == []
+    assert page.locator(".predictions .decision").count() == 60
+    for cell in ("class", "sure", "decision"):
+        assert page.evaluate(HIDDEN, f".predictions .{'name' if cell == 'class' else cell}") == 0, cell
+
+
+def test_class_names_are_whole(page: Any) -> None:
+    for table in ("#predictions table", ".matrix", "#confusion table:not(.matrix)"):
+        shown = page.locator(table).all_inner_texts()
+        assert all(any(name in text.replace("\n", "") for text in shown) for name in NAMES), table
+    assert page.evaluate(HIDDEN, "#predictions tbody th, #confusion table:not(.matrix) tbody th") == 0
+
+
+def test_labels_of_the_embeddings_do_not_cover_each_other(page: Any) -> None:
+    drawings = page.evaluate(LABELS)
+    assert len(drawings) == 2
+    for labels in drawings:
+        assert len({label["text"] for label in labels}) == len(labels) == 10
+        for i, a in enumerate(labels):
+            for b in labels[:i]:
+                apart = a["right"] <= b["left"] or b["right"] <= a["left"]
+                assert apart or a["bottom"] <= b["top"] or b["bottom"] <= a["top"], (a, b)
