@@ -27,14 +27,16 @@ class Watch:
         monkeypatch.setattr(duration, "time", SimpleNamespace(monotonic=lambda: self.now))
 
 
-def train(options: TrainOptions, watch: Watch, epoch_seconds: list[float], steps: int = 20) -> list[float]:
+def train(
+    options: TrainOptions, watch: Watch, epoch_seconds: list[float], steps: int = 20, warm_up: float = 0.0
+) -> list[float]:
     """Plan a training whose epochs take these seconds; the learning rate of every step."""
     clock, plan, done, rates = Clock(options, _started=watch.now), options, [], []
     while len(done) < plan.epochs:
         epoch, seconds = len(done) + 1, epoch_seconds[min(len(done), len(epoch_seconds) - 1)]
         for step in range(steps):
             rates.append(learning_rate_at((epoch - 1 + step / steps) / plan.epochs, plan))
-            watch.now += 0.9 * seconds / steps
+            watch.now += 0.9 * seconds / steps + (warm_up if not rates[1:] else 0.0)
             if step + 1 in clock.looks(steps):
                 plan = clock.plan(plan, done, epoch, (step + 1) / steps)
         watch.now += 0.1 * seconds
@@ -55,6 +57,12 @@ def test_a_slow_first_epoch_does_not_waste_the_rest(monkeypatch):
     watch = Watch(monkeypatch)
     train(TrainOptions(epochs=40, time_limit=120), watch, [20.0, 5.0])
     assert 100 < watch.now <= 120
+
+
+def test_a_slow_first_step_does_not_waste_the_rest(monkeypatch):
+    watch = Watch(monkeypatch)
+    train(TrainOptions(epochs=200, time_limit=30), watch, [2.0], warm_up=3.0)
+    assert 22 < watch.now <= 30
 
 
 def test_epochs_that_become_slower_exceed_the_limit_by_less_than_one_epoch(monkeypatch):

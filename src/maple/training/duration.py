@@ -42,13 +42,15 @@ def shorten(options: TrainOptions, epochs: int) -> TrainOptions:
 class Clock:
     """Plans the number of epochs of a training with a time limit; without one, those of the options.
 
-    The number may grow until half of the epochs are done, and only falls later, so that the learning rate does not
-    rise again. The present epoch is always finished: its schedule is compressed so that it can be the last.
+    The number may grow until the first epoch and half of all are done, and only falls later, so that the learning rate
+    does not rise again. The present epoch is always finished: its schedule is compressed so that it can be the last.
+    The first step, which is slower than the others, is left out of the first estimate.
     """
 
     options: TrainOptions
     before: float = 0.0  # seconds of epochs before a training was resumed
     _started: float = field(default_factory=time.monotonic)
+    _first_step: tuple[float, float] = (0.0, 0.0)  # seconds spent and share of the epoch when it was done
 
     @property
     def spent(self) -> float:
@@ -56,16 +58,25 @@ class Clock:
 
     def looks(self, steps: int) -> set[int]:
         """The steps of an epoch, from 1 on, after which the plan is made anew."""
-        return set() if self.options.time_limit is None else {math.ceil(FIRST_LOOK * steps), steps}
+        if self.options.time_limit is None:
+            return set()
+        return {1, min(steps, max(2, math.ceil(FIRST_LOOK * steps))), steps}
 
     def plan(self, now: TrainOptions, seconds: Sequence[float], epoch: int, share: float) -> TrainOptions:
         """The options with the epochs that fit, when ``share`` of ``epoch`` is done; ``seconds`` of those before."""
         limit = self.options.time_limit
         assert limit is not None
-        recent, position = seconds[-RECENT:], epoch - 1 + share
-        per_epoch = sum(recent) / len(recent) if recent else VALIDATION * self.spent / share
-        fit = epochs_that_fit(position, limit - self.spent, SLOWER * per_epoch)
-        most = self.options.epochs if position < now.epochs / 2 else now.epochs
+        spent, position, recent = self.spent, epoch - 1 + share, seconds[-RECENT:]
+        if recent:
+            per_epoch = sum(recent) / len(recent)
+        else:
+            before, done = self._first_step
+            self._first_step = self._first_step if done else (spent, share)
+            per_epoch = VALIDATION * (spent - before) / (share - done)
+            if not done and share < 1:
+                return now
+        fit = epochs_that_fit(position, limit - spent, SLOWER * per_epoch)
+        most = self.options.epochs if position <= max(1.0, now.epochs / 2) else now.epochs
         return now if min(fit, most) == now.epochs else shorten(self.options, min(fit, most))
 
     def describe(self, epochs: int) -> str | None:
