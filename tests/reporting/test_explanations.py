@@ -98,8 +98,8 @@ def test_page_shows_what_the_score_is_made_of(run: Path, images: Path, tmp_path:
         expected = [*found.parts.values(), found.score]
         assert [float(value.replace(",", "")) for _, value, _ in rows] == pytest.approx(expected, rel=1e-3, abs=0.06)
         bars = [bar for bar in table.iter("span") if bar.attrib["class"].startswith("bar")]
-        widths = [int(bar.attrib["style"].removeprefix("width:").removesuffix("px")) for bar in bars]
-        assert widths == [round(160 * part / found.score) for part in found.parts.values()]
+        widths = [float(re.findall(r"calc\(([.\d]+) \* var\(--bar\)\)", bar.attrib["style"])[0]) for bar in bars]
+        assert widths == pytest.approx([part / found.score for part in found.parts.values()], abs=6e-4)
         orange = [name for name, bar in zip(found.parts, bars) if bar.attrib["class"] == "bar out"]
         assert orange == ([found.most_unusual_part] if found.most_unusual_part else [])
     # The part called distance is not the squared distance that the page takes apart: the glossary tells them apart.

@@ -20,7 +20,6 @@ from maple.text import join_names, number, percent, plural, shorten_list, shorte
 CRISP = 16  # images of so few pixels a side are shown as pixels, not blurred
 # File names may hold anything; these characters are forbidden in HTML and XML, however escaped.
 _CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff\ufffe\uffff]")
-_BAR_WIDTH = 120  # pixels of a share of 1
 
 
 def render_page(template: str, context: Mapping[str, Any]) -> str:
@@ -39,7 +38,6 @@ def _environment() -> Environment:
         lstrip_blocks=True,
     )
     environment.filters |= {
-        "bar_width": lambda share: round(_BAR_WIDTH * share),
         "basename": lambda file: PurePath(file).name,
         "data_uri": data_uri,
         "join_names": join_names,
