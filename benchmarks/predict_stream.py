@@ -31,7 +31,7 @@ from maple.data.simulate.diatoms import simulated_diatoms
 from maple.detectors.maple import MapleDetector
 from maple.networks import create_backbone, embed
 from maple.prediction.predictor import Predictor
-from maple.runs.predict import predict_images
+from maple.runs.predicting.predict import predict_images
 from maple.runs.requests import PredictRequest
 
 DISTINCT = 200  # images

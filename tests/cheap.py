@@ -21,9 +21,9 @@ from maple.data.decode import IMAGE_SECONDS, Decoding
 from maple.data.image_set import ImageSet
 from maple.decisions.calibration import Calibration
 from maple.prediction.base import BasePredictor
-from maple.runs import predict as predict_files
-from maple.runs import writer
-from maple.runs.predict import predict_images
+from maple.runs.predicting import predict as predict_files
+from maple.runs.predicting import writer
+from maple.runs.predicting.predict import predict_images
 from maple.runs.requests import PredictRequest
 from maple.types import Prediction
 

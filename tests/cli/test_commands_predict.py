@@ -139,7 +139,7 @@ def test_full_disk_keeps_the_old_predictions(finished, tmp_path, capsys, monkeyp
     out = tmp_path / "p.csv"
     out.write_text("old")
     monkeypatch.setattr(
-        "maple.runs.writer.pq.write_table",
+        "maple.runs.predicting.writer.pq.write_table",
         lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")),
     )
     assert run("predict", finished, "digits", "--out", out) == 1

@@ -15,7 +15,7 @@ from explained_runs import build_explained_run, write_images
 from maple.files import load_json, save_json
 from maple.reporting.explanations import render_explanations
 from maple.reporting.gallery import read_gallery
-from maple.runs.explain import explain_images
+from maple.runs.predicting.explain import explain_images
 from maple.runs.requests import ExplainRequest
 
 

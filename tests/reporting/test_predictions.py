@@ -15,7 +15,7 @@ from PIL import Image
 from maple.errors import DataError
 from maple.reporting.predictions import describe_sets, read_predictions, read_previews
 from maple.reporting.report import write_report
-from maple.runs.writer import to_csv, to_json_lines
+from maple.runs.predicting.writer import to_csv, to_json_lines
 from run_folders import HOSTILE, Page, check_page, write_predictions
 
 pytestmark = pytest.mark.usefixtures("no_plots")

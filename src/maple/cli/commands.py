@@ -88,7 +88,7 @@ def predict(request: requests.PredictRequest) -> None:
 
     Memory does not grow with the number of images. If the command is interrupted or killed, rerun it to resume.
     """
-    from maple.runs.predict import predict_images
+    from maple.runs.predicting.predict import predict_images
 
     predict_images(request)
 
@@ -96,7 +96,7 @@ def predict(request: requests.PredictRequest) -> None:
 @cli.command("decision", rare=True, default="the run's")
 def explain(request: requests.ExplainRequest, as_json: requests.TextAsJson = False) -> None:
     """Explain the prediction of each image: nearest cluster, runner-up, and the features that deviate most."""
-    from maple.runs.explain import explain_images, to_json, to_text
+    from maple.runs.predicting.explain import explain_images, to_json, to_text
 
     cases = explain_images(request)
     if as_json or request.out is None:
@@ -116,7 +116,7 @@ def monitor(request: requests.MonitorRequest, as_json: requests.TextAsJson = Fal
     With --state they continue a stream, in order of arrival; its alarm is valid however often it is checked, and
     persists.
     """
-    from maple.runs.monitor import monitor_images
+    from maple.runs.predicting.monitor import monitor_images
 
     found = monitor_images(request)
     print_described(found, as_json)

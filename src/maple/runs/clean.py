@@ -20,9 +20,9 @@ from maple.prediction.predictor import Predictor
 from maple.progress import counting
 from maple.runs.folder import RunFolder
 from maple.runs.loading import open_like, ready_predictor, warn_of_skipped
+from maple.runs.predicting.writer import Row, to_csv
 from maple.runs.requests import CleanRequest
 from maple.runs.setup.splits import reopen_splits
-from maple.runs.writer import Row, to_csv
 from maple.text import plural
 
 _SPLITS = ("train", "validation", "calibration", "test")

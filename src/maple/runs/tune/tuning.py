@@ -14,9 +14,9 @@ from maple.files import write_atomic
 from maple.options import flag_name, list_options, to_toml
 from maple.reporting.plots import standalone_svg
 from maple.reporting.plots.trials import plot_trials
+from maple.runs.predicting.writer import to_csv
 from maple.runs.setup.config import RunConfig
 from maple.runs.tune.plan import Plan, with_settings
-from maple.runs.writer import to_csv
 from maple.text import compact, number, plural
 from maple.training.options import MapleOptions
 from maple.training.recipe import RECIPES

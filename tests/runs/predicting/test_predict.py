@@ -30,8 +30,8 @@ from maple.data.decode import Decoding
 from maple.decisions.conformal import benjamini_hochberg
 from maple.errors import DataError, RunError, UsageError
 from maple.runs import writer
-from maple.runs.predict import flag_together
-from maple.runs.writer import ResumableFile
+from maple.runs.predicting.predict import flag_together
+from maple.runs.predicting.writer import ResumableFile
 from maple.types import DOUBTFUL_PROBABILITY, PREDICTION_COLUMNS, Prediction
 
 ENVIRONMENT = {**os.environ, "PYTHONPATH": python_path(), "OMP_NUM_THREADS": "1"}
@@ -480,7 +480,7 @@ def test_a_kill_while_an_image_decodes_forever_changes_nothing(cheap, tmp_path, 
     finally:
         process.kill()
         process.wait()
-    monkeypatch.setattr("maple.runs.predict.Decoding", partial(Decoding, seconds=1.5))
+    monkeypatch.setattr("maple.runs.predicting.predict.Decoding", partial(Decoding, seconds=1.5))
     for path in (out, tmp_path / "whole.csv"):  # the first goes on
         predict(model, [str(folder)], str(path), batch_size=4, workers=2)
     assert out.read_bytes() == (tmp_path / "whole.csv").read_bytes()

@@ -18,7 +18,7 @@ from maple.errors import UsageError
 from maple.evaluation.cases import evaluate
 from maple.networks import embed
 from maple.prediction.store import load_predictor
-from maple.runs.explain import (
+from maple.runs.predicting.explain import (
     MAX_IMAGES,
     ExplainRequest,
     explain_images,

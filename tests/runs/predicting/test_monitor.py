@@ -16,7 +16,7 @@ from commands import flat, run
 from image_files import encode, write_parquet
 from maple.decisions.drift import StreamMonitor, compare_scores
 from maple.files import FORMAT_VERSION, load_arrays, save_arrays
-from maple.runs.monitor import Monitoring
+from maple.runs.predicting.monitor import Monitoring
 
 
 def noise(n: int, seed: int, contrast: int = 30) -> list[Image.Image]:

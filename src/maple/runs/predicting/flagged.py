@@ -26,8 +26,8 @@ from maple.data.stream import Item, Source
 from maple.errors import RunError, UsageError
 from maple.files import draft_folder, is_full, write_atomic
 from maple.reporting.predictions import PredictionRow, iterate_predictions
+from maple.runs.predicting.writer import to_csv
 from maple.runs.requests import PredictRequest
-from maple.runs.writer import to_csv
 from maple.text import plural
 
 _COLUMNS = ("file", "label", "class", "probability", "p_value")

@@ -1,8 +1,8 @@
 """``maple predict``: one row per image, for any number of images.
 
 Images are decoded, predicted and written chunk by chunk in constant memory (:mod:`maple.data.stream`), and an
-interrupted request is resumed (:mod:`maple.runs.writer`). Torch is imported for the predictor of a run, not for an
-exported graph.
+interrupted request is resumed (:mod:`maple.runs.predicting.writer`). Torch is imported for the predictor of a run, not
+for an exported graph.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from maple.errors import DataError, UsageError
 from maple.options import as_dict, flag_name
 from maple.prediction.base import BasePredictor
 from maple.progress import CountDisplay, say, warn
-from maple.runs.flagged import check_files, check_flagged, place_flagged
 from maple.runs.loading import MORE_CALIBRATION, describe_skipped, ready_model, too_few_images
+from maple.runs.predicting.flagged import check_files, check_flagged, place_flagged
+from maple.runs.predicting.writer import PARQUET_SUFFIX, SUFFIXES, ResumableFile, Row, Tally, skipped_path, to_csv
 from maple.runs.requests import PredictRequest
-from maple.runs.writer import PARQUET_SUFFIX, SUFFIXES, ResumableFile, Row, Tally, skipped_path, to_csv
 from maple.text import percent, plural
 from maple.types import DOUBTFUL_PROBABILITY, PREDICTION_COLUMNS, Counts, Skipped
 

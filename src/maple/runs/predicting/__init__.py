@@ -1,0 +1,1 @@
+"""Commands on new images: ``predict`` with its files (``writer``, ``flagged``), ``explain`` and ``monitor``."""
