@@ -17,7 +17,7 @@ from cheap import Cheap, files_in, predict, use, write_images
 from image_files import encode, write_parquet
 from maple.data.sources import open_images
 from maple.errors import DataError, RunError, UsageError
-from maple.runs import writer
+from maple.runs.predicting import writer
 
 
 @pytest.fixture

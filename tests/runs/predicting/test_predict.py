@@ -29,7 +29,7 @@ from image_files import encode, endless_jpeg, noise
 from maple.data.decode import Decoding
 from maple.decisions.conformal import benjamini_hochberg
 from maple.errors import DataError, RunError, UsageError
-from maple.runs import writer
+from maple.runs.predicting import writer
 from maple.runs.predicting.predict import flag_together
 from maple.runs.predicting.writer import ResumableFile
 from maple.types import DOUBTFUL_PROBABILITY, PREDICTION_COLUMNS, Prediction

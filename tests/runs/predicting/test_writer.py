@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from cheap import files_in
 from maple.errors import RunError, UsageError
-from maple.runs import writer
+from maple.runs.predicting import writer
 from maple.runs.predicting.writer import ResumableFile, Tally, skipped_path, to_csv, to_json_lines
 from maple.types import Skipped
 
