@@ -1,6 +1,6 @@
 """``maple demo``: the whole method on simulated diatoms, in less than three minutes on two cores.
 
-``benchmarks/demo.py`` chose the options, on other images and other unknown taxa than the demo shows.
+The options were compared by ``benchmarks/demo.py`` on other images and other unknown taxa than the demo shows.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ TEST = "simulated-diatoms?n=3000&size=32&seed=1"  # with fewer, most differences
 OOD = {"near": "simulated-diatoms/near?n=1000&size=32", "far": "simulated-diatoms/far?n=1000&size=32"}
 TRAINING: Values = {  # with any recipe
     "backbone": "airbench-24",
-    "epochs": 14,
+    "epochs": 28,
     "optimizer": "muon",
     "learning_rate": 0.24,
     "momentum": 0.6,
@@ -30,7 +30,8 @@ TRAINING: Values = {  # with any recipe
     "batch_size": 128,
     "augment": "crop,flip-both,turn",  # diatoms lie in any direction
 }
-MAPLE: Values = {"relabel_every": 8, "hard_class_error": 0.1}  # clusters in most classes
+# Clusters in hard classes, at a low learning rate: before, nearly every class looks hard.
+MAPLE: Values = {"relabel_every": 21, "hard_class_error": 0.3}
 
 
 def run_demo(out: Path, seed: int = 0) -> Results:
