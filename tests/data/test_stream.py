@@ -41,7 +41,8 @@ def folder(tmp_path: Path, rng: np.random.Generator) -> Path:
 def read_all(sources: list, size: int = 8, seconds: float = IMAGE_SECONDS, **options) -> Decoded:
     """All chunks as one, once it is clear that none is out of order."""
     how = Decoding(size, seconds=seconds, keys=True)
-    chunks = list(decode_stream(open_source(sources, size=size), how, **options))
+    source = open_source(sources, size=size)
+    chunks = list(decode_stream(source, how, **options))
     stops = [chunk.stop for chunk in chunks]
     assert [chunk.first for chunk in chunks] == [options.get("start", 0), *stops[:-1]]
     assert all(len(chunk.files) == len(chunk.pixels) for chunk in chunks)
@@ -50,7 +51,7 @@ def read_all(sources: list, size: int = 8, seconds: float = IMAGE_SECONDS, **opt
     )
     assert len(rows) == len(files) == len(keys) and rows == sorted(rows)
     pixels = np.concatenate([chunk.pixels for chunk in chunks])
-    skipped = [item for chunk in chunks for item in chunk.skipped]
+    skipped = [*source.skipped, *(item for chunk in chunks for item in chunk.skipped)]
     return Decoded(chunks[0].first, rows, files, pixels, keys, skipped)
 
 

@@ -56,10 +56,10 @@ def test_a_step_updates_network_and_running_state():
 def test_outliers_are_images_with_shuffled_patches():
     torch.manual_seed(0)
     images = torch.rand(8, 3, 16, 16)
-    outliers = create_recipe("cross-entropy", outlier_share=0.25).make_outliers(images)
+    outliers = create_recipe("cross-entropy", outlier_share=0.25).extra_images(images)
     pixels = [each.flatten(1).sort().values for each in (images[:2], outliers)]
     assert torch.equal(*pixels) and not torch.equal(images[:2], outliers)
-    assert create_recipe("cross-entropy").make_outliers(images) is None
+    assert create_recipe("cross-entropy").extra_images(images) is None
 
 
 def test_outliers_run_with_the_batch_and_teach_the_uniform_distribution():

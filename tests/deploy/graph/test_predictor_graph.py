@@ -15,7 +15,7 @@ from maple.detectors.maple import MapleDetector
 from maple.detectors.scores import SCORES
 from maple.networks import create_backbone
 from maple.prediction.predictor import Predictor
-from maple.types import Outputs
+from maple.types import Outputs, Prediction
 
 CLUSTERS = np.array([0, 0, 1, 2, 3, 3, 3])  # the class of each
 DIM, RESPONSES = 24, 10
@@ -158,3 +158,6 @@ def test_the_outputs_are_fixed():
         "class_id", "probabilities", "probability", "typicality", "uncertainty", "score", "p_value", "is_ood",
         "cluster", "md_class_id", "softmax_class_id", "log_probabilities", "squared_distance", "position",
     )  # fmt: skip
+    assert set(OUTPUTS) == {field.name for field in dataclasses.fields(Prediction)} - {"class_names"} | {
+        "probabilities"
+    }

@@ -132,15 +132,13 @@ def _name_first(others: Sequence[Skipped]) -> str:
 def why_no_image(name: str) -> str:
     """Why a file in a folder of images is not read, by its name.
 
-    >>> why_no_image("IMG_0042.HEIC"), why_no_image("notes.txt")
-    ('.heic is not read: save it as JPEG, PNG or TIFF', 'not an image, by its name')
+    >>> why_no_image("IMG_0042.HEIC"), why_no_image("notes.txt"), why_no_image("a.png")
+    ('.heic is not read: save it as JPEG, PNG or TIFF', 'not an image, by its name', 'a broken link, or not a file')
     """
     suffix = Path(name).suffix.lower()
-    return (
-        f"{suffix} is not read: save it as JPEG, PNG or TIFF"
-        if suffix in _OTHER_IMAGES
-        else "not an image, by its name"
-    )
+    if suffix in _OTHER_IMAGES:
+        return f"{suffix} is not read: save it as JPEG, PNG or TIFF"
+    return "a broken link, or not a file" if suffix in IMAGE_SUFFIXES else "not an image, by its name"
 
 
 @contextmanager

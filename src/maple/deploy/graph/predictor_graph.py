@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
 from typing import Any, NamedTuple
 
 import torch
@@ -17,10 +16,11 @@ from maple.detectors.scores import Score
 from maple.errors import UsageError
 from maple.networks import channel_responses, listening
 from maple.prediction.predictor import Predictor
-from maple.types import Prediction
 
-_NAMES = [each.name for each in fields(Prediction) if each.name != "class_names"]
-OUTPUTS = ("class_id", "probabilities", *_NAMES[1:])  # the fields of a prediction, and all probabilities
+OUTPUTS = (  # the fields of a prediction and all probabilities; programs that open a .pt2 file read them by place
+    "class_id", "probabilities", "probability", "typicality", "uncertainty", "score", "p_value", "is_ood",
+    "cluster", "md_class_id", "softmax_class_id", "log_probabilities", "squared_distance", "position",
+)  # fmt: skip
 
 
 class Seen(NamedTuple):
