@@ -7,7 +7,7 @@ import numpy as np
 from exported import pictures
 from maple.data.image_set import ImageSet
 from maple.deploy.quantise import Change
-from maple.stats.metrics import auroc
+from maple.stats.metrics import auroc, calibration_floor
 
 
 def test_quantised(predictor, tmp_path, onnx):
@@ -31,7 +31,9 @@ def test_quantised(predictor, tmp_path, onnx):
         auroc(exact(test).score, exact(unknown).score),
         auroc(said.score, small(unknown).score),
     )
+    assert change.ece_floor == (calibration_floor(exact(test).probability), calibration_floor(said.probability))
     assert "AUROC noise" in report.describe()
+    assert f"(by chance {change.ece_floor[0]:.4f} -> {change.ece_floor[1]:.4f})" in report.describe()
     kinds = {node.op_type for node in onnx.load(tmp_path / "small.onnx").graph.node if "/description/" in node.name}
     assert not {kind for kind in kinds if "Integer" in kind or "Quantize" in kind}
 
@@ -41,4 +43,4 @@ def test_what_quantisation_changes_is_said_or_said_to_be_unknown():
     nothing, some = Change(1.0), Change(1.0, accuracy=both, ece=both, flagged=both, auroc={})
     assert "accuracy, ECE and AUROC" in nothing.describe() and "--ood" not in nothing.describe()
     assert "ECE 0.5000 -> 0.6000" in some.describe() and "--ood" in some.describe()
-    assert "unknown" not in Change(1.0, both, both, both, {"noise": both}).describe()
+    assert "unknown" not in Change(1.0, both, both, flagged=both, auroc={"noise": both}).describe()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -63,3 +64,18 @@ def test_wrong_requests_are_refused(nine, tmp_path, capsys):
     assert run("clean", nine, "--data", tmp_path / "nowhere") == 2
     assert run("clean", tmp_path / "no-run", "--out", tmp_path / "labels.csv") == 1
     assert not (tmp_path / "labels.csv").exists()
+
+
+def test_images_that_are_gone_are_replaced_by_an_option_that_exists(nine, tmp_path, capsys):
+    copy = tmp_path / "run"
+    shutil.copytree(nine, copy)
+    config = copy / "config.toml"
+    config.write_text(config.read_text().replace('source = "', f'source = "{tmp_path}/gone/'))
+    assert run("clean", copy, "--out", tmp_path / "labels.csv") == 1
+    said = flat(capsys.readouterr().err)
+    assert "--data" in said and "--ind" not in said
+    assert run("evaluate", copy) == 1
+    assert "--ind" in flat(capsys.readouterr().err)
+    assert run("evaluate", copy, "--detector", "energy", "--ind", "digits") == 1  # which needs the training images
+    said = flat(capsys.readouterr().err)
+    assert "--data-root" in said and "--ind" not in said

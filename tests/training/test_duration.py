@@ -154,6 +154,42 @@ def test_a_limit_that_is_not_reached_leaves_the_weights_to_the_last_bit(splits):
     ],
 )
 def test_more_epochs_are_advised_if_accuracy_was_rising(accuracies, n_images, rising):
-    said = describe_rise([{"validation_accuracy": accuracy} for accuracy in accuracies], n_images)
+    history = [{"validation_accuracy": accuracy} for accuracy in accuracies]
+    said = describe_rise(history, n_images, TrainOptions(schedule="constant"))
     assert (said is not None) == rising
-    assert said is None or f"--epochs {2 * len(accuracies)}" in said
+    assert said is None or f"{2 * len(accuracies)} instead of {len(accuracies)}" in said
+
+
+def epochs(*losses, clusters=10):
+    """Rising accuracies, with pairs of training and validation loss; the clusters are those of the last epoch."""
+    rows = [
+        {"validation_accuracy": 0.8 + 0.05 * i, "cross_entropy": train, "validation_loss": validation, "clusters": 10}
+        for i, (train, validation) in enumerate(losses)
+    ]
+    return [*rows[:-1], {**rows[-1], "clusters": clusters}]
+
+
+@pytest.mark.parametrize("schedule", ["triangular", "linear", "cosine"])
+@pytest.mark.parametrize(
+    ("history", "advised"),
+    [
+        (epochs((0.38, 0.41), (0.27, 0.26)), True),  # CIFAR-10, 4 epochs
+        (epochs((1.11, 1.55), (0.90, 1.39)), True),  # plankton, 6 epochs
+        (epochs((0.145, 0.265), (0.107, 0.253)), False),  # CIFAR-10, 24 epochs: it begins to overfit
+        (epochs((0.009, 0.137), (0.008, 0.135)), False),  # digits, 16 epochs
+        (epochs((1.2, 0.35), (1.1, 0.32), clusters=33), False),  # the demo: the loss is about clusters
+    ],
+)
+def test_with_a_falling_rate_the_training_loss_must_leave_room_too(history, advised, schedule):
+    assert (describe_rise(history, 5000, TrainOptions(schedule=schedule)) is not None) == advised
+
+
+def test_a_recipe_without_cross_entropy_gets_no_advice_with_a_falling_rate():
+    history = [{"validation_accuracy": 0.5, "clusters": 3}, {"validation_accuracy": 0.7, "clusters": 3}]
+    assert describe_rise(history, 1000, TrainOptions(schedule="linear")) is None
+
+
+def test_more_time_is_advised_where_a_time_limit_ended_the_training():
+    limited = TrainOptions(schedule="linear", epochs=16, time_limit=60)
+    said = describe_rise(epochs((0.5, 0.5), (0.4, 0.4)), 1000, limited)
+    assert said is not None and "2 min instead of 1 min" in said and "epochs" not in said

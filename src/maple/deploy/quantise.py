@@ -15,7 +15,7 @@ import numpy as np
 from maple.data.image_set import ImageSet
 from maple.errors import naming_extras
 from maple.prediction.onnx import OnnxPredictor
-from maple.stats.metrics import auroc, expected_calibration_error
+from maple.stats.metrics import auroc, calibration_floor, expected_calibration_error
 
 MEASURE_IMAGES = 2000  # of each set, at most
 HEAD = "/description/"  # prefix of the nodes that stay in full precision
@@ -30,6 +30,7 @@ class Change:
     same_class: float  # share of the images of the check
     accuracy: BeforeAfter | None = None  # of test images
     ece: BeforeAfter | None = None
+    ece_floor: BeforeAfter | None = None  # of perfect probabilities, by chance
     flagged: BeforeAfter | None = None  # share of the test images that are flagged
     auroc: Mapping[str, BeforeAfter] | None = None  # of the score, by name of the unknown images
 
@@ -38,7 +39,9 @@ class Change:
         lines = [f"quantised: {100 * self.same_class:.1f} % of the images of the check keep their class"]
         named = {"accuracy": self.accuracy, "ECE": self.ece, "share of test images flagged": self.flagged}
         named |= {f"AUROC {name}": pair for name, pair in (self.auroc or {}).items()}
-        known = [f"{name} {pair[0]:.4f} -> {pair[1]:.4f}" for name, pair in named.items() if pair is not None]
+        known = [f"{name} {_describe(pair)}" for name, pair in named.items() if pair is not None]
+        if self.ece_floor is not None:
+            known = [f"{each} (by chance {_describe(self.ece_floor)})" if "ECE" in each else each for each in known]
         lines.append(", ".join(known) or "no test images: the change of accuracy, ECE and AUROC is unknown")
         if known and not self.auroc:
             lines.append("no unknown images: the change of AUROC is unknown; add --ood NAME=SOURCE")
@@ -91,12 +94,17 @@ def measure_change(
         same_class=same,
         accuracy=_pair(each.mean() for each in right),
         ece=_pair(ece),
+        ece_floor=_pair(calibration_floor(each.probability) for each in known),
         flagged=_pair(each.is_ood.mean() for each in known),
         auroc={
             name: _pair(auroc(a.score, b.score) for a, b in zip(known, said, strict=True))
             for name, said in unknown.items()
         },
     )
+
+
+def _describe(pair: BeforeAfter) -> str:
+    return f"{pair[0]:.4f} -> {pair[1]:.4f}"
 
 
 def _pair(values: Iterable[float]) -> BeforeAfter:

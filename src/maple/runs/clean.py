@@ -83,7 +83,7 @@ def _open_sets(request: CleanRequest, predictor: Predictor) -> dict[str, ImageSe
         given = open_like(predictor, request.data, root, labelled=True)
         warn_of_skipped(given.skipped, of=f" of '{given.name}'")
         return {_GIVEN: given.with_class_names(predictor.class_names)}
-    splits = reopen_splits(run, predictor.size, root)
+    splits = reopen_splits(run, predictor.size, root, "give labelled images of its classes with --data")
     found = {name: getattr(splits, name) for name in _SPLITS}
     return {name: each.with_class_names(predictor.class_names) for name, each in found.items() if len(each)}
 

@@ -39,7 +39,7 @@ from maple.runs.loading import open_like, ready_predictor, warn_of_skipped
 from maple.runs.requests import EvaluateRequest
 from maple.runs.setup.config import SECTIONS, RunConfig
 from maple.runs.setup.request import LEFT_OUT
-from maple.runs.setup.splits import left_out_images, reopen_splits
+from maple.runs.setup.splits import RESTORE, left_out_images, reopen_splits
 from maple.training.recipe import RECIPES, find_recipe
 from maple.types import Outputs
 
@@ -66,8 +66,10 @@ def evaluate_run(request: EvaluateRequest) -> Results:
                 "out --detector"
             )
         root = request.data_root or settings.origin.root
-        needs_splits = request.ind is None or request.on_training or detectors or LEFT_OUT in request.ood.values()
-        splits = reopen_splits(run, predictor.size, root) if needs_splits else None
+        needs_more = request.on_training or detectors or LEFT_OUT in request.ood.values()  # than test images
+        remedy = RESTORE if needs_more else "give test images with --ind"
+        needs_splits = request.ind is None or needs_more
+        splits = reopen_splits(run, predictor.size, root, remedy) if needs_splits else None
         test = _open_test(request, predictor, root, splits)
         warn_of_skipped(test.skipped, of=f" of '{test.name}'")
         sets = EvaluationSets(test, open_unknown(predictor, request.ood, root, splits))

@@ -122,6 +122,7 @@ class FitRequest(_Folder):
         (),
         "classes in the order of the logits, or @FILE with one per line",
         shown="the network's, if it names those of the data, else in the order of the data",
+        metavar="NAME,...",
         takes=str,
         read=list_names,
     )
@@ -158,6 +159,7 @@ class TuneRequest(_TrainingRequest):
         None,
         "options to search, such as max_clusters,margin",
         shown="hard_class_error,relabel_every,max_clusters; bayes: also learning rate, margin and weights",
+        metavar="NAME,...",
         takes=str,
         read=lambda text: None if text is None else read_names(text),
     )
@@ -280,6 +282,7 @@ class EvaluateRequest:
         "detectors to compare with, such as rmd,energy,knn; they are fitted on the run's training images",
         "--detector",
         shown="softmax,energy; all: maple methods",
+        metavar="NAME,...",
         takes=str,
         read=list_detectors,
     )
@@ -306,12 +309,13 @@ class BenchmarkRequest:
         takes=list[str],
         read=lambda names: tuple(names or ()),
     )
-    profile: str = flag("cpu", "how networks are trained: paper, cpu or tiny")
+    profile: str = flag("cpu", "how networks are trained", metavar="paper|cpu|tiny")
     _: KW_ONLY
     seeds: tuple[int, ...] | None = flag(
         None,
         "seeds, such as 0,1,2",
         shown="the profile's",
+        metavar="NUMBER,...",
         takes=str,
         read=lambda text: read_numbers(text, "--seeds", int, "numbers such as 0,1,2"),
     )

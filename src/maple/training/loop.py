@@ -213,7 +213,8 @@ class _Loop:
 
     def say_how_it_ended(self, display: TrainDisplay) -> None:
         """Say if a time limit ended the training, and if more epochs may help."""
-        for message in (self.clock.describe(self.epoch), describe_rise(self.record.history, len(self.validation))):
+        rise = describe_rise(self.record.history, len(self.validation), self.options)
+        for message in (self.clock.describe(self.epoch), rise):
             if message is not None:
                 display.say(message)
 

@@ -27,7 +27,10 @@ from maple.evaluation.paper.tables import (
 def filled() -> SuiteResults:
     rows = [
         TableRow(
-            "K-Means", {name: [0.5, 0.7] for name in find_suite("clustering").columns}, {"clusters": 30, "ece": 0.154}
+            "K-Means",
+            {name: [0.5, 0.7] for name in find_suite("clustering").columns},
+            {"clusters": 30, "ece": 0.154},
+            {"ece": [0.010, 0.014]},
         ),
         TableRow("T-Means", {name: [0.25, math.nan] for name in find_suite("clustering").columns}, {}),
     ]
@@ -37,7 +40,8 @@ def filled() -> SuiteResults:
 
 def test_cells_have_means_and_the_papers_figures(filled):
     headings, lines = table_cells(filled)
-    assert headings[:6] == ["", "clusters", "paper", "accuracy ↑", "ECE ↓", "paper"]
+    assert headings[:6] == ["", "clusters", "paper", "accuracy ↑", "ECE ↓ (by chance)", "paper"]
+    assert lines[0][4] == "0.600 ± 0.141 (0.012)"
     assert lines[0][3] == "0.6000 ± 0.1414" and lines[0][5] == "0.154"
     assert lines[1][1:6] == ["–"] * 5  # a seed is missing; the paper has none
     text = to_markdown(filled)
@@ -55,14 +59,17 @@ def test_csv_is_unrounded(filled):
 def test_the_best_figures_are_marked(filled):
     headings, _ = table_cells(filled)
     best = best_cells(filled)
-    accuracy, ece = headings.index("accuracy ↑"), headings.index("ECE ↓")
+    accuracy, ece = headings.index("accuracy ↑"), headings.index("ECE ↓ (by chance)")
     assert (0, accuracy) in best and (0, ece) in best  # the other row lacks a seed
     assert not any(column == headings.index("clusters") for _, column in best)  # neither way is better
 
 
 def test_rows_of_the_terminal_and_plain_values(filled):
     first = to_rows(filled)[0]
-    assert list(first)[:4] == ["", "clusters", "paper clusters", "accuracy ↑"] and first["paper ECE ↓"] == "0.154"
+    assert (
+        list(first)[:4] == ["", "clusters", "paper clusters", "accuracy ↑"]
+        and first["paper ECE ↓ (by chance)"] == "0.154"
+    )
     plain = to_dict(filled)
     assert json.loads(json.dumps(plain))["provenance"]["commit"] == "abc1234"
     assert (plain["suite"], plain["profile"], plain["seeds"]) == ("clustering", "cpu", [4, 9])

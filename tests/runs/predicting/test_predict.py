@@ -306,12 +306,26 @@ def test_names_with_commas_quotes_and_new_lines(cheap, tmp_path, rng):
 
 
 class Interrupting(Cheap):
-    """Ctrl-C in the third chunk."""
+    """Ctrl-C after some chunks."""
+
+    def __init__(self, before: int = 2) -> None:
+        super().__init__()
+        self.before = before
 
     def predict_usable(self, pixels: np.ndarray) -> tuple[Prediction, np.ndarray]:
-        if self.n_chunks == 2:
+        if self.n_chunks == self.before:
             raise KeyboardInterrupt
         return super().predict_usable(pixels)
+
+
+def test_one_image_is_done_and_two_are(cheap, tmp_path, capsys):
+    _, model = cheap
+    folder = write_images(tmp_path / "images", 5)
+    for n, verb in ((1, "1 image is"), (2, "2 images are")):
+        use(Interrupting(before=n))
+        with pytest.raises(KeyboardInterrupt):
+            predict(model, [str(folder)], str(tmp_path / f"{n}.csv"), batch_size=1)
+        assert f"{verb} done and kept in" in " ".join(capsys.readouterr().err.split())
 
 
 @pytest.fixture(params=FORMATS)

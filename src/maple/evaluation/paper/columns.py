@@ -92,6 +92,15 @@ def describe_columns(names: Iterable[str]) -> dict[str, Column]:
     return {name: _column(name) for name in names}
 
 
+def floor_columns(names: Iterable[str]) -> dict[str, str]:
+    """For each ECE, the column of what perfect probabilities would have by chance.
+
+    >>> floor_columns(["accuracy", "ece", "corrupted/ece"])
+    {'ece': 'ece_floor', 'corrupted/ece': 'corrupted/ece_floor'}
+    """
+    return {name: f"{name}_floor" for name in names if figure_kind(name)[0] == "ece"}
+
+
 def read_figure(results: Results, method: str, column: str, facts: Mapping[str, float] | None = None) -> float:
     """One figure of a method; NaN where it has none. ``facts`` are figures of the training by column."""
     kind, detail = figure_kind(column)

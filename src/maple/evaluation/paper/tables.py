@@ -6,7 +6,7 @@ import csv
 import io
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -24,6 +24,9 @@ class TableRow:
     title: str
     figures: dict[str, list[float]]  # column: one per seed
     paper: dict[str, float]
+    floors: dict[str, list[float]] = field(
+        default_factory=dict
+    )  # of ECE columns: what perfect probabilities would have
 
     def mean(self, column: str) -> float:
         """Mean over the seeds; NaN if one has no figure."""
@@ -32,6 +35,11 @@ class TableRow:
     def spread(self, column: str) -> float:
         values = self.figures[column]
         return float(np.std(values, ddof=1)) if len(values) > 1 else 0.0
+
+    def text(self, column: str, digits: int) -> str:
+        """The cell of a column; that of an ECE has the mean floor in brackets."""
+        shown, floors = format_cell(self.figures[column], digits), self.floors.get(column, [])
+        return shown if not floors or any(map(math.isnan, floors)) else f"{shown} ({np.mean(floors):.{digits}f})"
 
 
 @dataclass(frozen=True)
@@ -64,9 +72,10 @@ def table_cells(found: SuiteResults) -> tuple[list[str], list[list[str]]]:
     compared = {name for row in found.rows for name in row.paper}
     headings, lines = [""], [[row.title] for row in found.rows]
     for name, column in columns.items():
-        headings.append(column.title + arrows[column.better])
+        brackets = " (by chance)" if any(name in row.floors for row in found.rows) else ""
+        headings.append(column.title + arrows[column.better] + brackets)
         for row, line in zip(found.rows, lines):
-            line.append(format_cell(row.figures[name], column.digits))
+            line.append(row.text(name, column.digits))
         if name in compared:
             headings.append("paper")
             for row, line in zip(found.rows, lines):
@@ -119,7 +128,7 @@ def to_dict(found: SuiteResults) -> dict[str, Any]:
         "suite": found.suite.name,
         "profile": found.profile.name,
         "seeds": list(found.seeds),
-        "rows": [{"title": row.title, "figures": row.figures, "paper": row.paper} for row in found.rows],
+        "rows": [asdict(row) for row in found.rows],
         "provenance": asdict(found.provenance),
     }
 

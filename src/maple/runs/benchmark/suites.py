@@ -15,7 +15,7 @@ from typing import Any
 
 import maple
 from maple.errors import UsageError
-from maple.evaluation.paper.columns import Images, read_figure, split_images
+from maple.evaluation.paper.columns import Images, floor_columns, read_figure, split_images
 from maple.evaluation.paper.profiles import PROFILES, find_profile
 from maple.evaluation.paper.rows import Row, Training
 from maple.evaluation.paper.suites import SUITES, Suite, find_suite
@@ -127,11 +127,13 @@ def collect(suite: Suite, jobs: Sequence[Job], command: str) -> tuple[SuiteResul
     profile = jobs[0].profile
     seeds = tuple(dict.fromkeys(job.seed for job in jobs))
     found = {(job.training, job.seed): _evaluate(suite, job) for job in jobs}
+    floors = floor_columns(suite.columns)
     rows = [
         TableRow(
             row.title,
             {name: [found[row.training, seed].read(row, name) for seed in seeds] for name in suite.columns},
             suite.paper.get(row.paper, {}),
+            {name: [found[row.training, seed].read(row, floor) for seed in seeds] for name, floor in floors.items()},
         )
         for row in suite.rows(profile)
     ]

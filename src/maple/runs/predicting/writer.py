@@ -30,7 +30,7 @@ import pyarrow.parquet as pq
 from maple.errors import RunError, UsageError
 from maple.files import is_full, take_lock
 from maple.progress import say, warn
-from maple.text import shorten_list
+from maple.text import plural, shorten_list
 from maple.types import SET_SEPARATOR, Counts, Skipped
 
 PARQUET_SUFFIX = ".parquet"
@@ -212,7 +212,8 @@ class ResumableFile:
             return
         if self._saved.images and self._is_kept:
             self._lock.release()
-            done = f"{self._saved.images:,} images are done and kept in '{self.folder}'"
+            n = self._saved.images
+            done = f"{plural(n, 'image')} {'is' if n == 1 else 'are'} done and kept in '{self.folder}'"
             say(f"{done}: rerun the same command to resume")
         else:
             self.discard()

@@ -30,6 +30,7 @@ from maple.runs.setup.request import LEFT_OUT, describe_request
 from maple.types import RunClasses, Skipped
 
 AnyRequest = TypeVar("AnyRequest", TrainRequest, FitRequest)
+RESTORE = "restore the images, or give their folder with --data-root"
 
 # --- opening ----------------------------------------------------------------------------------------------------------
 
@@ -69,20 +70,22 @@ def load_run_splits(origin: RunOrigin, options: DataOptions, data_root: Path | N
     return order_classes(splits, origin.classes) if origin.classes else splits
 
 
-def reopen_splits(run: RunFolder, size: int, data_root: Path | None = None) -> Splits:
-    """The splits of a finished run, from its source; :class:`RunError` if the images have changed since training."""
+def reopen_splits(run: RunFolder, size: int, data_root: Path | None = None, remedy: str = RESTORE) -> Splits:
+    """The splits of a finished run, from its source; :class:`RunError` if the images have changed since training.
+
+    ``remedy`` is what the command proposes then.
+    """
     settings = run.read_config()
     origin = settings.origin
     options = dataclasses.replace(settings.resolve().data, size=size)
     try:
         splits = load_run_splits(origin, options, data_root or origin.root)
     except UsageError as error:
-        raise RunError(f"cannot reopen the images of the run ({error}): give test images with --ind") from None
+        raise RunError(f"cannot reopen the images of the run ({error}): {remedy}") from None
     digests = run.read_classes().digests
     if any(digest_images(getattr(splits, name)) != digest for name, digest in digests.items()):
         raise RunError(
-            f"the images of '{origin.source}' have changed since training, and the test split cannot be restored: "
-            "give test images with --ind"
+            f"the images of '{origin.source}' have changed since training, and its splits cannot be restored: {remedy}"
         )
     return splits
 
