@@ -194,6 +194,17 @@ def test_a_run_counts_the_parts_as_it_says(train, new):
     np.testing.assert_allclose(MapleDetector.from_state(arrays, first).score(new), expected)
 
 
+def test_a_stored_run_learns_a_score_with_parts_it_did_not_have(train, new):
+    """As after an update with validation images, of a run that had too few of them."""
+    validation = draw(1000, 1)
+    stored = MapleDetector().fit(train, validation[:10])
+    assert stored.score_ == "normalised"
+    restored = MapleDetector.from_state(*stored.get_state()).learn_score(validation)
+    assert restored.score_ == "fused"
+    stored.learn_score(validation)
+    np.testing.assert_array_equal(restored.score(new), stored.score(new))
+
+
 def test_fused_is_not_at_ease_far_away(train):
     """Images ten times as far out in the direction of a class: logits and directions are those of that class."""
     validation, known = draw(1000, 1), draw(500, 3)

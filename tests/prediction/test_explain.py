@@ -143,6 +143,14 @@ def test_parts_sum_to_the_fused_score(outputs: Outputs, rng: np.random.Generator
             assert found.parts[name] == pytest.approx(weight * surprise, rel=1e-9, abs=1e-9)
 
 
+def test_parts_are_counted_as_in_the_run(outputs: Outputs, rng: np.random.Generator) -> None:
+    outputs = with_logits(outputs, rng, False)
+    arrays, metadata = MapleDetector(norm_exponent=0.0).fit(outputs, outputs[::2]).get_state()
+    other = {**metadata, "parts": {**metadata["parts"], "energy": [0.25, 0.0]}}
+    (found,) = explain_outputs(MapleDetector.from_state(arrays, other), outputs[:1])
+    assert found.counted["energy"].weight == 0.25
+
+
 @pytest.mark.parametrize("score_by", ["distance", "relative", "residual", "energy"])
 def test_other_scores_are_named_and_have_no_parts(outputs: Outputs, rng: np.random.Generator, score_by: str) -> None:
     outputs = with_logits(outputs, rng)

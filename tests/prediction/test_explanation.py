@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from maple.detectors.scores import Part
 from maple.prediction.components import find_components
 from maple.prediction.explain import name_clusters
 from maple.prediction.explanation import Explanation, Match
@@ -153,6 +154,13 @@ def test_a_part_is_unusual_beyond_most_known_images(plain: Explanation, surprise
     found = replace(plain, score=sum(parts.values()), score_by="fused", parts=parts)
     assert found.most_unusual_part == expected
     assert found.sentences()[-2].endswith(": none of them stands out.") == (expected is None)
+
+
+def test_a_part_is_judged_as_the_run_counts_it(plain: Explanation) -> None:
+    """A surprise of 2.5 is usual, of 5 it is not."""
+    found = replace(plain, score=2.5, score_by="fused", parts={"energy": 2.5})
+    assert replace(found, counted={"energy": Part(1.0)}).most_unusual_part is None
+    assert replace(found, counted={"energy": Part(0.5)}).most_unusual_part == "energy"
 
 
 def test_values_hold_what_was_found(plain: Explanation) -> None:

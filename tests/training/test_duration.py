@@ -13,6 +13,7 @@ from maple.networks import create_backbone
 from maple.options import build_options
 from maple.training import duration
 from maple.training.duration import Clock, describe_rise, shorten
+from maple.training.maple import MapleRecipe
 from maple.training.optimizers import check_schedule, learning_rate_at
 from maple.training.options import TrainOptions
 from maple.training.recipe import create_recipe
@@ -84,6 +85,12 @@ def test_seconds_before_a_resumed_training_count(monkeypatch):
     assert clock.describe(5) and clock.describe(10) is None
 
 
+def test_epochs_of_no_measurable_time_fit(monkeypatch):
+    """The history rounds seconds to hundredths, so that an epoch may have taken 0."""
+    clock = Clock(options := TrainOptions(epochs=10, time_limit=60.0), _started=Watch(monkeypatch).now)
+    assert clock.plan(options, [0.0], 2, 0.5).epochs == 10
+
+
 def test_milestones_stay_in_their_places():
     options = TrainOptions(epochs=100, schedule="step", milestones=(60, 80, 90))
     check_schedule(shorten(options, 10))
@@ -126,6 +133,27 @@ def test_a_training_without_time_ends_valid_after_one_epoch(splits, tmp_path):
     assert len(again.history) == 1
     for name, value in found.backbone.state_dict().items():
         assert torch.equal(value, again.backbone.state_dict()[name])
+
+
+class Planned(MapleRecipe):
+    """Keeps the number of epochs that it was told at the beginning of each."""
+
+    def begin_epoch(self, backbone, epoch, epochs):
+        vars(self).setdefault("told", {})[epoch] = epochs
+
+
+def test_a_resumed_training_plans_its_epochs_before_the_first_step(few, tmp_path):
+    """Else that step has the learning rate of a training without a limit."""
+    recipe = Planned(triplet=False, clustering=False)
+
+    def interrupt(history):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        start(recipe, few, tmp_path, epochs=50, time_limit=1e6, on_epoch=interrupt)
+    found = start(recipe, few, tmp_path, epochs=50, time_limit=1e-3, resume=True)
+    assert recipe.told == {1: 50, 2: 2} and len(found.history) == 2
+    assert set(found.snapshots) == {"before", "after"}
 
 
 def test_a_limit_that_is_not_reached_leaves_the_weights_to_the_last_bit(splits):

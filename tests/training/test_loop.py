@@ -16,7 +16,7 @@ from maple.data.batches import count_batches
 from maple.decisions.pool import class_probabilities
 from maple.errors import DataError, TrainError, UsageError
 from maple.files import load_arrays
-from maple.networks import Backbone, create_backbone
+from maple.networks import Backbone, create_backbone, embed
 from maple.runs.setup.config import resolve_config
 from maple.training.loop import train_backbone
 from maple.training.loss import LossTerm
@@ -55,6 +55,18 @@ def eager_run(eager_recipe, splits, tmp_path_factory):
 def test_learns(eager_run):
     run, _ = eager_run
     assert run.history[-1]["validation_accuracy"] > 0.8
+
+
+def test_validation_outputs_of_the_last_epoch_are_handed_on(eager_run, splits):
+    run, _ = eager_run
+    again = embed(run.backbone, splits.validation)
+    np.testing.assert_allclose(run.validation.embeddings, again.embeddings, rtol=1e-4, atol=1e-5)
+
+
+def test_rotations_leave_no_head_behind(few):
+    run = start(MapleRecipe(clustering=False, rotation_share=0.5), few, epochs=1)
+    assert not any("rotation" in name for name in run.backbone.state_dict())
+    assert run.validation is not None
 
 
 def test_relabelling_grows_head_and_moves_no_probability(eager_run, eager_recipe):

@@ -186,7 +186,8 @@ class MapleDetector(DetectorOptions, Detector):
             needs = "validation images, and logits, several clusters or a shallow layer"
             raise UsageError(f"score_by 'fused' needs {needs}: give fit(outputs, validation), or use 'normalised'")
         automatic: Score = "fused" if surprises else "normalised"
-        return replace(learned, score=automatic if self.score_by == "auto" else self.score_by, surprises=surprises)
+        score = automatic if self.score_by == "auto" else self.score_by
+        return replace(learned, score=score, surprises=surprises, parts=FUSED)
 
     def _facts(self) -> dict[str, Any]:
         if self._learned is None:

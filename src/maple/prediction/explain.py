@@ -87,6 +87,7 @@ def explain_outputs(
             score=float(found.score[i]) if has_score else math.nan,
             score_by=detector.score_,
             parts={name: float(part[i]) for name, part in parts.items()},
+            counted=found.learned.parts,
         )
         for i, (best, nearest, runner_up) in enumerate(matches)
     ]

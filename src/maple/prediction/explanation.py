@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from maple.decisions.attention import is_doubtful
-from maple.detectors.scores import FUSED, Score
+from maple.detectors.scores import FUSED, Part, Score
 from maple.prediction.components import FAR_APART, Components
 from maple.stats.covariance import count_components
 from maple.text import join_names, percent
@@ -76,6 +76,7 @@ class Explanation:
     score: float = math.nan  # NaN if the outputs do not allow it
     score_by: str = ""  # name of the score
     parts: Mapping[Score, float] = field(default_factory=dict)  # of the fused score, their sum
+    counted: Mapping[Score, Part] = field(default_factory=lambda: FUSED)  # how that score counts them
 
     @property
     def degrees_of_freedom(self) -> int:
@@ -104,7 +105,7 @@ class Explanation:
     def most_unusual_part(self) -> Score | None:
         """The largest part of the score; None if it is usual."""
         largest = max(self.parts, key=self.parts.__getitem__, default=None)
-        if largest is None or FUSED[largest].surprise_of(self.parts[largest]) <= -math.log(1 - USUAL_SHARE):
+        if largest is None or self.counted[largest].surprise_of(self.parts[largest]) <= -math.log(1 - USUAL_SHARE):
             return None
         return largest
 

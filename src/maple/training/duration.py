@@ -19,17 +19,18 @@ FALLING = ("triangular", "linear", "cosine")  # schedules that end at zero
 # Share of the validation loss: CIFAR-10 after 5 epochs has 1.0 (10 epochs gain 0.010 in accuracy), plankton after 6 has
 # 0.65 (16 gain 0.11), CIFAR-10 after 24 has 0.42 (near AUROC as after 8), digits after 16 have 0.06.
 ROOM = 0.5
+SHORTEST = 0.005  # seconds of an epoch, which the history rounds to hundredths
 
 
-def epochs_that_fit(position: float, left: float, per_epoch: float) -> int:
-    """Epochs in all that end within ``left`` seconds, when ``position`` epochs are done; the present one always ends.
+def epochs_that_fit(epoch: int, share: float, left: float, per_epoch: float) -> int:
+    """Epochs in all that end within ``left`` seconds, when ``share`` of ``epoch`` is done; that one always ends.
 
-    >>> epochs_that_fit(0.1, left=60, per_epoch=10), epochs_that_fit(3, left=60, per_epoch=10)
+    >>> epochs_that_fit(1, 0.1, left=60, per_epoch=10), epochs_that_fit(4, 0.0, left=60, per_epoch=10)
     (6, 9)
-    >>> epochs_that_fit(0.1, left=2, per_epoch=10)
+    >>> epochs_that_fit(1, 0.1, left=2, per_epoch=10)
     1
     """
-    return max(math.ceil(position), math.floor(position + max(left, 0) / per_epoch))
+    return max(epoch, math.floor(epoch - 1 + share + max(left, 0) / per_epoch))
 
 
 def shorten(options: TrainOptions, epochs: int) -> TrainOptions:
@@ -72,14 +73,14 @@ class Clock:
         assert limit is not None
         spent, position, recent = self.spent, epoch - 1 + share, seconds[-RECENT:]
         if recent:
-            per_epoch = sum(recent) / len(recent)
+            per_epoch = max(sum(recent) / len(recent), SHORTEST)
         else:
             before, done = self._first_step
             self._first_step = self._first_step if done else (spent, share)
             per_epoch = VALIDATION * (spent - before) / (share - done)
             if not done and share < 1:
                 return now
-        fit = epochs_that_fit(position, limit - spent, SLOWER * per_epoch)
+        fit = epochs_that_fit(epoch, share, limit - spent, SLOWER * per_epoch)
         most = self.options.epochs if position <= max(1.0, now.epochs / 2) else now.epochs
         return now if min(fit, most) == now.epochs else shorten(self.options, min(fit, most))
 

@@ -344,6 +344,8 @@ class _Loop:
             self.clock = Clock(self.options, before=sum(float(row["seconds"]) for row in found.history))
             self.clusters.current = found.relabelling
             self._load_weights(found.weights, self.folder)
+        if self.options.time_limit is not None and not self.is_done:
+            self._plan_epochs(self.epoch + 1, 0.0)
         self._make_step({name: self.fabric.to_device(values) for name, values in found.optimizer.items()})
 
     def _load_weights(self, weights: dict[str, torch.Tensor], folder: Path) -> None:
@@ -361,7 +363,7 @@ class _Loop:
 
     def result(self) -> Run:
         agree_on_buffers(self.fabric, self.backbone)
-        unchanged = type(self.recipe).finish is Recipe.finish
+        unchanged = type(self.recipe).finish is Recipe.finish or self.recipe.finish_keeps_outputs
         return Run(
             **vars(self.record),
             backbone=self.recipe.finish(self.backbone.eval()),

@@ -67,6 +67,7 @@ class MapleRecipe(MapleOptions, Recipe):
 
     section: ClassVar[str] = "recipe"
     takes_branch: ClassVar[bool] = True
+    finish_keeps_outputs: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if self.clustering and self.head_growth == "keep" and self.cluster_scope == "class":

@@ -71,6 +71,7 @@ class Recipe(ABC):
     former_prefix: ClassVar[str] = ""  # that its options once had, still read
     class_rule: Literal["sum", "max"] = "sum"  # class probability from its clusters
     takes_branch: ClassVar[bool] = False  # whether the head may read the output of the body, beside the embedding
+    finish_keeps_outputs: ClassVar[bool] = False  # whether its own ``finish`` leaves embeddings and logits as they are
     own_head: ClassVar[bool] = False  # whether its head replaces the linear one of the backbone
     needs_image_gradients: ClassVar[bool] = False
     one_process: ClassVar[bool] = False  # whether it has a running state that processes do not share
