@@ -79,3 +79,16 @@ def test_images_that_are_gone_are_replaced_by_an_option_that_exists(nine, tmp_pa
     assert run("evaluate", copy, "--detector", "energy", "--ind", "digits") == 1  # which needs the training images
     said = flat(capsys.readouterr().err)
     assert "--data-root" in said and "--ind" not in said
+
+
+def test_the_list_that_the_labels_come_from_is_not_replaced(nine, tmp_path, capsys, monkeypatch):
+    """Neither that of --data, nor the one that the run was trained on, however it is spelt."""
+    monkeypatch.chdir(tmp_path)
+    listed = tmp_path / "labels.csv"
+    listed.write_text("file,label\na.png,1\n")
+    assert run("clean", nine, "--data", listed) == 2
+    copied = shutil.copytree(nine, tmp_path / "of-a-list")
+    config = (copied / "config.toml").read_text().replace('source = "digits"', f'source = "{listed}"')
+    (copied / "config.toml").write_text(config)
+    assert run("clean", copied) == 2
+    assert flat(capsys.readouterr().err).count("--out") > 1 and listed.read_text() == "file,label\na.png,1\n"

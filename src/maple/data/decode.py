@@ -103,6 +103,8 @@ def check_file_size(n_bytes: int) -> None:
 @contextmanager
 def open_file(path: Path) -> Iterator[BinaryIO]:
     """Open an image file of an accepted length."""
+    if "\0" in str(path):
+        raise DataError("cannot be read: its name contains a null character")
     try:
         with path.open("rb") as file:
             check_file_size(os.fstat(file.fileno()).st_size)

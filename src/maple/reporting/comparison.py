@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from maple.evaluation.results import Classification, Method, Results
+from maple.evaluation.results import Classification, Gain, Method, Results
 from maple.reporting.plots import BLUE, GREEN, MUTED, ORANGE, PINK, Line
 from maple.text import number, percent, plural
 
@@ -180,10 +180,21 @@ def compare(
     return cells
 
 
+def is_noise(gain: Gain) -> bool:
+    """Whether chance explains a gain; it explains any finite one whose error is unknown, as with a single image.
+
+    >>> is_noise(Gain(0.02, 0.01)), is_noise(Gain(0.03, 0.01)), is_noise(Gain(0.5, math.nan))
+    (True, False, True)
+    """
+    if math.isnan(gain.error):
+        return math.isfinite(gain.value)
+    return abs(gain.value) <= NOISE * gain.error
+
+
 def _judge_by_noise(cells: Mapping[str, Cell], results: Results, key: str) -> dict[str, Cell]:
     """The cells with MAPLE called equal to the baseline where the difference may be chance, if its noise is known."""
     gain = results.gains.get(results.baseline or "", {}).get(key)
-    if gain is None or not cells[OURS].verdict or abs(gain.value) > NOISE * gain.error:
+    if gain is None or not cells[OURS].verdict or not is_noise(gain):
         return dict(cells)
     return {**cells, OURS: replace(cells[OURS], verdict="same")}
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from maple.evaluation.results import Gain, Method, Results
-from maple.reporting.comparison import NOISE, OURS, SCALED, method_name
+from maple.reporting.comparison import OURS, SCALED, is_noise, method_name
 from maple.text import join_names, number, percent
 
 Verdict = Literal["behind", "equal", "ahead"]  # from the worst to the best
@@ -24,7 +24,7 @@ def judge_gain(gain: Gain) -> Verdict | None:
     """
     if math.isnan(gain.value):
         return None
-    if abs(gain.value) <= (0.0 if math.isnan(gain.error) else NOISE * gain.error):
+    if is_noise(gain):
         return "equal"
     return "ahead" if gain.value > 0 else "behind"
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -65,6 +66,7 @@ def clean_run(request: CleanRequest) -> Cleaned:
     """
     if request.out.suffix.lower() != ".csv":
         raise UsageError(f"--out '{request.out}': end the name in .csv")
+    _check_sources(request)
     predictor = ready_predictor(request.run, trust=request.trust)
     sets = _open_sets(request, predictor)
     groups = [("train",), _SPLITS[1:], (_GIVEN,)]
@@ -73,6 +75,15 @@ def clean_run(request: CleanRequest) -> Cleaned:
     write_atomic(request.out, to_csv(rows, _COLUMNS, header=True))
     issues = {name: sum(row["is_label_issue"] for row in rows if row["split"] == name) for name in sets}
     return Cleaned(str(request.out), {name: len(images) for name, images in sets.items()}, issues)
+
+
+def _check_sources(request: CleanRequest) -> None:
+    """Refuse to replace the list that the labels come from, perhaps corrected by hand."""
+    origin = RunFolder(request.run).read_config().origin
+    own = (origin.source, origin.validation, origin.calibration, origin.test)
+    for source in own if request.data is None else (request.data,):
+        if source and Path(source).expanduser().resolve() == request.out.resolve():
+            raise UsageError(f"--out '{request.out}' is the list that the labels come from: choose another --out")
 
 
 def _open_sets(request: CleanRequest, predictor: Predictor) -> dict[str, ImageSet]:

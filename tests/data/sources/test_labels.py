@@ -93,3 +93,15 @@ def test_a_list_that_is_not_text(folder: Path) -> None:
 def test_a_file_of_the_list_that_is_gone_is_skipped(folder: Path) -> None:
     images = open_images(write(folder / "list.csv", "file,label\na.png,cat\nb.png,emu\nc.png,emu\ngone.png,cat\n"))
     assert len(images) == 3 and [Path(each.file).name for each in images.skipped] == ["gone.png"]
+
+
+@pytest.mark.parametrize("name", ["~$a.png", "~nobody-here/a.png", "a" * 5000 + ".png", "a\0.png"])
+def test_a_name_that_cannot_be_a_file_is_skipped(folder: Path, name: str) -> None:
+    tasks = [{"file": "a.png", "class": "cat"}, {"file": "b.png", "class": "emu"}, {"file": name, "class": "emu"}]
+    images = open_images(write(folder / "min.json", json.dumps(tasks)))
+    assert len(images) == 2 and [each.file for each in images.skipped] == [name]
+
+
+def test_a_file_listed_twice_needs_one_label(folder: Path) -> None:
+    images = open_images(write(folder / "list.csv", "file,label\na.png,cat\nb.png,emu\n./a.png,\n"))
+    assert len(images) == 2 and not images.skipped

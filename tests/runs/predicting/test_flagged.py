@@ -110,6 +110,10 @@ def test_tasks_of_label_studio_come_back_with_labels(model, tmp_path, capsys):
         ("p.csv", {"link": True}, "--link"),
         ("p.csv", {"label_flagged": Path("new.txt")}, "--label-flagged.*csv"),
         ("p.csv", {"label_flagged": Path("old.csv")}, "--label-flagged.*old"),
+        ("p.csv", {"label_flagged": Path("./p.csv")}, "--label-flagged.*--out"),
+        ("p.csv", {"label_flagged": Path("p.skipped.csv")}, "--label-flagged.*--out"),
+        ("p.csv", {"label_flagged": Path("old.json")}, "--label-flagged.*old.xml"),
+        ("new/p.csv", {"copy_flagged": Path("new")}, "--out.*--copy-flagged"),
         ("p.csv", {"copy_flagged": Path("images")}, "--copy-flagged.*images"),
         ("p.csv", {"copy_flagged": Path("images/flagged")}, "--copy-flagged.*inside"),
         ("p.csv", {"copy_flagged": Path("old.csv")}, "--copy-flagged.*old"),
@@ -118,10 +122,11 @@ def test_tasks_of_label_studio_come_back_with_labels(model, tmp_path, capsys):
 def test_wrong_targets_are_refused_before_anything_is_read(tmp_path, monkeypatch, out, options, named):
     monkeypatch.chdir(tmp_path)
     write_images(tmp_path / "images", 3)
-    Path("old.csv").write_text("file,label\n")
+    for name in ("old.csv", "old.xml"):
+        Path(name).write_text("file,label\n")
     with pytest.raises(UsageError, match=named) as raised:
         predict(Path("no-model"), ["images"], out, **options)
-    assert raised.value.exit_code == 2 and files_in(tmp_path) == {"images", "old.csv"}
+    assert raised.value.exit_code == 2 and files_in(tmp_path) == {"images", "old.csv", "old.xml"}
 
 
 def test_a_copy_that_fails_leaves_the_predictions(model, tmp_path, monkeypatch):

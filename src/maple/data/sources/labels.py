@@ -9,6 +9,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -41,29 +42,36 @@ def list_labelled(path: Path, name: str, labelled: bool = True) -> Files:
     rows = list(_read_csv(path) if path.suffix.lower() == ".csv" else _read_tasks(path))
     if not rows:
         raise DataError(f"'{path}' lists no images: add a row with file and label for each")
-    files = {_find(row.file, path.parent): row.label for row in rows}
-    _check_contradictions(rows, files, path)
+    files = _place_files(rows, path)
     if not labelled:
         return Files(Paths(files), name)
     if not any(files.values()):
         raise DataError(f"no image in '{path}' has a label: fill in the column 'label', or label them in Label Studio")
     kept = {file: label for file, label in files.items() if label}
     class_names = tuple(sorted(set(kept.values())))
-    labels = np.array([class_names.index(label) for label in kept.values()], dtype=np.int64)
+    ids = {name: class_id for class_id, name in enumerate(class_names)}
+    labels = np.array([ids[label] for label in kept.values()], dtype=np.int64)
     skipped = tuple(Skipped(file, NO_LABEL) for file, label in files.items() if not label)
     return Files(Paths(kept), name, labels, class_names, skipped)
 
 
 def _find(file: str, folder: Path) -> str:
     """The path of a file as the current folder sees it."""
-    beside = folder / Path(file).expanduser()
-    return str(beside if beside.exists() else Path(file).expanduser())
+    own = os.path.expanduser(file)  # noqa: PTH111 (Path.expanduser raises an error for "~$a.png")
+    beside = str(folder / own)
+    return beside if os.path.exists(beside) else own  # noqa: PTH110 (False for names that are too long)
 
 
-def _check_contradictions(rows: list[_Row], files: Mapping[str, str], path: Path) -> None:
+def _place_files(rows: list[_Row], path: Path) -> dict[str, str]:
+    """The label of each file, empty if it has none in any row."""
+    files: dict[str, str] = {}
     for row in rows:
-        if (other := files[_find(row.file, path.parent)]) != row.label:
-            raise DataError(f"'{path}' gives '{row.file}' the labels '{row.label}' and '{other}': keep one of them")
+        file = _find(row.file, path.parent)
+        known = files.get(file, "")
+        if known and row.label and known != row.label:
+            raise DataError(f"'{path}' gives '{row.file}' the labels '{known}' and '{row.label}': keep one of them")
+        files[file] = known or row.label
+    return files
 
 
 def _read_text(path: Path) -> str:

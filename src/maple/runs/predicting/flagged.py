@@ -26,7 +26,7 @@ from maple.data.stream import Item, Source
 from maple.errors import RunError, UsageError
 from maple.files import draft_folder, is_full, write_atomic
 from maple.reporting.predictions import PredictionRow, iterate_predictions
-from maple.runs.predicting.writer import to_csv
+from maple.runs.predicting.writer import skipped_path, to_csv
 from maple.runs.requests import PredictRequest
 from maple.text import plural
 
@@ -44,11 +44,9 @@ def check_flagged(request: PredictRequest) -> None:
         flag = "--label-flagged" if folder is None else "--copy-flagged"
         raise UsageError(f"{flag} needs a file of predictions: give one with --out, such as --out predictions.csv")
     if folder is not None:
-        _check_folder(folder, request.sources)
-    if listed is not None and listed.suffix.lower() not in LIST_SUFFIXES:
-        raise UsageError(f"--label-flagged '{listed}': end the name in .csv, or in .json for Label Studio")
-    if listed is not None and listed.exists():
-        raise UsageError(f"--label-flagged '{listed}' exists already, perhaps with labels: choose another name")
+        _check_folder(folder, request.sources, request.path)
+    if listed is not None:
+        _check_list(listed, request.path)
 
 
 def check_files(request: PredictRequest, source: Source) -> None:
@@ -57,12 +55,24 @@ def check_files(request: PredictRequest, source: Source) -> None:
         raise UsageError(f"--label-flagged: images of '{source.name}' are not files: add --copy-flagged FOLDER")
 
 
-def _check_folder(folder: Path, sources: Sequence[str]) -> None:
+def _check_list(listed: Path, predictions: Path) -> None:
+    if listed.suffix.lower() not in LIST_SUFFIXES:
+        raise UsageError(f"--label-flagged '{listed}': end the name in .csv, or in .json for Label Studio")
+    if listed.resolve() in (predictions.resolve(), skipped_path(predictions).resolve()):
+        raise UsageError(f"--label-flagged '{listed}' would replace a file of --out: choose another name")
+    for path in (listed, _interface(listed)) if listed.suffix.lower() == ".json" else (listed,):
+        if path.exists():
+            raise UsageError(f"--label-flagged: '{path}' exists already, perhaps with labels: choose another name")
+
+
+def _check_folder(folder: Path, sources: Sequence[str], predictions: Path) -> None:
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UsageError(f"--copy-flagged '{folder}' exists already: choose a new or an empty folder")
     for name in sources:
         if Path(name).is_dir() and folder.resolve().is_relative_to(Path(name).resolve()):
             raise UsageError(f"--copy-flagged '{folder}' is inside the images, '{name}': choose another folder")
+    if predictions.resolve().is_relative_to(folder.resolve()):
+        raise UsageError(f"--out '{predictions}' is inside the folder of --copy-flagged: choose another folder")
 
 
 def place_flagged(request: PredictRequest, source: Source, class_names: Sequence[str]) -> Iterator[str]:
@@ -166,9 +176,14 @@ def _write_list(path: Path, rows: Sequence[_Flagged], class_names: Sequence[str]
         yield f"to label: {path}, {plural(len(rows), 'image')}: fill in the column 'label'"
         return
     write_atomic(path, json.dumps([each.to_task() for each in rows], indent=1, ensure_ascii=False) + "\n")
-    interface = path.with_suffix(".xml")
+    interface = _interface(path)
     write_atomic(interface, labelling_interface(class_names))
     yield f"to label: {path}, {plural(len(rows), 'task')} for Label Studio, with the labelling interface {interface}"
+
+
+def _interface(tasks: Path) -> Path:
+    """The file of the labelling interface beside the tasks."""
+    return tasks.with_suffix(".xml")
 
 
 def labelling_interface(class_names: Sequence[str]) -> str:
