@@ -13,14 +13,18 @@ from scipy.special import softmax
 from sklearn.metrics import roc_auc_score
 
 from blobs import CLUSTER_TO_CLASS, blobs, make_predictor, unknown
+from maple.data.splits import load_splits
 from maple.detectors.maple import MapleDetector
 from maple.detectors.registry import create_detector
 from maple.errors import DataError, NotFittedError, UsageError
 from maple.evaluation.cases import evaluate
 from maple.evaluation.results import ClassFlagged, Results
+from maple.networks import create_backbone, embed
+from maple.prediction.fit import fit_predictor
 from maple.prediction.predictor import Predictor
 from maple.stats import metrics
 from maple.types import Outputs
+from torch_sets import NamedPictures, Pictures
 
 
 def pooled(ind_scores, ood_scores):
@@ -283,3 +287,13 @@ def test_an_unknown_or_unfitted_detector_is_refused(predictor, ind):
 def test_logits_of_clusters_need_their_classes(predictor, ind):
     with pytest.raises(UsageError, match="cluster_to_class"):
         evaluate(predictor, Outputs(ind.embeddings, ind.logits, ind.labels), detectors=["softmax"])
+
+
+def test_images_and_torch_data_are_evaluated_like_their_outputs():
+    splits = load_splits("digits")
+    backbone = create_backbone("resnet9", 10)
+    predictor = fit_predictor(backbone, splits.train, splits.validation, splits.calibration)
+    ind, ood = splits.test, splits.validation.subset(np.arange(40))
+    outputs = evaluate(predictor, embed(backbone, ind), {"some": embed(backbone, ood)})
+    for given in (ind, ood), (NamedPictures(ind), Pictures(ood)):
+        assert repr(evaluate(predictor, given[0], {"some": given[1]}).methods) == repr(outputs.methods)  # NaN included

@@ -8,11 +8,13 @@ import math
 import numpy as np
 import pytest
 import torch
+from torch.utils.data import DataLoader
 
 from maple.detectors.maple import MapleDetector
 from maple.networks import embed, wrap_backbone
 from maple.prediction.fit import fit_predictor
 from maple.prediction.store import load_predictor
+from torch_sets import NamedPictures, Pictures
 
 
 def test_fit_sees_no_augmentation(backbone, whole, predictor):
@@ -57,3 +59,12 @@ def test_wrapped_module_needs_no_recipe(whole):
     wrapped = wrap_backbone(module, example=torch.rand(2, 3, 8, 8))
     said = fit_predictor(wrapped, whole.train, whole.validation, whole.calibration)(whole.test)
     assert (said.class_id == whole.test.labels).mean() > 0.8
+
+
+def test_torch_data_are_fitted_like_the_images_they_hold(backbone, whole, predictor):
+    loader = DataLoader(Pictures(whole.calibration), batch_size=8, shuffle=True)
+    again = fit_predictor(backbone, NamedPictures(whole.train), Pictures(whole.validation), loader)
+    assert again.class_names == whole.class_names
+    np.testing.assert_array_equal(again.detector.gaussians_.matrix, predictor.detector.gaussians_.matrix)
+    np.testing.assert_array_equal(again.calibration_scores, predictor.calibration_scores)
+    assert again.probability == predictor.probability

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import math
 
 import numpy as np
 import pytest
 import torch
 from scipy.stats import chi2
+from torch.utils.data import DataLoader
 
 from maple.data.image_set import ImageSet
 from maple.decisions.calibration import MIN_CLASS_IMAGES
@@ -17,6 +19,7 @@ from maple.networks import embed
 from maple.prediction.fit import fit_predictor
 from maple.prediction.predictor import Predictor
 from maple.prediction.store import load_predictor
+from torch_sets import NamedPictures, Pictures
 
 
 def test_columns_follow_from_the_squared_distances(predictor, whole):
@@ -110,6 +113,16 @@ def test_prediction_sets_cover(predictor, whole):
 def test_a_rate_above_one_is_refused(predictor):
     with pytest.raises(UsageError, match="false_alarm"):
         predictor.calibrate(torch.rand(4, 3, 8, 8), false_alarm=1.5)
+
+
+def test_predictor_accepts_data_sets_of_pictures(predictor, whole):
+    """In any size: they are resized like files."""
+    part = whole.test.subset(np.arange(20))
+    np.testing.assert_array_equal(predictor(Pictures(part)).score, predictor(part).score)
+    np.testing.assert_array_equal(predictor(DataLoader(Pictures(part), 7)).score, predictor(part).score)
+    again = copy.copy(predictor).calibrate(NamedPictures(whole.calibration))
+    np.testing.assert_array_equal(again.calibration_scores, predictor.calibration_scores)
+    assert again.calibration.set_scores.size == predictor.calibration.set_scores.size
 
 
 def test_predictor_accepts_plain_arrays(predictor, whole):

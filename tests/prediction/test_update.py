@@ -16,6 +16,7 @@ from maple.prediction.predictor import Predictor
 from maple.prediction.store import load_predictor
 from maple.prediction.update import cut_calibration, join_class_names, update_from_outputs, update_predictor
 from maple.types import Outputs
+from torch_sets import Pictures
 from updating import read_digits, train_nine
 
 
@@ -144,3 +145,12 @@ def test_wrong_images_are_refused(nine, digits):
         update_from_outputs(predictor, validation=replace(outputs_of(predictor, new), labels=None))
     with pytest.raises(DataError, match="'emu'"):
         update_from_outputs(predictor, None, (*predictor.class_names, "emu"))
+
+
+def test_numbers_of_a_torch_data_set_count_known_then_new_classes(nine, digits):
+    before = load_predictor(nine)
+    by_images = update_predictor(before, digits["new"], calibration=digits["calibrate"])
+    by_data_sets = update_predictor(before, Pictures(digits["new"]), calibration=Pictures(digits["calibrate"]))
+    assert by_data_sets.class_names == by_images.class_names == tuple("0123456789")
+    assert same_state(by_data_sets, by_images)
+    np.testing.assert_array_equal(by_data_sets.calibration_scores, by_images.calibration_scores)

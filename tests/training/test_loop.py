@@ -25,6 +25,7 @@ from maple.training.options import TrainOptions
 from maple.training.recipe import Recipe, create_recipe
 from maple.training.resume import COLUMNS, history_csv
 from short_training import EAGER, start
+from torch_sets import NamedPictures, Pictures
 
 
 class Watched(MapleRecipe):
@@ -275,3 +276,11 @@ def test_a_head_beside_the_embedding_grows(few):
     recipe = dataclasses.replace(EAGER, prototype_weight=0.0, head_growth="fresh", cluster_scope="class")
     run = start(recipe, few, backbone=create_backbone("wrn-10-1", 10, embedding_size=8, branch=True), epochs=2)
     assert run.backbone.head.weight.shape == (run.relabelling.n_clusters, 64)
+
+
+def test_torch_data_train_the_same_network(few):
+    data_sets = dataclasses.replace(few, train=NamedPictures(few.train), validation=Pictures(few.validation))
+    ours, theirs = (start(EAGER, splits, epochs=1, augment="crop") for splits in (few, data_sets))
+    assert theirs.class_names == ours.class_names
+    for name, tensor in ours.backbone.state_dict().items():
+        assert torch.equal(theirs.backbone.state_dict()[name], tensor), name

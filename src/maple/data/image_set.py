@@ -185,6 +185,7 @@ def read_pixels(images: ImageSet, plan: Iterable[np.ndarray], workers: int = 0) 
         for rows in plan:
             yield images.pixels[rows]
         return
+    workers = 0 if images.store is not None and images.store.is_decoded else workers
     chunks = (Chunk(0, [images.files[i] for i in rows], [images.item(i) for i in rows]) for rows in plan)
     with closing(decode_chunks(chunks, Decoding(images.size, images.fit), workers)) as decoded:
         for batch in decoded:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias, cast
 
 import numpy as np
 
@@ -17,12 +18,15 @@ from maple.data.catalogue.table import is_built_in
 from maple.data.image_set import MEMORY_LIMIT, ImageSet, Progress
 from maple.data.options import DataOptions
 from maple.data.shares import ROLES, check_enough, fold_shares, split_indices
-from maple.data.sources import open_images
+from maple.data.sources import is_torch_data, open_images, open_like
 from maple.data.sources.names import find_source, find_split, split_files
 from maple.errors import DataError, UsageError, suggest
 from maple.types import Skipped
 
-Images = str | Path | ImageSet  # a source, or images that are open
+if TYPE_CHECKING:
+    from maple.data.sources.torch_data import TorchData
+
+Images: TypeAlias = "str | Path | ImageSet | TorchData"  # a source, a torch Dataset, or images that are open
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,7 +57,7 @@ def load_splits(
     memory_limit: int = MEMORY_LIMIT,
     progress: Progress | None = None,
 ) -> Splits:
-    """Open a source as train, validation, calibration and test images.
+    """Open a source (as for ``open_images``) as train, validation, calibration and test images.
 
     A source without splits of its own is cut four ways by the shares of ``options.splits``. Where a split is given, or
     the data set has a file for it (``cifar10`` has train and test), that file is taken as it is and its share goes to
@@ -66,12 +70,18 @@ def load_splits(
     [1259, 181, 179, 178]
     """
     options = options or DataOptions()
-    open_like = partial(open_images, fit=options.fit, data_root=data_root, memory_limit=memory_limit, progress=progress)
+    open_as = partial(open_images, fit=options.fit, data_root=data_root, memory_limit=memory_limit, progress=progress)
     source, given = _split_sources(source, data_root)
     asked = {"test": test, "calibration": calibration, "validation": validation}
     given |= {role: value for role, value in asked.items() if value is not None}
-    whole = open_like(source, size=options.size)
-    held = {role: open_like(given[role], size=whole.size, split=role) for role in asked if role in given}
+    whole = open_as(source, size=options.size)
+    held = {
+        role: open_like(value, whole.class_names, size=whole.size, fit=options.fit)
+        if is_torch_data(value)
+        else open_as(value, size=whole.size, split=role)
+        for role in asked
+        if (value := given.get(role)) is not None
+    }
     for images in (whole, *held.values()):
         if (images.labels < 0).any():
             raise DataError(f"'{images.name}' holds images without a label: splits need the class of every image")
@@ -102,9 +112,9 @@ def _cut(whole: ImageSet, held: dict[str, ImageSet], options: DataOptions) -> Sp
 
 def _split_sources(source: Images, data_root: str | Path | None) -> tuple[Images, dict[str, Images]]:
     """The source to train on, and the splits that a data set has files for."""
-    if isinstance(source, ImageSet) or is_built_in(source):
+    if isinstance(source, ImageSet) or is_torch_data(source) or is_built_in(source):
         return source, {}
-    folder = find_source(source, data_root)
+    folder = find_source(cast(str | Path, source), data_root)
     splits = split_files(folder) if folder.is_dir() else {}
     found: dict[str, Images] = {role: path for role in ROLES if (path := find_split(splits, role)) is not None}
     return (found.pop("train"), found) if "train" in found else (source, {})

@@ -1,7 +1,7 @@
 """Evaluate MAPLE and its baselines on the same outputs: one pass over saved arrays, one record of all figures.
 
-`evaluate` takes a fitted predictor and the ``Outputs`` of in-distribution (IND) and out-of-distribution (OOD) images;
-no network runs here.
+`evaluate` takes a fitted predictor, and in-distribution (IND) and out-of-distribution (OOD) images or their
+``Outputs``; from there on no network runs.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from maple.stats.gaussians import class_logsumexp
 from maple.types import Outputs, Prediction
 
 if TYPE_CHECKING:
+    from maple.data.splits import Images
     from maple.prediction.predictor import Predictor
 
 BASELINES = ("softmax", "energy")
@@ -68,8 +69,8 @@ class Context:
 
 def evaluate(
     predictor: Predictor,
-    ind: Outputs,
-    ood: Mapping[str, Outputs] | None = None,
+    ind: Outputs | Images,
+    ood: Mapping[str, Outputs | Images] | None = None,
     *,
     detectors: Sequence[str | Detector] | None = None,
     own: Own | None = None,
@@ -79,8 +80,9 @@ def evaluate(
     seed: int | None = None,
     provenance: Mapping[str, Any] | None = None,
 ) -> Results:
-    """Evaluate a predictor and its baselines on labelled IND outputs and any number of named OOD outputs.
+    """Evaluate a predictor and its baselines on labelled IND images and any number of named OOD sets.
 
+    Both are ``Outputs`` of its backbone, or images: an ``ImageSet``, a path, a torch ``Dataset`` or ``DataLoader``.
     ``detectors`` are names or fitted instances; each adds a row with the detection metrics, and ``softmax`` its class
     probabilities as well. The default is ``softmax`` and ``energy``, or none where the outputs have no logits. ``own``
     is the method of the recipe that trained the network, where that is not MAPLE. ``scored`` are rows of detectors that
@@ -96,7 +98,8 @@ def evaluate(
         seed=seed,
         provenance=provenance or {},
     )
-    return evaluate_case(Case.check(predictor, ind, ood or {}), context)
+    unknown = {name: predictor.outputs(images) for name, images in (ood or {}).items()}
+    return evaluate_case(Case.check(predictor, predictor.labelled_outputs(ind), unknown), context)
 
 
 def evaluate_case(case: Case, context: Context) -> Results:

@@ -2,33 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from torch.utils.data import Dataset, Subset
 
 from maple.data.decode import Fit
 from maple.data.image_set import ImageSet, Progress
-from maple.data.sources import open_images
+from maple.data.sources import open_images, open_like
+from maple.data.splits import Images
 from maple.decisions.options import DecisionOptions
 from maple.decisions.pool import ClassRule
 from maple.decisions.probability import Probability
 from maple.detectors.maple import MapleDetector
 from maple.errors import UsageError
 from maple.networks import Backbone, embed, embed_batches
-from maple.prediction.predictor import Predictor, is_path
+from maple.prediction.predictor import Predictor
 from maple.training.distributed import together
 from maple.types import Outputs, Relabelling
 
 
 def fit_predictor(
     backbone: Backbone,
-    train: ImageSet | str | Path,
-    validation: ImageSet | Outputs | str | Path,
-    calibration: ImageSet | Outputs | str | Path | None = None,
+    train: Images,
+    validation: Images | Outputs,
+    calibration: Images | Outputs | None = None,
     *,
     relabelling: Relabelling | None = None,
     detector: MapleDetector | None = None,
@@ -42,41 +43,55 @@ def fit_predictor(
     """Fit the Gaussians on training images, probability and score on validation, thresholds on calibration images.
 
     Images are embedded without augmentation, batch by batch, so memory does not grow with their number; validation and
-    calibration images may be given as outputs of the backbone. Paths are opened as by ``open_images``, in the size of
-    the backbone if it knows it. With a ``fabric`` of several processes each embeds its share, and moments are summed
-    over all of them. ``progress`` counts the training images.
+    calibration images may be given as outputs of the backbone. Paths and torch data sets are opened as by
+    ``open_images``, in the size of the backbone if it knows it; validation and calibration images in the classes of the
+    training images. With a ``fabric`` of several processes each embeds its share, and moments are summed over all of
+    them. ``progress`` counts the training images.
     """
-    train = open_images(train, size=backbone.size or "auto", fit=fit) if isinstance(train, str | Path) else train
-    unseen = embed_if_needed(backbone, _open_like(validation, train, fit), workers)
+    known = _open_training(train, backbone, fit)
+    unseen = embed_if_needed(backbone, _open_like(validation, known, fit), workers)
     if unseen.labels is None:
         raise UsageError("the validation outputs have no labels: embed labelled images")
     detector = detector or MapleDetector()
-    relabelling = relabelling or Relabelling.initial(train.labels, len(train.class_names))
+    relabelling = relabelling or Relabelling.initial(known.labels, len(known.class_names))
     embed_clusters = partial(
         embed_batches, cluster_ids=relabelling.cluster_ids, cluster_to_class=relabelling.cluster_to_class
     )
-    embed_train = partial(embed_clusters, backbone, train, workers=workers, logits=False, progress=progress)
+    embed_train = partial(embed_clusters, backbone, known, workers=workers, logits=False, progress=progress)
     if fabric is None or fabric.world_size == 1:
         detector.fit(embed_train, unseen)
     else:
-        share = np.arange(fabric.global_rank, len(train), fabric.world_size)
+        share = np.arange(fabric.global_rank, len(known), fabric.world_size)
         in_step = _in_step(fabric, partial(embed_train, indices=share))
         detector.fit(in_step, unseen, sum_over_ranks=partial(_sum_over_ranks, fabric))
     probability = Probability(class_rule=class_rule).fit(detector.describe(unseen), unseen.labels)
     predictor = Predictor(
-        backbone, detector, train.class_names, size=train.size, fit=fit, probability=probability, options=options
+        backbone, detector, known.class_names, size=known.size, fit=fit, probability=probability, options=options
     )
-    held = _open_like(calibration, train, fit)
+    held = _open_like(calibration, known, fit)
     if held is not None and len(held):
         predictor.calibrate(embed_if_needed(backbone, held, workers))
     return predictor
 
 
-def _open_like(images: Any, train: ImageSet, fit: Fit) -> Any:
-    """A path opened as images of the size and classes of ``train``; anything else as it is."""
-    if not is_path(images):
+class Described(Subset[Any]):
+    """The training images of an own loop, read as that loop reads them, with what fitting needs of an ``ImageSet``."""
+
+    def __init__(self, dataset: Dataset[Any], class_names: Sequence[str], size: int) -> None:
+        super().__init__(dataset, range(len(dataset)))  # type: ignore[arg-type]
+        self.class_names, self.size = tuple(class_names), size
+
+
+def _open_training(images: Any, backbone: Backbone, fit: Fit) -> Any:
+    """Paths and torch data opened; images that are open as they are."""
+    if isinstance(images, ImageSet | Described):
         return images
-    return open_images(images, size=train.size, fit=fit).with_class_names(train.class_names)
+    return open_images(images, size=backbone.size or "auto", fit=fit)
+
+
+def _open_like(images: Any, train: ImageSet | Described, fit: Fit) -> Any:
+    """Paths and torch data opened as images of the size and classes of ``train``; anything else as it is."""
+    return images if isinstance(train, Described) else open_like(images, train.class_names, size=train.size, fit=fit)
 
 
 def embed_if_needed(backbone: Backbone, images: Any, workers: int) -> Outputs:

@@ -26,13 +26,13 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils.data import Dataset, Subset, TensorDataset
+from torch.utils.data import Dataset, TensorDataset
 
 from maple.data.batches import to_input
 from maple.data.image_set import ImageSet
 from maple.errors import DataError, TrainError, UsageError
 from maple.networks import Backbone, Images, as_image_batch, embed
-from maple.prediction.fit import embed_if_needed, fit_predictor
+from maple.prediction.fit import Described, embed_if_needed, fit_predictor
 from maple.prediction.predictor import Predictor
 from maple.training.head import check_optimizes, named_state, replace_head
 from maple.training.loss import weighted_sum
@@ -304,12 +304,10 @@ def _check_batch(images: Tensor) -> None:
         )
 
 
-def _describe(images: Any, class_names: tuple[str, ...]) -> Any:
+def _describe(images: Any, class_names: tuple[str, ...]) -> Described:
     """Any data set with the attributes of an ``ImageSet`` that fitting needs: class names and image size."""
     arrays = isinstance(images, Tensor | np.ndarray)
     data = TensorDataset(torch.as_tensor(images)) if arrays else images
     first = data[0]
     image = torch.as_tensor(first[0] if isinstance(first, tuple | list) else first)
-    described: Any = Subset(data, range(len(data)))
-    described.class_names, described.size = class_names, int(as_image_batch(image[None]).shape[-1])
-    return described
+    return Described(data, class_names, size=int(as_image_batch(image[None]).shape[-1]))

@@ -12,7 +12,7 @@ import numpy as np
 from maple import notebook
 from maple.data.decode import Fit
 from maple.data.image_set import ImageSet
-from maple.data.sources import open_images
+from maple.data.sources import holds_pictures, is_torch_data, open_images, open_like
 from maple.decisions.calibration import Calibration
 from maple.decisions.options import DecisionOptions
 from maple.decisions.probability import Probability
@@ -97,8 +97,11 @@ class Predictor(BasePredictor):
         return notebook.card("Predictor", about, notebook.facts(values))
 
     def __call__(self, images: Any) -> Prediction:
-        """Predict images: anything that ``embed`` takes, or paths of images and folders, resized to ``size`` pixels."""
-        if is_path(images) or (isinstance(images, list | tuple) and images and all(map(is_path, images))):
+        """Predict images: anything that ``embed`` takes; or what is resized to ``size`` pixels first, that is paths of
+        images and folders, and torch data sets of Pillow's pictures.
+        """
+        is_list = isinstance(images, list | tuple) and images and all(map(is_path, images))
+        if is_path(images) or is_list or holds_pictures(images):
             images = open_images(images, size=self.size, fit=self.fit, labelled=False)
         return self.predict_outputs(embed(self.backbone, images, cluster_to_class=self.cluster_to_class))
 
@@ -151,19 +154,31 @@ class Predictor(BasePredictor):
     def calibrate(self, images: Any, **options: Any) -> Self:
         """Fit thresholds, p-values and prediction sets to calibration images, which must not be used for anything else.
 
-        ``images`` are anything that ``embed`` takes, outputs, or the path of a folder or file of labelled images;
+        ``images`` are anything that ``embed`` takes, outputs, a torch data set, or the path of labelled images;
         ``options`` as for :meth:`decide`. Only prediction sets need labels.
         """
         self._changed(options)  # a wrong option leaves the predictor as it is
-        if is_path(images):
-            images = open_images(images, size=self.size, fit=self.fit).with_class_names(self.class_names)
-        outputs = images if isinstance(images, Outputs) else embed(self.backbone, images)
+        outputs = self.labelled_outputs(images)
         found = self.detector.describe(outputs)
         logs = self.log_probabilities(found)  # (N, C)
         labels = np.full(len(outputs), -1) if outputs.labels is None else outputs.labels
         known = true_class_scores(logs, labels)
         self.calibration = Calibration(found.score, logs.argmax(1), len(self.class_names), known)
         return self.decide(**options)
+
+    def labelled_outputs(self, images: Any) -> Outputs:
+        """Outputs of the backbone, with labels of the predictor's classes: paths and torch data are opened for it."""
+        if isinstance(images, Outputs):
+            return images
+        return embed(self.backbone, open_like(images, self.class_names, size=self.size, fit=self.fit))
+
+    def outputs(self, images: Any) -> Outputs:
+        """Outputs of the backbone, without labels: paths and torch data are opened for it."""
+        if isinstance(images, Outputs):
+            return images
+        if is_path(images) or is_torch_data(images):
+            images = open_images(images, size=self.size, fit=self.fit, labelled=False)
+        return embed(self.backbone, images)
 
     def save(self, folder: str | Path) -> None:
         """Write weights and detector into a run folder: see :func:`maple.prediction.store.save_predictor`."""

@@ -29,6 +29,8 @@ import numpy as np
 
 from maple.data.image_set import ImageSet, Progress
 from maple.data.shares import split_indices
+from maple.data.sources import open_like
+from maple.data.splits import Images
 from maple.decisions.calibration import Calibration
 from maple.detectors.base import Source
 from maple.errors import DataError, UsageError
@@ -42,9 +44,9 @@ VALIDATION_SHARE = 0.5  # of the images of --calibrate: they fit temperature and
 
 def update_predictor(
     predictor: Predictor,
-    images: ImageSet | None = None,
-    calibration: ImageSet | None = None,
-    validation: ImageSet | None = None,
+    images: Images | None = None,
+    calibration: Images | None = None,
+    validation: Images | None = None,
     *,
     workers: int = 0,
     progress: Progress | None = None,
@@ -52,20 +54,18 @@ def update_predictor(
     """A new predictor that has also learned from labelled ``images`` of known or new classes.
 
     ``validation`` images fit temperature and score again, ``calibration`` images the thresholds; the three sets must be
-    disjoint (:func:`cut_calibration`). Images are embedded batch by batch, so memory does not grow with their number.
-    Without images of any kind nothing changes.
+    disjoint (:func:`cut_calibration`). Paths and torch data sets are opened in the size of the predictor. Images are
+    embedded batch by batch, so memory does not grow with their number. Without images of any kind nothing changes.
     """
-    for given in (images, validation, calibration):
-        if given is not None:
-            _check_images(given, predictor)
-    names = predictor.class_names if images is None else join_class_names(predictor.class_names, images)
+    new, calibrating, unseen = (_open_for(predictor, given) for given in (images, calibration, validation))
+    names = predictor.class_names if new is None else join_class_names(predictor.class_names, new)
     batches = None
-    if images is not None and len(images):
+    if new is not None and len(new):
         start = partial(embed_batches, predictor.backbone, workers=workers, logits=False, progress=progress)
-        batches = start(images.with_class_names(names))
+        batches = start(new.with_class_names(names))
     held = {
         role: embed(predictor.backbone, given.with_class_names(names), workers=workers)
-        for role, given in (("calibration", calibration), ("validation", validation))
+        for role, given in (("calibration", calibrating), ("validation", unseen))
         if given is not None
     }
     return update_from_outputs(predictor, batches, names, **held)
@@ -139,6 +139,15 @@ def cut_calibration(images: ImageSet, class_names: Sequence[str], seed: int = 0)
     shares = (VALIDATION_SHARE, 1 - VALIDATION_SHARE)
     validation, calibration = split_indices(images.labels, images.keys, shares, seed, class_names)
     return images.subset(validation), images.subset(calibration)
+
+
+def _open_for(predictor: Predictor, given: Images | None) -> ImageSet | None:
+    """Labelled images in the size of the predictor; labels that are only numbers count its classes, then new ones."""
+    if given is None:
+        return None
+    images = open_like(given, predictor.class_names, size=predictor.size, fit=predictor.fit, may_be_new=True)
+    _check_images(images, predictor)
+    return images
 
 
 def _check_images(images: ImageSet, predictor: Predictor) -> None:

@@ -19,6 +19,8 @@ from lightning_fabric import Fabric
 
 from maple.data.batches import Epoch, count_batches, training_batches
 from maple.data.image_set import ImageSet
+from maple.data.sources import open_images, open_like
+from maple.data.splits import Images
 from maple.errors import DataError, RunError, TrainError, UsageError
 from maple.files import RunFile, write_atomic
 from maple.networks import Backbone, embed, fit_whitening
@@ -57,8 +59,8 @@ class Run(Record):
 def train_backbone(
     backbone: Backbone,
     recipe: Recipe,
-    train: ImageSet,
-    validation: ImageSet,
+    train: Images,
+    validation: Images,
     *,
     folder: str | Path | None = None,
     resume: bool = False,
@@ -70,6 +72,9 @@ def train_backbone(
 ) -> Run:
     """Train ``backbone`` with ``recipe``; keywords are those of :class:`~maple.training.options.TrainOptions`.
 
+    Paths and torch data sets are opened as by ``open_images``, without their augmentation (option ``augment``), in the
+    size of the backbone if it knows it.
+
     With a ``folder``, history and a checkpoint are written there after every epoch, and ``resume=True`` continues from
     the last checkpoint. ``devices=2`` starts the calling program once more, as the second process. ``on_epoch`` gets
     the whole history after every epoch; an exception from it ends the training, which can then be resumed.
@@ -78,9 +83,11 @@ def train_backbone(
         raise UsageError(f"give the training options in options= or as keywords, not both: {', '.join(keywords)}")
     options = options or build_options(TrainOptions, keywords, "training options")
     check_schedule(options)
-    _check_classes(train, validation)
+    known = train if isinstance(train, ImageSet) else open_images(train, size=backbone.size or "auto")
+    unseen: ImageSet = open_like(validation, known.class_names, size=known.size)
+    _check_classes(known, unseen)
     fabric = fabric or make_fabric(options)
-    loop = _Loop(fabric, backbone, recipe, train, validation, options, None if folder is None else Path(folder))
+    loop = _Loop(fabric, backbone, recipe, known, unseen, options, None if folder is None else Path(folder))
     if resume:
         loop.restore()
     with TrainDisplay(show_progress and fabric.is_global_zero) as display:

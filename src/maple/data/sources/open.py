@@ -1,7 +1,8 @@
 """Open a source: the image set, or the stream of images, that a name, a file or a folder stands for.
 
 A *source* is an image folder with one subfolder per class, a ``.parquet`` or ``.npz`` file, a built-in set (``digits``,
-``simulated-diatoms``), the name of a data set under the data root, or any of these corrupted (``corrupted:...``).
+``simulated-diatoms``), the name of a data set under the data root, any of these corrupted (``corrupted:...``), or a
+torch ``Dataset`` or ``DataLoader``.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -24,9 +25,13 @@ from maple.data.sources.folders import is_glob, list_class_folders, list_files
 from maple.data.sources.labels import LIST_SUFFIXES, list_labelled
 from maple.data.sources.names import locate_split, parse_corrupted, parse_numbers
 from maple.data.sources.tables import Table, open_npz
+from maple.data.sources.torch_data import TorchImages, is_torch_data, list_torch_data
 from maple.data.stream import Source, decode_stream
 from maple.errors import DataError, UsageError, suggest
 from maple.types import Skipped
+
+if TYPE_CHECKING:
+    from maple.data.sources.torch_data import TorchData
 
 _CHUNK = 128  # images decoded together
 _MANY = 4096  # images from which on starting processes pays
@@ -44,10 +49,11 @@ class _Request:
     labelled: bool = False
     memory_limit: int = MEMORY_LIMIT
     progress: Progress | None = None
+    class_names: Sequence[str] = ()  # of labels that are only numbers
 
 
 def open_images(
-    source: str | Path | ImageSet | Sequence[str | Path],
+    source: str | Path | ImageSet | Sequence[str | Path] | TorchData,
     *,
     size: Size = "auto",
     fit: Fit = "pad",
@@ -70,6 +76,8 @@ def open_images(
       ``<root>/cifar10/test.parquet``; ``cifar10`` alone takes ``split``, else test, validation or train,
     - ``corrupted:cifar10/test?family=fog&severity=3&seed=0``: another source, corrupted by :mod:`maple.data.corrupt`
       after decoding; ``family=all`` and ``severity=all`` (the defaults) draw one for each image,
+    - a torch ``Dataset`` of (image, label), or a ``DataLoader``, whose data set is read in its own order: see
+      :mod:`maple.data.sources.torch_data`,
     - with ``labelled=False`` also an image file, a folder of images, a glob, or a list of these; labels are then -1.
 
     ``size`` is the side of the square that images are decoded to, see :func:`~maple.data.decode.auto_size`. Images
@@ -83,9 +91,21 @@ def open_images(
     if isinstance(source, ImageSet):
         return _reuse(source, size, labelled)
     request = _Request(size, fit, data_root, split, labelled, memory_limit, progress)
-    return _decode_all(
-        _list_source(source if isinstance(source, (list, tuple)) else [cast(str, source)], request), request
-    )
+    return _decode_all(_list_source(source if isinstance(source, (list, tuple)) else [source], request), request)
+
+
+def open_like(
+    images: Any, class_names: Sequence[str], *, size: Size = "auto", fit: Fit = "pad", may_be_new: bool = False
+) -> Any:
+    """A path or torch data as images of the classes ``class_names``; anything else, such as an ``ImageSet``, as it is.
+
+    Labels that are only numbers count the ``class_names``. Other classes are refused, unless they ``may_be_new``.
+    """
+    if not (isinstance(images, str | Path) or is_torch_data(images)):
+        return images
+    request = _Request(check_size_and_fit(size, fit), fit, labelled=True, class_names=class_names)
+    opened = _decode_all(_list_source([images], request), request)
+    return opened if may_be_new else opened.with_class_names(class_names)
 
 
 def open_source(
@@ -109,15 +129,17 @@ def _without_labels(images: ImageSet) -> ImageSet:
 # --- listing ---------------------------------------------------------------------------------------------------------
 
 
-def _list_source(sources: Sequence[str | Path], request: _Request) -> Source:
+def _list_source(sources: Sequence[Any], request: _Request) -> Source:
     """The images of the sources; only arrays and built-in sets are in memory then."""
     if len(sources) != 1 and request.labelled:
         raise UsageError("give one source of labelled images: a folder with one subfolder per class, Parquet or .npz")
     if len(sources) != 1:
         return list_files(sources, "images")
     source = sources[0]
+    if is_torch_data(source):
+        return list_torch_data(source, request.size, request.fit, request.labelled, request.class_names)
     if not isinstance(source, (str, Path)):
-        raise UsageError(f"cannot open {source!r}: give the name of a data set, a file or a folder")
+        raise UsageError(f"cannot open {source!r}: give the name of a data set, a file, a folder, or a torch Dataset")
     if is_corrupted(source):
         return _open_corrupted(str(source), request)
     if is_built_in(source):
@@ -248,6 +270,8 @@ def _check_losses(source: Source, labels: np.ndarray, kept: np.ndarray, skipped:
 
 def _choose_size(source: Source) -> int:
     """The side to decode to, from the headers of all images."""
+    if isinstance(source, TorchImages):
+        return source.size
     dimensions = [found for _, item in source.items(0) if (found := _measure(item)) is not None]
     return auto_size(np.array(dimensions)) if dimensions else 16
 
