@@ -304,7 +304,9 @@ def class_label(label: Any) -> int | str:
     """
     label = label.item() if hasattr(label, "item") and np.asarray(label).size == 1 else label
     if not isinstance(label, int | str) or isinstance(label, bool):
-        raise UsageError(f"the label {label!r} is no class: let __getitem__ return (image, number or name of its class)")
+        raise UsageError(
+            f"the label {label!r} is no class: let __getitem__ return (image, number or name of its class)"
+        )
     return label
 
 
