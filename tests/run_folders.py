@@ -20,6 +20,7 @@ from scipy.special import log_softmax
 from sklearn.datasets import load_digits
 
 from maple.data.image_set import ImageSet
+from maple.decisions.labels import judge_labels, labels_csv
 from maple.evaluation.gains import Reading, measure_gains
 from maple.evaluation.results import ClassFlagged, Classification, Detection, Histogram, Method, Reliability, Results
 from maple.files import RunFile, save_json
@@ -32,7 +33,7 @@ from maple.types import PREDICTION_COLUMNS, Outputs, Prediction
 HOSTILE = "<script>alert('x')</script>"
 DIGITS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 SECTIONS = (
-    "summary results unknown calibration coverage confusion clusters images embeddings gaussian history skipped "
+    "summary results unknown calibration coverage confusion labels clusters images embeddings gaussian history skipped "
     "glossary reproduce cite"
 )
 
@@ -190,9 +191,12 @@ def build_run(folder: Path, names: tuple[str, ...], ood_names: tuple[str, ...] =
         outputs,
         snapshots={"before": before, "after": outputs},
     )
+    test = as_set(pictures[~train], labels[~train], "digits/test")
+    judged = judge_labels(np.exp(log_p), labels[~train], names, [("test", file) for file in test.files])
+    (folder / "labels.csv").write_text(labels_csv(judged), encoding="utf-8")
     write_evaluation_gallery(
         folder / "gallery",
-        test=(as_set(pictures[~train], labels[~train], "digits/test"), said),
+        test=(test, said),
         ood={name: (as_set(unknown[name], None, name), said_ood[name]) for name in unknown},
     )
     return folder
@@ -274,7 +278,7 @@ def check_page(page: Page) -> None:
     assert not [name for _, attributes in page.tags for name in attributes if name.startswith("on")]
     assert "default-src 'none'" in page.source
     for address in (*page.values("href"), *page.values("src")):
-        assert address.startswith(("#", "data:image/")), address
+        assert address.startswith(("#", "data:image/", "data:text/csv")), address
     assert "url(" not in re.sub(r"url\(#", "", page.source) and "@import" not in page.source
     ids = page.values("id")
     assert len(ids) == len(set(ids))

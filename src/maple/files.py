@@ -1,4 +1,4 @@
-"""Files and locks: run file names, atomic writes, folder locks, and tensors and JSON with a format version.
+"""Files and locks: run file names, atomic writes, folder locks, tensors and JSON with a format version, CSV.
 
 :class:`RunFile` lists every name inside a run folder. Modules of any row join it to a path
 (``folder / RunFile.RESULTS``); ``maple.runs.folder.RunFolder`` reads, writes and locks the folder as a whole.
@@ -9,13 +9,15 @@ version in place. Nothing is pickled.
 
 from __future__ import annotations
 
+import csv
 import difflib
 import errno
+import io
 import json
 import os
 import socket
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import datetime
@@ -28,9 +30,11 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from maple.errors import RunError
+from maple.types import SET_SEPARATOR
 
 FORMAT_VERSION = 2
 _METADATA_KEY = "maple"
+Row = dict[str, Any]  # of a table, by column
 ANEW = "train again with --overwrite"  # remedy for an unusable file of a run
 
 
@@ -45,6 +49,7 @@ class RunFile(StrEnum):
     WEIGHTS = "weights.safetensors"  # the network
     DETECTOR = "detector.safetensors"  # Gaussians, calibration and decision; a folder with it holds a finished run
     RESULTS = "results.json"  # figures of the last evaluation
+    LABELS = "labels.csv"  # the labels of its test images, those first that are probably wrong
     REPORT = "report.html"
     GALLERY = "gallery"  # folder: images and projections drawn by the report
     MEMBERS = "members"  # folder: checkpoints of the members of an ensemble
@@ -283,3 +288,26 @@ def check_format(metadata: Mapping[str, Any], path: Path, oldest: int = FORMAT_V
             f"'{path}' was written by an older maple (format {found}, now {FORMAT_VERSION}): {otherwise}, or use "
             "that version"
         )
+
+
+# --- tables -----------------------------------------------------------------------------------------------------------
+
+
+def to_csv(rows: Iterable[Row], columns: Sequence[str], header: bool = False) -> str:
+    """Rows as CSV.
+
+    >>> to_csv([{"file": "a.png", "prediction_set": ["cat", "dog"]}], ["file", "prediction_set"], header=True)
+    'file,prediction_set\\na.png,cat | dog\\n'
+    """
+    text = io.StringIO()
+    writer = csv.DictWriter(text, columns, lineterminator="\n")
+    if header:
+        writer.writeheader()
+    writer.writerows({key: _cell(value) for key, value in row.items()} for row in rows)
+    return text.getvalue()
+
+
+def _cell(value: Any) -> Any:
+    if isinstance(value, list):
+        return SET_SEPARATOR.join(value)
+    return value.replace("\r", "\\r") if isinstance(value, str) else value  # Python does not quote \r

@@ -13,9 +13,10 @@ import pytest
 from PIL import Image
 
 from maple.errors import DataError
+from maple.files import to_csv
 from maple.reporting.predictions import describe_sets, read_predictions, read_previews
 from maple.reporting.report import write_report
-from maple.runs.predicting.writer import to_csv, to_json_lines
+from maple.runs.predicting.writer import to_json_lines
 from run_folders import HOSTILE, Page, check_page, write_predictions
 
 pytestmark = pytest.mark.usefixtures("no_plots")

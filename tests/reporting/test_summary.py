@@ -103,6 +103,6 @@ def test_updates(copied: Path, calibrated: int) -> None:
 def test_what_to_check(run: Path, tmp_path: Path) -> None:
     predictions = read_predictions(write_predictions(tmp_path / "p.csv"))
     pointers = {pointer.anchor: pointer.text for pointer in summarise(read_run(run), predictions).pointers}
-    assert list(pointers) == ["predictions", "confusion", "clusters", "images", "skipped"]
+    assert list(pointers) == ["predictions", "confusion", "labels", "clusters", "skipped"]
     assert "5 of 30" in pointers["predictions"] and "nine" in pointers["confusion"] and "2 files" in pointers["skipped"]
-    assert "zero, one, two and 7 more" in pointers["clusters"]
+    assert "zero, one, two and 7 more" in pointers["clusters"] and "labels of test images" in pointers["labels"]

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from browser import open_browser
+from maple.files import to_csv
 from maple.reporting.report import write_report
-from maple.runs.predicting.writer import to_csv
 from run_folders import DIGITS, build_run, write_predictions
 
 NAMES = tuple(f"copepod_calanoid_antennae_{name:_<5}_view_{i:03}" for i, name in enumerate(DIGITS))  # alike at first

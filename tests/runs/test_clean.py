@@ -13,6 +13,7 @@ import pytest
 from commands import flat, run
 from maple.data.sources import open_images
 from maple.data.splits import load_splits
+from maple.files import RunFile
 from maple.runs.clean import clean_run
 from maple.runs.requests import CleanRequest
 from updating import read_digits, train_nine
@@ -41,6 +42,16 @@ def test_every_image_of_the_run_is_listed_once(nine, tmp_path):
     order = [(row["is_label_issue"] == "False", float(row["label_quality"])) for row in rows]
     assert order == sorted(order) and sum(found.issues.values()) == sum(not right for right, _ in order)
     assert all((row["label"] != row["predicted_label"]) == (row["is_label_issue"] == "True") for row in rows)
+
+
+def test_the_report_judges_test_images_as_clean_does(nine, tmp_path):
+    clean_run(CleanRequest(nine, tmp_path / "labels.csv"))
+    wide = {row["file"]: row for row in read(tmp_path / "labels.csv") if row["split"] == "test"}
+    rows = read(nine / RunFile.LABELS)
+    assert {row["file"] for row in rows} == wide.keys() and {row["split"] for row in rows} == {"test"}
+    for row in rows:  # thresholds are those of the test images alone, probabilities the same
+        assert row["label"] == wide[row["file"]]["label"]
+        assert float(row["label_quality"]) == pytest.approx(float(wide[row["file"]]["label_quality"]), abs=1e-6)
 
 
 def test_planted_errors_come_first(nine, tmp_path, capsys, rng):

@@ -1,8 +1,22 @@
-"""Probable wrong labels, by confident learning (Northcutt, Jiang and Chuang, 2021)."""
+"""Probable wrong labels, by confident learning (Northcutt, Jiang and Chuang, 2021), and the list of them.
+
+The list has one row per image, probable errors first, with the columns of cleanlab, and is itself a source: correct the
+column ``label`` and train again with ``maple train LIST``.
+"""
 
 from __future__ import annotations
 
+import csv
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+
 import numpy as np
+
+from maple.errors import RunError
+from maple.files import to_csv
+
+GIVEN = "given"  # split of images that are not the run's
 
 
 def class_thresholds(probabilities: np.ndarray, labels: np.ndarray) -> np.ndarray:
@@ -33,3 +47,71 @@ def find_label_issues(probabilities: np.ndarray, labels: np.ndarray) -> tuple[np
     has_any = np.isfinite(reached).any(axis=1)
     confident = np.where(has_any, reached.argmax(axis=1), labels)
     return confident != labels, confident
+
+
+# --- the list ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class JudgedLabel:
+    """The label of one image, and the class that is probably right: the label itself where it is no issue."""
+
+    file: str
+    label: str
+    is_label_issue: bool
+    label_quality: float  # probability of the label
+    predicted_label: str
+    probability: float  # of the predicted label
+    split: str  # of the run that the image belongs to
+
+
+def judge_labels(
+    probabilities: np.ndarray, labels: np.ndarray, class_names: Sequence[str], files: Iterable[tuple[str, str]]
+) -> list[JudgedLabel]:
+    """The labels (N,) of images that share their thresholds; ``files`` are pairs of split and file name.
+
+    >>> p = np.array([[0.9, 0.1], [0.8, 0.2], [0.1, 0.9], [0.05, 0.95]])
+    >>> judged = judge_labels(p, np.array([0, 0, 1, 0]), ["cat", "dog"], [("test", f"{i}.png") for i in range(4)])
+    >>> [(each.file, each.label, each.predicted_label) for each in judged if each.is_label_issue]
+    [('3.png', 'cat', 'dog')]
+    """
+    issues, confident = find_label_issues(probabilities, labels)
+    return [
+        JudgedLabel(
+            file=file,
+            label=class_names[labels[i]],
+            is_label_issue=bool(issues[i]),
+            label_quality=float(probabilities[i, labels[i]]),
+            predicted_label=class_names[confident[i]],
+            probability=float(probabilities[i, confident[i]]),
+            split=split,
+        )
+        for i, (split, file) in enumerate(files)
+    ]
+
+
+def labels_csv(judged: Iterable[JudgedLabel]) -> str:
+    """The list as CSV, probable errors first, the least probable labels first among them."""
+    ordered = sorted(judged, key=lambda each: (not each.is_label_issue, each.label_quality))
+    return to_csv(map(asdict, ordered), [each.name for each in fields(JudgedLabel)], header=True)
+
+
+def read_labels(path: Path) -> list[JudgedLabel]:
+    """A list of :func:`labels_csv`."""
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            return [_read_row(row) for row in csv.DictReader(file)]
+    except (KeyError, ValueError, TypeError, csv.Error) as error:
+        raise RunError(f"'{path}' is damaged ({error}): run maple evaluate again") from None
+
+
+def _read_row(row: dict[str, str]) -> JudgedLabel:
+    return JudgedLabel(
+        file=row["file"],
+        label=row["label"],
+        is_label_issue=row["is_label_issue"] == "True",
+        label_quality=float(row["label_quality"]),
+        predicted_label=row["predicted_label"],
+        probability=float(row["probability"]),
+        split=row["split"],
+    )

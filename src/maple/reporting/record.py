@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from maple.decisions.labels import JudgedLabel, read_labels
 from maple.errors import RunError
 from maple.evaluation.results import Results
 from maple.files import ANEW, RunFile, load_json, no_run
@@ -63,6 +64,7 @@ class RunRecord:
     classes: RunClasses | None
     history: History | None
     results: Results | None
+    labels: tuple[JudgedLabel, ...] | None  # of the images of the last evaluation, probable errors first
     gallery: Gallery
 
     @property
@@ -104,6 +106,7 @@ def read_run(folder: Path) -> RunRecord:
         classes=RunClasses.from_json(load_json(classes)) if classes.is_file() else None,
         history=_read_history(history) if history.is_file() else None,
         results=_read_results(results) if results.is_file() else None,
+        labels=tuple(read_labels(labels)) if (labels := folder / RunFile.LABELS).is_file() else None,
         gallery=read_gallery(folder / RunFile.GALLERY),
     )
 

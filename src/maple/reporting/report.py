@@ -17,6 +17,7 @@ from maple.decisions.attention import REASONS
 from maple.evaluation.results import Results
 from maple.files import RunFile, write_atomic
 from maple.reporting import comparison, sections
+from maple.reporting.labels import label_section
 from maple.reporting.page import render_page
 from maple.reporting.predictions import PredictionSummary, describe_sets, read_predictions, read_previews
 from maple.reporting.record import RunRecord, read_run
@@ -48,6 +49,8 @@ def render_report(record: RunRecord, predictions: PredictionSummary | None = Non
         "prediction_sets": describe_sets(predictions.set_sizes) if predictions else "",
         "previews": read_previews(predictions) if predictions else {},
         **_results_context(record.results),
+        "labels": label_section(record),
+        "clean_command": shlex.join(["maple", "clean", str(record.folder)]),
         "clusters": sections.cluster_section(record.gallery.clusters),
         "examples": sections.example_sections(record.gallery.examples),
         "projections": sections.draw_projections(record),

@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 import shlex
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from maple.decisions.labels import JudgedLabel
 from maple.evaluation.results import Results
 from maple.reporting.comparison import OURS, detection_rate, false_alarm_rate, method_name
 from maple.reporting.gallery import Gallery
@@ -54,6 +55,7 @@ def summarise(record: RunRecord, predictions: PredictionSummary | None = None) -
     pointers = [
         *_point_at_predictions(predictions),
         *_point_at_results(record.results),
+        *_point_at_labels(record.labels),
         *_point_at_gallery(record.gallery),
         *_point_at_skipped(record.classes),
     ]
@@ -191,14 +193,19 @@ def _point_at_defeats(results: Results) -> Iterator[Pointer]:
             yield Pointer(text, *section)
 
 
+def _point_at_labels(labels: Sequence[JudgedLabel] | None) -> Iterator[Pointer]:
+    n = sum(each.is_label_issue for each in labels or ())
+    if n:
+        text = f"{plural(n, 'label')} of test images {'is' if n == 1 else 'are'} probably wrong."
+        yield Pointer(text, "labels", "Labels")
+
+
 def _point_at_gallery(gallery: Gallery) -> Iterator[Pointer]:
     split = [name for name, count in Counter(c.class_name for c in gallery.clusters).items() if count > 1]
     if split:
         more = [f"{len(split) - MAX_SPLIT} more"] if len(split) > MAX_SPLIT else []
         names = join_names([*split[:MAX_SPLIT], *more])
         yield Pointer(f"Split into clusters: {names}. Check whether they are meaningful.", "clusters", "Clusters")
-    if any(group.kind == "mistakes" and group.images for group in gallery.examples):
-        yield Pointer("The most confident mistakes may be labelling errors.", "images", "Examples")
 
 
 def _point_at_skipped(classes: RunClasses | None) -> Iterator[Pointer]:

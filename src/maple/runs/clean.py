@@ -1,12 +1,7 @@
-"""``maple clean``: which labels of a run's images are probably wrong, as a list to correct.
-
-The list has one row per image, probable errors first, with the columns of cleanlab, and is itself a source: correct the
-column ``label`` and train again with ``maple train LIST``.
-"""
+"""``maple clean``: which labels of a run's images are probably wrong, as a list to correct."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -14,21 +9,18 @@ from typing import Any
 import numpy as np
 
 from maple.data.image_set import ImageSet
-from maple.decisions.labels import find_label_issues
+from maple.decisions.labels import GIVEN, JudgedLabel, judge_labels, labels_csv
 from maple.errors import UsageError
 from maple.files import write_atomic
 from maple.prediction.predictor import Predictor
 from maple.progress import counting
 from maple.runs.folder import RunFolder
 from maple.runs.loading import open_like, ready_predictor, warn_of_skipped
-from maple.runs.predicting.writer import Row, to_csv
 from maple.runs.requests import CleanRequest
 from maple.runs.setup.splits import reopen_splits
 from maple.text import plural
 
 _SPLITS = ("train", "validation", "calibration", "test")
-_COLUMNS = ("file", "label", "is_label_issue", "label_quality", "predicted_label", "probability", "split")
-_GIVEN = "given"  # split of images that are not the run's
 
 
 @dataclass(frozen=True)
@@ -69,11 +61,10 @@ def clean_run(request: CleanRequest) -> Cleaned:
     _check_sources(request)
     predictor = ready_predictor(request.run, trust=request.trust)
     sets = _open_sets(request, predictor)
-    groups = [("train",), _SPLITS[1:], (_GIVEN,)]
-    rows = [row for group in groups for row in _judge({k: sets[k] for k in group if k in sets}, predictor, request)]
-    rows.sort(key=lambda row: (not row["is_label_issue"], row["label_quality"]))
-    write_atomic(request.out, to_csv(rows, _COLUMNS, header=True))
-    issues = {name: sum(row["is_label_issue"] for row in rows if row["split"] == name) for name in sets}
+    groups = [("train",), _SPLITS[1:], (GIVEN,)]
+    judged = [each for group in groups for each in _judge({k: sets[k] for k in group if k in sets}, predictor, request)]
+    write_atomic(request.out, labels_csv(judged))
+    issues = {name: sum(each.is_label_issue for each in judged if each.split == name) for name in sets}
     return Cleaned(str(request.out), {name: len(images) for name, images in sets.items()}, issues)
 
 
@@ -93,31 +84,21 @@ def _open_sets(request: CleanRequest, predictor: Predictor) -> dict[str, ImageSe
     if request.data is not None:
         given = open_like(predictor, request.data, root, labelled=True)
         warn_of_skipped(given.skipped, of=f" of '{given.name}'")
-        return {_GIVEN: given.with_class_names(predictor.class_names)}
+        return {GIVEN: given.with_class_names(predictor.class_names)}
     splits = reopen_splits(run, predictor.size, root, "give labelled images of its classes with --data")
     found = {name: getattr(splits, name) for name in _SPLITS}
     return {name: each.with_class_names(predictor.class_names) for name, each in found.items() if len(each)}
 
 
-def _judge(sets: dict[str, ImageSet], predictor: Predictor, request: CleanRequest) -> Iterator[Row]:
-    """The rows of images that share their thresholds."""
+def _judge(sets: dict[str, ImageSet], predictor: Predictor, request: CleanRequest) -> list[JudgedLabel]:
+    """The labels of images that share their thresholds."""
     if not sets:
-        return
+        return []
     parts = []
     for name, images in sets.items():
         with counting(f"predicting {name}") as progress:
             batches = predictor.predict_batches(images, workers=request.workers, progress=progress)
             parts.append(np.concatenate([batch.probabilities for batch in batches]))
     probabilities, labels = np.concatenate(parts), np.concatenate([images.labels for images in sets.values()])
-    issues, confident = find_label_issues(probabilities, labels)
     files = [(name, file) for name, images in sets.items() for file in images.files]
-    for i, (name, file) in enumerate(files):
-        yield {
-            "file": file,
-            "label": predictor.class_names[labels[i]],
-            "is_label_issue": bool(issues[i]),
-            "label_quality": float(probabilities[i, labels[i]]),
-            "predicted_label": predictor.class_names[confident[i]],
-            "probability": float(probabilities[i, confident[i]]),
-            "split": name,
-        }
+    return judge_labels(probabilities, labels, predictor.class_names, files)

@@ -19,6 +19,7 @@ from maple.data.batches import to_input
 from maple.data.image_set import ImageSet
 from maple.data.sources.folders import LOOSE
 from maple.data.splits import Splits
+from maple.decisions.labels import GIVEN, judge_labels, labels_csv
 from maple.detectors.base import Detector
 from maple.detectors.gradients.base import ImageDetector
 from maple.detectors.learned import nearest_of_class
@@ -50,6 +51,7 @@ class EvaluationSets:
 
     test: ImageSet
     ood: dict[str, ImageSet]
+    split: str = "test"  # of the run that the test images are
 
 
 def evaluate_run(request: EvaluateRequest) -> Results:
@@ -72,7 +74,8 @@ def evaluate_run(request: EvaluateRequest) -> Results:
         splits = reopen_splits(run, predictor.size, root, remedy) if needs_splits else None
         test = _open_test(request, predictor, root, splits)
         warn_of_skipped(test.skipped, of=f" of '{test.name}'")
-        sets = EvaluationSets(test, open_unknown(predictor, request.ood, root, splits))
+        unknown = open_unknown(predictor, request.ood, root, splits)
+        sets = EvaluationSets(test, unknown, "test" if request.ind is None else GIVEN)
         if detectors is not None:
             tuning = open_like(predictor, request.ood_validation, root) if request.ood_validation else None
             fit_detectors(detectors, predictor, splits, tuning, workers=config.train.workers)
@@ -226,7 +229,7 @@ def measure_run(
     detectors: Sequence[Detector] | None = None,
     keep: bool = True,
 ) -> Results:
-    """Run the network over all sets once; with ``keep`` write results and gallery. ``detectors`` are fitted."""
+    """Run the network over all sets once; with ``keep`` write results, labels and gallery. ``detectors`` are fitted."""
     backbone, workers, seed = predictor.backbone, config.train.workers, config.train.seed
     images = [sets.test, *sets.ood.values()]
     test, *others = [
@@ -251,6 +254,9 @@ def measure_run(
     if not keep:
         return results
     write_atomic(run / RunFile.RESULTS, results.to_json())
+    files = [(sets.split, file) for file in sets.test.files]
+    judged = judge_labels(case.prediction.probabilities, case.labels, predictor.class_names, files)
+    write_atomic(run / RunFile.LABELS, labels_csv(judged))
     write_evaluation_gallery(
         run / RunFile.GALLERY,
         test=(sets.test, case.prediction),

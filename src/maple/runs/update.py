@@ -127,7 +127,7 @@ def _update(request: UpdateRequest, settings: RunSettings, target: Path) -> tupl
         updated.save(draft.path)
         draft.write_classes(_updated_classes(classes, updated, update, images.skipped))
         _update_gallery(draft / RunFile.GALLERY, updated, images.data)
-        draft.remove(RunFile.RESULTS, RunFile.REPORT)
+        draft.remove(RunFile.RESULTS, RunFile.LABELS, RunFile.REPORT)
     return update, updated
 
 

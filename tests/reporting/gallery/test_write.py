@@ -303,8 +303,9 @@ def test_each_part_is_kept_and_old_examples_are_replaced(tmp_path: Path, cluster
     assert {(e.kind, e.source) for e in gallery.examples} == {
         ("uncertain", "blobs/test"),
         ("mistakes", "blobs/test"),
+        ("labels", "blobs/test"),
         ("caught", "near"),
         ("missed", "near"),
     }
     sheets = list(tmp_path.glob("*.png"))
-    assert len(sheets) == 5  # one per JSON file, none left over
+    assert len(sheets) == 5  # one per JSON file with images, none left over

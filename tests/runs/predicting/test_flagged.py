@@ -17,6 +17,7 @@ from cheap import Cheap, files_in, predict, use, write_images
 from image_files import encode, write_parquet
 from maple.data.sources import open_images
 from maple.errors import DataError, RunError, UsageError
+from maple.files import to_csv
 from maple.runs.predicting import writer
 
 
@@ -76,7 +77,7 @@ def test_a_list_comes_back_with_labels(model, tmp_path, capsys):
         open_images(listed)
     for row in rows[1:]:
         row["label"] = "emu"
-    listed.write_text(writer.to_csv(rows, list(rows[0]), header=True))
+    listed.write_text(to_csv(rows, list(rows[0]), header=True))
     images = open_images(listed, size=8)
     assert len(images) == len(rows) - 1 and images.class_names == ("emu",) and len(images.skipped) == 1
 

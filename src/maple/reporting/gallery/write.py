@@ -13,6 +13,7 @@ from scipy.linalg import eigh
 
 from maple.data.image_set import ImageSet
 from maple.decisions.attention import look_rank
+from maple.decisions.labels import find_label_issues
 from maple.errors import DataError, UsageError, suggest
 from maple.reporting.gallery import store
 from maple.reporting.gallery._sheet import thumbnail
@@ -59,6 +60,7 @@ def write_evaluation_gallery(
     if test is not None:
         write_examples(folder, "uncertain", *test)
         write_examples(folder, "mistakes", *test)
+        write_examples(folder, "labels", test[0], _say_confident(*test))
     for name, (images, prediction) in (ood or {}).items():
         write_examples(folder, "caught", images, prediction, source=name)
         write_examples(folder, "missed", images, prediction, source=name)
@@ -235,6 +237,7 @@ def write_examples(
     ========== ===================================================================================
     uncertain  in-distribution images: those flagged by increasing p-value, then by increasing probability
     mistakes   in-distribution images given a wrong class, by decreasing probability of that class
+    labels     in-distribution images of another class than their label, by increasing probability of the label
     caught     out-of-distribution images by decreasing score
     missed     out-of-distribution images by increasing score
     ========== ===================================================================================
@@ -261,13 +264,35 @@ def write_examples(
     store.save_examples(folder, store.Examples(kind, images.name if source is None else source, shown))
 
 
-def _find_mistakes(images: ImageSet, prediction: Prediction) -> np.ndarray:
-    """Rows of images given a wrong class, most probable first; classes are compared by name."""
+def _find_truth(images: ImageSet, prediction: Prediction) -> np.ndarray:
+    """The labels (N,) as class ids of the prediction, -1 if unknown; classes are compared by name."""
     names = prediction.class_names or images.class_names
     known = {name: i for i, name in enumerate(names)}
-    truth = np.array([known.get(name, -1) for name in images.class_names] + [-1])[images.labels]  # -1: unknown
+    return np.array([known.get(name, -1) for name in images.class_names] + [-1])[images.labels]
+
+
+def _find_mistakes(images: ImageSet, prediction: Prediction) -> np.ndarray:
+    """Rows of images given a wrong class, most probable first."""
+    truth = _find_truth(images, prediction)
     wrong = np.flatnonzero((truth >= 0) & (truth != prediction.class_id))
     return wrong[np.argsort(-prediction.probability[wrong], kind="stable")]
+
+
+def _find_issues(images: ImageSet, prediction: Prediction) -> np.ndarray:
+    """Rows of images given another class than their label, the least probable labels first."""
+    truth = _find_truth(images, prediction)
+    wrong = np.flatnonzero((truth >= 0) & (truth != prediction.class_id))
+    return wrong[np.argsort(prediction.log_probabilities[wrong, truth[wrong]], kind="stable")]
+
+
+def _say_confident(images: ImageSet, prediction: Prediction) -> Prediction:
+    """The prediction with the class that confident learning puts in place of the label."""
+    truth = _find_truth(images, prediction)
+    rows = np.flatnonzero(truth >= 0)
+    class_id = truth.copy()
+    class_id[rows] = find_label_issues(prediction.probabilities[rows], truth[rows])[1]
+    probability = np.where(truth >= 0, prediction.probabilities[np.arange(len(truth)), class_id], np.nan)
+    return replace(prediction, class_id=class_id, probability=probability)
 
 
 def _look_first(_: ImageSet, prediction: Prediction) -> np.ndarray:
@@ -280,6 +305,7 @@ def _look_first(_: ImageSet, prediction: Prediction) -> np.ndarray:
 _ORDERS: dict[str, Callable[[ImageSet, Prediction], np.ndarray]] = {  # rows by kind of examples, first to last
     "uncertain": _look_first,
     "mistakes": _find_mistakes,
+    "labels": _find_issues,
     "caught": lambda _, said: np.argsort(-said.score, kind="stable"),
     "missed": lambda _, said: np.argsort(said.score, kind="stable"),
 }

@@ -29,12 +29,13 @@ from maple.data.stream import Decoded, Source, decode_stream
 from maple.decisions.conformal import benjamini_hochberg, can_flag, min_calibration_images
 from maple.decisions.sets import min_labelled_images
 from maple.errors import DataError, UsageError
+from maple.files import Row, to_csv
 from maple.options import as_dict, flag_name
 from maple.prediction.base import BasePredictor
 from maple.progress import CountDisplay, say, warn
 from maple.runs.loading import MORE_CALIBRATION, describe_skipped, ready_model, too_few_images
 from maple.runs.predicting.flagged import check_files, check_flagged, place_flagged
-from maple.runs.predicting.writer import PARQUET_SUFFIX, SUFFIXES, ResumableFile, Row, Tally, skipped_path, to_csv
+from maple.runs.predicting.writer import PARQUET_SUFFIX, SUFFIXES, ResumableFile, Tally, skipped_path
 from maple.runs.requests import PredictRequest
 from maple.text import percent, plural
 from maple.types import DOUBTFUL_PROBABILITY, PREDICTION_COLUMNS, Counts, Skipped

@@ -9,8 +9,6 @@ again. CSV, JSON Lines and Parquet files are written from the parts at the end.
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import os
 import shutil
@@ -28,10 +26,10 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from maple.errors import RunError, UsageError
-from maple.files import is_full, take_lock
+from maple.files import Row, is_full, take_lock, to_csv
 from maple.progress import say, warn
 from maple.text import plural, shorten_list
-from maple.types import SET_SEPARATOR, Counts, Skipped
+from maple.types import Counts, Skipped
 
 PARQUET_SUFFIX = ".parquet"
 SUFFIXES = (".csv", ".jsonl", ".ndjson", PARQUET_SUFFIX)
@@ -50,30 +48,8 @@ MAX_GROUP_VALUES = 2**23  # and its rows times columns; also the values of a par
 _METADATA_KEY = b"maple"
 _LOCK = ".lock"
 
-Row = dict[str, Any]
-
 
 # --- rows as text -----------------------------------------------------------------------------------------------------
-
-
-def to_csv(rows: Iterable[Row], columns: Sequence[str], header: bool = False) -> str:
-    """Rows as CSV.
-
-    >>> to_csv([{"file": "a.png", "prediction_set": ["cat", "dog"]}], ["file", "prediction_set"], header=True)
-    'file,prediction_set\\na.png,cat | dog\\n'
-    """
-    text = io.StringIO()
-    writer = csv.DictWriter(text, columns, lineterminator="\n")
-    if header:
-        writer.writeheader()
-    writer.writerows({key: _cell(value) for key, value in row.items()} for row in rows)
-    return text.getvalue()
-
-
-def _cell(value: Any) -> Any:
-    if isinstance(value, list):
-        return SET_SEPARATOR.join(value)
-    return value.replace("\r", "\\r") if isinstance(value, str) else value  # Python does not quote \r
 
 
 def to_json_lines(rows: Iterable[Row]) -> str:

@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from maple.evaluation.trials import Trial
-from maple.files import write_atomic
+from maple.files import to_csv, write_atomic
 from maple.options import flag_name, list_options, to_toml
 from maple.reporting.plots import standalone_svg
 from maple.reporting.plots.trials import plot_trials
-from maple.runs.predicting.writer import to_csv
 from maple.runs.setup.config import RunConfig
 from maple.runs.tune.plan import Plan, with_settings
 from maple.text import compact, number, plural
