@@ -1,6 +1,6 @@
 """MAPLE in a Lightning training: lines that end in # + are the additions.
 
-    pip install 'maple-uncertainty[lightning]'
+    pip install -c constraints.txt '.[lightning]'
     python examples/lightning_callback.py
 
 The callback replaces the labels of each batch by pseudo-labels, splits hard classes after every second epoch, and fits

@@ -6,8 +6,12 @@ import re
 import tomllib
 from pathlib import Path
 
+import numpy as np
 import pytest
 import yaml
+from prometheus_client.parser import text_string_to_metric_families
+
+from maple.deploy.serve.metrics import ServeMetrics
 
 ROOT = Path(__file__).parents[1]
 in_repository = pytest.mark.skipif(
@@ -42,3 +46,18 @@ def test_the_compose_file_is_strict_and_its_files_exist():
     assert files and all((ROOT / name).exists() for name in files)
     jobs = yaml.safe_load((ROOT / "deploy" / "prometheus.yml").read_text())["scrape_configs"]
     assert jobs[0]["static_configs"][0]["targets"] == ["maple:8000"]
+
+
+@in_repository
+def test_alerts_are_about_metrics_that_the_service_has():
+    config = yaml.safe_load((ROOT / "deploy" / "prometheus.yml").read_text())
+    mounted = yaml.safe_load((ROOT / "compose.yaml").read_text())["services"]["prometheus"]["volumes"]
+    assert {volume.split(":")[1] for volume in mounted} >= set(config["rule_files"])
+    (group,) = yaml.safe_load((ROOT / "deploy" / "alerts.yml").read_text())["groups"]
+    text = ServeMetrics(np.arange(100.0), lambda: 0).to_text().decode()
+    known = {sample.name for family in text_string_to_metric_families(text) for sample in family.samples}
+    known |= {f"{name}{end}" for name in re.findall(r"# TYPE (\w+) ", text) for end in ("", "_total", "_bucket")}
+    for rule in group["rules"]:
+        named = re.findall(r"\bmaple_\w+", rule["expr"])
+        assert rule["annotations"]["summary"] and set(named) <= known, rule["alert"]
+        assert named or "up{" in rule["expr"]

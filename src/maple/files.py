@@ -29,7 +29,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
-from maple.errors import RunError
+from maple.errors import RunError, UsageError
 from maple.types import SET_SEPARATOR
 
 FORMAT_VERSION = 2
@@ -62,6 +62,33 @@ def no_run(folder: Path, name: str) -> RunError:
     """The error for a folder that lacks ``name``, without which it is no run."""
     remedy = suggest_path(folder) or "give the folder that maple train or maple fit wrote"
     return RunError(f"'{folder}' is not a run folder, it has no {name}: {remedy}")
+
+
+def check_finished(folder: Path) -> None:
+    """Raise :class:`RunError` if a folder lacks a file without which a run cannot predict; nothing is loaded."""
+    if folder.is_file():
+        raise RunError(f"'{folder}' is a file, not a run: give the folder of a run, or an exported .onnx file")
+    if not folder.is_dir():
+        hint = suggest_path(folder) or f"train one with maple train DATA --out '{folder}'"
+        raise RunError(f"'{folder}' is not a run folder: {hint}")
+    if not (folder / RunFile.DETECTOR).is_file():
+        if not (folder / RunFile.CONFIG).is_file():
+            raise no_run(folder, RunFile.CONFIG)
+        unfinished = f"'{folder}' is not a finished run, it has no {RunFile.DETECTOR}"
+        raise RunError(f"{unfinished}: rerun the command that started it, with --resume or --overwrite")
+    if not (folder / RunFile.WEIGHTS).is_file():
+        raise no_file(folder / RunFile.WEIGHTS)
+
+
+def no_file(path: Path, otherwise: str = ANEW) -> RunError:
+    """The error for a file of a run that does not exist."""
+    return RunError(f"'{path}' does not exist: restore it from a copy or {otherwise}")
+
+
+def check_weights_file(path: Path) -> None:
+    """Raise :class:`UsageError` if there is no such file; nothing is loaded."""
+    if not path.is_file():
+        raise UsageError(f"weights file '{path}' does not exist: {suggest_path(path) or 'check the path'}")
 
 
 # --- misspelt paths ---------------------------------------------------------------------------------------------------
@@ -243,7 +270,7 @@ def load_arrays(path: Path, otherwise: str = ANEW) -> tuple[dict[str, np.ndarray
     (array([0., 1., 2.]), ['a'])
     """
     if not path.is_file():
-        raise RunError(f"'{path}' does not exist: restore it from a copy or {otherwise}")
+        raise no_file(path, otherwise)
     try:
         with safe_open(path, framework="numpy") as file:
             metadata = json.loads((file.metadata() or {}).get(_METADATA_KEY, "{}"))

@@ -105,13 +105,15 @@ def test_paragraphs_of_the_help_fill_the_lines_of_the_terminal(capsys, monkeypat
     assert said[start + 1 : start + 1 + len(others)] == others and len(others) > 3
 
 
-def test_without_torch_commands_say_what_to_install():
+def test_without_torch_commands_say_what_to_install(tmp_path):
+    for name in ("detector.safetensors", "weights.safetensors"):
+        (tmp_path / name).touch()
     commands = [
         ("train", "digits"),
         ("fit", "resnet9", "--data", "digits"),
-        ("predict", "run", "images", "--out", "said.csv"),
+        ("predict", str(tmp_path), "images", "--out", "said.csv"),
         ("evaluate", "run"),
-        ("monitor", "run", "images"),
+        ("monitor", str(tmp_path), "images"),
         ("update", "run"),
         ("tune", "digits"),
         ("benchmark", "--list"),
@@ -182,3 +184,20 @@ def imported_packages(path: Path) -> set[str]:
         elif isinstance(node, ast.ImportFrom) and node.module:
             found.add(node.module.partition(".")[0])
     return found
+
+
+def test_missing_weights_are_reported_before_torch_is_loaded(tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "detector.safetensors").touch()
+    code = f"""
+{BLOCK}{RUN}
+for arguments, code, named in [
+    (("fit", "timm/resnet18", "--weights", "lost.pth", "--data", "digits", "--calibrate", "digits"), 2, "lost.pth"),
+    (("train", "digits", "--init", "timm/resnet18", "--weights", "lost.pth"), 2, "lost.pth"),
+    (("serve", {str(tmp_path / "run")!r}, "--port", "0"), 1, "weights.safetensors"),
+    (("predict", {str(tmp_path / "run")!r}, "digits"), 1, "weights.safetensors"),
+]:
+    found, _, errors = run(*arguments)
+    assert found == code and named in errors and errors.count("\\n") == 1, (arguments, found, errors)
+"""
+    run_python(code)

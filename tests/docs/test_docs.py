@@ -462,3 +462,13 @@ def test_the_site_builds(site):
     described = "".join(text for name, text in pages.items() if name.startswith("reference/"))
     for place in places():
         assert f'id="{place}"' in described
+
+
+def test_the_table_of_extras_is_complete():
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    table = (DOCS / "index.md").read_text(encoding="utf-8").partition("| extra |")[2].partition("\n\n")[0]
+    rows = [row.split(" | ") for row in table.splitlines()[2:]]
+    assert {name for first, *_ in rows for name in re.findall(r"`(\w+)`", first)} == set(extras)
+    for *_, line in rows:
+        (named,) = re.findall(r"`pip install -c constraints\.txt (?:-e )?'\.\[([\w,]+)\]'`", line)
+        assert set(named.split(",")) <= set(extras)

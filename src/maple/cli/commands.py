@@ -47,6 +47,9 @@ def train(request: requests.TrainRequest, as_json: requests.AsJson = False) -> N
     Options that are not listed here are set with --set or in a TOML file (--config); maple methods NAME lists those of
     a method.
     """
+    from maple.runs.setup.request import check_files
+
+    check_files(request)
     from maple.runs.train import train_run
 
     print_results(train_run(request), as_json)
@@ -61,6 +64,9 @@ def train(request: requests.TrainRequest, as_json: requests.AsJson = False) -> N
 )
 def fit(request: requests.FitRequest, as_json: requests.AsJson = False) -> None:
     """Make a run of an already trained network, without training; the run folder holds everything."""
+    from maple.runs.setup.request import check_files
+
+    check_files(request)
     from maple.runs.fit import fit_run
 
     print_results(fit_run(request), as_json)

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from maple.errors import UsageError
-from maple.files import suggest_path
+from maple.files import check_weights_file
 from maple.networks.backbone import Backbone
 from maple.networks.head_finder import Pick
 from maple.text import shorten_list
@@ -52,8 +52,7 @@ def load_state(module: nn.Module, state: Mapping[str, Tensor], path: Path, name:
 
 def read_state(path: Path) -> dict[str, Tensor]:
     """The tensors of a weights file by name, without a ``module.`` in front of all of them; see ``load_weights``."""
-    if not path.is_file():
-        raise UsageError(f"weights file '{path}' does not exist: {suggest_path(path) or 'check the path'}")
+    check_weights_file(path)
     try:
         if path.suffix == ".safetensors":
             return _without_wrapper(load_file(path))

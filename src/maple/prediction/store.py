@@ -15,7 +15,7 @@ from maple.decisions.probability import Probability
 from maple.detectors.base import pack_records
 from maple.detectors.maple import MapleDetector
 from maple.errors import RunError, UsageError
-from maple.files import RunFile, load_arrays, no_run, save_arrays, write_atomic
+from maple.files import RunFile, check_finished, load_arrays, save_arrays, write_atomic
 from maple.networks import Backbone, MadeBy, Origin, create_backbone, rebuild_model
 from maple.options import as_dict, build_options
 from maple.prediction.predictor import Predictor
@@ -45,15 +45,7 @@ def load_predictor(folder: str | Path, *, trust: bool = False) -> Predictor:
     ``trust`` allows a network that runs code: see :mod:`maple.networks.hub`.
     """
     folder = Path(folder)
-    if folder.is_file():
-        raise RunError(f"'{folder}' is a file, not a run: give the folder of a run, or an exported .onnx file")
-    if not folder.is_dir():
-        raise RunError(f"'{folder}' is not a run folder: train one with maple train DATA --out '{folder}'")
-    if not (folder / RunFile.DETECTOR).is_file():
-        if not (folder / RunFile.CONFIG).is_file():
-            raise no_run(folder, RunFile.CONFIG)
-        unfinished = f"'{folder}' is not a finished run, it has no {RunFile.DETECTOR}"
-        raise RunError(f"{unfinished}: rerun the command that started it, with --resume or --overwrite")
+    check_finished(folder)
     arrays, metadata = load_arrays(folder / RunFile.DETECTOR)
     return Predictor(
         load_backbone(folder / RunFile.WEIGHTS, trust=trust),

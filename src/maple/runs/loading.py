@@ -14,6 +14,7 @@ from maple.data.image_set import ImageSet
 from maple.data.sources import open_images
 from maple.decisions.options import DecisionOptions
 from maple.errors import UsageError
+from maple.files import check_finished
 from maple.options import Values, build_options, flag_name
 from maple.prediction.base import BasePredictor
 from maple.progress import counting, warn
@@ -36,6 +37,7 @@ def open_predictor(source: Path, trust: bool = False) -> BasePredictor:
         from maple.prediction.onnx import OnnxPredictor
 
         return OnnxPredictor.open(source)
+    check_finished(source)  # before torch is imported, which takes seconds
     from maple.prediction.store import load_predictor
 
     return load_predictor(source, trust=trust)

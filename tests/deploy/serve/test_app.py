@@ -14,12 +14,13 @@ from serving import Colours, as_json, png, serve
 def test_health_and_page(client):
     assert client.get("/healthz").json() == {"status": "alive"}
     assert client.get("/readyz").json() == {"status": "ready"}
-    page = client.get("/")
-    assert page.status_code == 200 and page.headers["content-type"].startswith("text/html")
+    for page in (client.get("/docs"), client.get("/")):
+        assert page.status_code == 200 and page.headers["content-type"].startswith("text/html")
+        assert "default-src 'self'" in page.headers["content-security-policy"]
     script = client.get("/static/app.js")
     assert script.status_code == 200
     assert page.headers["cache-control"] == script.headers["cache-control"] == "no-cache"
-    for path in ("/nowhere", "/docs", "/static/../serve.py", "/static/%00", f"/static/{'a' * 5000}"):
+    for path in ("/nowhere", "/redoc", "/static/../serve.py", "/static/%00", f"/static/{'a' * 5000}"):
         said = client.get(path)
         assert said.status_code == 404 and list(said.json()) == ["error"], path
     wrong = client.get("/v1/predict")
@@ -41,7 +42,7 @@ def test_with_a_key_only_those_who_have_it_are_answered():
                 said = client.request(method, path, headers=headers)
                 assert said.status_code == 401 and "X-API-Key" in said.json()["error"]
             assert client.request(method, path, headers={"X-API-Key": "s3cret"}).status_code != 401
-        assert all(client.get(path).status_code == 200 for path in ("/", "/healthz", "/readyz"))
+        assert all(client.get(path).status_code == 200 for path in ("/", "/docs", "/healthz", "/readyz"))
         key = {"X-API-Key": "s3cret"}
         assert client.get("/v1/model", headers=key).json()["needs_key"] is True
         assert client.post("/v1/predict", json=as_json(png((1, 2, 3))), headers=key).status_code == 200

@@ -771,6 +771,35 @@ def test_less_motion_where_it_is_asked_for(page):
     page.evaluate("document.querySelector('.card').dataset.state = 'said'")
 
 
+# --- the description of the API --------------------------------------------------------------------------------------
+
+
+def test_the_api_is_described_without_help_from_elsewhere(visit, run):
+    """With a key, the description is behind it; the lines for curl are those of the service itself."""
+    with served(run, load_predictor(run), api_key=KEY) as address:
+        page = visit(address, refusals=True, ready=False)
+        page.click("text=API")
+        page.wait_for_selector("#key-form:visible")
+        page.fill("#key", KEY)
+        page.keyboard.press("Enter")
+        page.wait_for_selector("#api section")
+        described = httpx2.get(f"{address}openapi.json", headers={"X-API-Key": KEY}).json()
+        assert page.locator("h2 code").all_text_contents() == list(described["paths"])
+        commands = page.locator("pre").all_text_contents()
+        for how in ("-F files=@a.png", "--data-binary @a.png", "-H 'Content-Type: application/json'"):
+            assert f"curl -H 'X-API-Key: KEY' {how}" in commands[0]
+        assert f"{address}v1/predict" in commands[0]
+        for link in page.locator("#api a").all():
+            assert page.locator(link.get_attribute("href")).count() == 1
+        for width, theme in ((420, "light"), (1400, "dark")):
+            page.set_viewport_size({"width": width, "height": 900})
+            page.emulate_media(color_scheme=theme)
+            assert page.evaluate("document.documentElement.scrollWidth") <= width
+            wait_until(page, "theme => document.documentElement.dataset.theme === theme", theme)
+            ratios = page.evaluate(CONTRASTS)
+            assert len(ratios) > 100 and [text for ratio, text in ratios if ratio < 4.5] == []
+
+
 # --- the files -------------------------------------------------------------------------------------------------------
 
 
@@ -783,7 +812,8 @@ def test_static_files_name_nothing_outside_and_parse_no_markup():
         assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function", text), (
             name
         )
-    assert not re.search(r"<script(?![^>]*\bsrc=)|<style|\bstyle=|\bon\w+=", sources["index.html"])
+    for page in ("index.html", "docs.html"):
+        assert not re.search(r"<script(?![^>]*\bsrc=)|<style|\bstyle=|\bon\w+=", sources[page])
 
 
 def test_columns_are_those_of_the_prediction_files():

@@ -6,6 +6,7 @@ import asyncio
 import errno
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -24,7 +25,7 @@ from maple.deploy.serve.app import create_app
 from maple.deploy.serve.endpoints import DECODERS
 from maple.deploy.serve.options import ServeOptions
 from maple.deploy.serve.uploads import PredictRequest, UploadError, parse_json, read_uploads
-from serving import Colours, as_form, as_json, metrics, png, serve
+from serving import Colours, as_form, as_json, metrics, png, serve, server
 
 
 def test_names_come_back_as_they_were_sent(client):
@@ -85,17 +86,44 @@ def test_a_body_of_unknown_length_is_counted_while_it_arrives(kind):
 
 def test_types_that_are_not_understood(client):
     body, kind = as_form(png((1, 2, 3)))
-    for given in (
-        "",
-        "text/plain",
-        "image/png",
-        "application/x-www-form-urlencoded",
-        "multipart/mixed; boundary=limit",
-    ):
-        said = client.post("/v1/predict", content=body, headers={"content-type": given} if given else {})
+    for given in ("text/plain", "video/mp4", "multipart/mixed; boundary=limit"):
+        said = client.post("/v1/predict", content=body, headers={"content-type": given})
         assert said.status_code == 415 and "multipart/form-data" in said.json()["error"]
     said = client.post("/v1/predict", content=body, headers={"content-type": kind, "content-encoding": "gzip"})
     assert said.status_code == 415
+
+
+@pytest.mark.parametrize("kind", [None, "image/png", "application/octet-stream", "application/x-www-form-urlencoded"])
+def test_a_body_can_be_one_image(client, kind):
+    headers = {"content-type": kind} if kind else {}
+    image = png((200, 40, 40))
+    (said,) = client.post("/v1/predict", content=image, headers=headers).json()["predictions"]
+    assert (said["file"], said["class"]) == ("image 1", "red")
+    for broken in (b"a=b", b""):
+        refused = client.post("/v1/predict", content=broken, headers=headers)
+        assert refused.status_code == 422 and "image" in refused.json()["error"]
+    with serve(max_bytes=len(image) - 1) as small:
+        assert small.post("/v1/predict", content=image, headers=headers).status_code == 413
+
+
+def test_the_field_of_a_form_is_files_or_file(client):
+    images = [("0.png", png((200, 40, 40))), ("1.png", png((40, 200, 40)))]
+    for names, status in ((("file", "file"), 200), (("files", "file"), 200), (("file", "other"), 422)):
+        said = client.post("/v1/predict", files=list(zip(names, images, strict=True)))
+        assert said.status_code == status
+        if status == 200:
+            assert [row["class"] for row in said.json()["predictions"]] == ["red", "green"]
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="needs curl")
+def test_curl_sends_files_in_the_ways_that_come_to_mind(tmp_path):
+    (tmp_path / "a.png").write_bytes(png((200, 40, 40)))
+    with server(0.0) as (_, port):
+        for option in ("-F file=@a.png", "-F files=@a.png", "--data-binary @a.png", "-T a.png -X POST"):
+            url = f"http://127.0.0.1:{port}/v1/predict"
+            said = subprocess.run(["curl", "-s", *option.split(), url], cwd=tmp_path, capture_output=True, check=True)
+            (found,) = json.loads(said.stdout)["predictions"]
+            assert found["class"] == "red", option
 
 
 @pytest.mark.parametrize(

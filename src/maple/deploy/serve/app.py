@@ -1,15 +1,16 @@
 """``maple serve`` as an ASGI application: a predictor behind HTTP, with a page.
 
-``POST /v1/predict`` takes images (a form, or JSON with base64) and answers with the columns of the prediction files;
+``POST /v1/predict`` takes images (form, JSON or a body) and answers with the columns of the prediction files;
 ``GET /v1/model`` describes the model and its decision; ``/metrics`` is for Prometheus, ``/healthz`` and ``/readyz`` for
-orchestration; ``/`` is the page. Requests share batches (:mod:`maple.deploy.serve.batching`), uploads are limited
-before they are read (:mod:`maple.deploy.serve.uploads`), and every error is a status and one sentence.
+orchestration; ``/`` is the page, and ``/docs`` describes the API. Requests share batches
+(:mod:`maple.deploy.serve.batching`), uploads are limited before they are read (:mod:`maple.deploy.serve.uploads`), and
+every error is a status and one sentence.
 """
 
 from __future__ import annotations
 
 import hmac
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -98,12 +99,13 @@ def _add_routes(app: FastAPI, endpoints: Endpoints) -> None:
     app.add_api_route("/healthz", endpoints.healthz, response_model=StatusAnswer)
     app.add_api_route("/healthz", endpoints.healthz, methods=["HEAD"], include_in_schema=False)
     app.add_api_route("/readyz", endpoints.readyz, response_model=StatusAnswer, responses=busy)
-    app.add_api_route("/", _page, methods=["GET", "HEAD"], include_in_schema=False)
+    for path, file in (("/", "index.html"), ("/docs", "docs.html")):
+        app.add_api_route(path, _page(file), methods=["GET", "HEAD"], include_in_schema=False)
     app.mount("/static", StaticFiles(directory=STATIC))
 
 
-def _page() -> Response:
-    return FileResponse(STATIC / "index.html")
+def _page(file: str) -> Callable[[], Response]:
+    return lambda: FileResponse(STATIC / file)
 
 
 def _key_check(key: str) -> Any:
@@ -137,13 +139,13 @@ def _add_error_handlers(app: FastAPI, metrics: ServeMetrics) -> None:
     async def http(_: Request, error: StarletteHTTPException) -> Response:
         known = {404: "no such path", 405: "method not allowed for this path"}
         framework = not isinstance(error, HTTPException) and error.status_code in known
-        text = f"{known[error.status_code]}: see /openapi.json" if framework else error.detail
+        text = f"{known[error.status_code]}: see /docs" if framework else error.detail
         return _error(error.status_code, text, error.headers)
 
     @app.exception_handler(RequestValidationError)
     async def validation(_: Request, error: RequestValidationError) -> Response:
         first = error.errors()[0]
-        return _error(422, f"{first['loc'][-1]} cannot be used ({first['msg']}): see /openapi.json")
+        return _error(422, f"{first['loc'][-1]} cannot be used ({first['msg']}): see /docs")
 
     @app.exception_handler(Exception)
     async def failure(_: Request, error: Exception) -> Response:

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from maple import __version__
 from maple.deploy.serve.options import ServeOptions
-from maple.deploy.serve.uploads import FIELD, ImageRequest
+from maple.deploy.serve.uploads import BINARY, FIELDS, ImageRequest
 from maple.prediction.base import BasePredictor
 from maple.types import Prediction
 
@@ -198,18 +198,22 @@ def describe_model(predictor: BasePredictor, exemplars: Mapping[int, np.ndarray]
 
 
 def request_body(limits: ServeOptions) -> dict[str, Any]:
-    """The two formats of a request to predict: form and JSON."""
+    """The formats of a request to predict: form, JSON, and the bytes of one image."""
 
     def images(field: str, image: dict[str, Any]) -> dict[str, Any]:
         listed = {"type": "array", "minItems": 1, "maxItems": limits.max_images, "items": image}
         return {"type": "object", "required": [field], "additionalProperties": False, "properties": {field: listed}}
 
+    file = {"type": "string", "format": "binary"}
+    by_form = {"schema": images(FIELDS[0], file)}
     by_json = {"schema": images("images", ImageRequest.model_json_schema()), "example": _EXAMPLES["request"]}
-    by_form = {"schema": images(FIELD, {"type": "string", "format": "binary"})}
+    content = {"multipart/form-data": by_form, "application/json": by_json, BINARY: {"schema": file}}
     return {
         "required": True,
-        "description": f"Up to {limits.max_images:,} images and {limits.max_bytes:,} bytes.",
-        "content": {"multipart/form-data": by_form, "application/json": by_json},
+        "description": f"Up to {limits.max_images:,} images and {limits.max_bytes:,} bytes. The field of a form may "
+        f"also be called {FIELDS[1]}. A body that is one image file may have any image type, that of an HTML form, "
+        "which curl --data-binary sends, or none.",
+        "content": content,
     }
 
 

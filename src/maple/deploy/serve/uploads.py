@@ -25,7 +25,10 @@ from maple.deploy.serve.options import ServeOptions
 from maple.errors import DataError
 from maple.text import printable
 
-FIELD = "files"  # of a form
+FIELDS = ("files", "file")  # of a form, either
+BINARY = "application/octet-stream"
+# What the body of a single image is called: its own type, nothing, or what curl --data-binary says without being asked.
+RAW = (b"", BINARY.encode(), b"application/x-www-form-urlencoded")
 MAX_NAME = 1_000  # characters
 DECODER_WAIT = 5  # seconds until a decoding process may be available again
 
@@ -68,12 +71,18 @@ class PredictRequest(BaseModel):
 async def read_uploads(headers: Mapping[str, str], stream: AsyncIterator[bytes], limits: ServeOptions) -> list[Upload]:
     """The images of a request; ``headers`` have lower-case names. At least one, each with a name."""
     kind, parameters = parse_options_header(headers.get("content-type"))
-    if kind not in (b"multipart/form-data", b"application/json"):
-        raise UploadError(415, f"send images as multipart/form-data (field '{FIELD}') or as application/json")
+    is_raw = kind in RAW or kind.startswith(b"image/")
+    if not is_raw and kind not in (b"multipart/form-data", b"application/json"):
+        raise UploadError(
+            415, f"send images as multipart/form-data (field '{FIELDS[0]}'), as application/json, or one as the body"
+        )
     if headers.get("content-encoding", "identity").strip().lower() not in ("", "identity"):
         raise UploadError(415, "the body is compressed: send it as it is, without Content-Encoding")
     body = _limited(headers.get("content-length", ""), stream, limits.max_bytes)
-    if kind == b"application/json":
+    if is_raw:
+        content = b"".join([chunk async for chunk in body])
+        uploads = [Upload("", content)] if content else []
+    elif kind == b"application/json":
         uploads = await asyncio.to_thread(parse_json, b"".join([chunk async for chunk in body]), limits.max_images)
     else:
         uploads = await _read_form(parameters.get(b"boundary", b""), body, limits.max_images)
@@ -124,15 +133,15 @@ def parse_json(body: bytes, max_images: int) -> list[Upload]:
 
 
 async def _read_form(boundary: bytes, body: AsyncIterator[bytes], max_images: int) -> list[Upload]:
-    """The images of a form with files in one field and nothing else, parsed in memory while it arrives."""
+    """The images of a form with files in ``FIELDS`` and nothing else, parsed in memory while it arrives."""
     uploads: list[Upload] = []
     ends: list[bool] = []
 
     def refuse_part(_: object) -> None:
-        raise UploadError(422, f"the form holds something else than files in its field '{FIELD}': leave it out")
+        raise UploadError(422, f"the form holds something else than files in its field '{FIELDS[0]}': leave it out")
 
     def add(file: File) -> None:
-        if file.field_name != FIELD.encode():
+        if (file.field_name or b"").decode("utf-8", "replace") not in FIELDS:
             refuse_part(file)
         if len(uploads) == max_images:
             raise _too_many(max_images)

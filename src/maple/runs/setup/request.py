@@ -8,6 +8,7 @@ from typing import Any
 
 from maple.data.catalogue.table import CORRUPTED, is_built_in, is_corrupted
 from maple.data.sources.names import SPLIT_NAMES, clean_source, find_source
+from maple.files import check_weights_file
 from maple.runs.folder import RunOrigin
 from maple.runs.requests import RunRequest, TrainRequest
 
@@ -60,3 +61,10 @@ def check_unknown(request: RunRequest) -> None:
     for source in map(clean_source, request.ood.values()):
         if source != LEFT_OUT and not is_built_in(source) and not glob.has_magic(source):
             find_source(source, request.data_root)
+
+
+def check_files(request: RunRequest) -> None:
+    """Refuse a missing weights file or source of unknown images, before torch is imported and a network is built."""
+    if request.weights is not None:
+        check_weights_file(request.weights)
+    check_unknown(request)

@@ -45,6 +45,11 @@ export async function fetchModel() {
   return (await call("v1/model")).json();
 }
 
+/** The description of the API, in OpenAPI. */
+export async function fetchDescription() {
+  return (await call("openapi.json")).json();
+}
+
 /** What the service says of each file, in their order. */
 export async function predict(files, signal) {
   const body = new FormData();

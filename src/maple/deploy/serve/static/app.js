@@ -1,10 +1,11 @@
 // The page: images come in, go to the service, and become cards and markers; the level decides about all of them.
 
-import { Busy, Failed, KeyNeeded, Refused, fetchModel, hasKey, setKey } from "./api.js";
+import { Busy, Failed, KeyNeeded, Refused, fetchModel, hasKey } from "./api.js";
 import { Card, Observer } from "./cards.js";
 import { find, html } from "./dom.js";
 import { droppedFiles, named, pastedFiles } from "./files.js";
 import { csv, figure, plural } from "./format.js";
+import { askForKey } from "./key.js";
 import { Level } from "./level.js";
 import { ClusterMap } from "./map.js";
 import { Queue } from "./queue.js";
@@ -339,31 +340,6 @@ function byPrediction(compare) {
 }
 
 const scrolling = () => (matchMedia("(prefers-reduced-motion: reduce)").matches ? "instant" : "smooth");
-
-let asking = null; // one dialogue at a time
-
-/** Ask for the service's key; a promise that it was given. */
-function askForKey(sentence) {
-  find("key-note").textContent = sentence;
-  asking ??= new Promise((done) => {
-    const form = find("key-form");
-    form.hidden = false;
-    find("key").focus();
-    form.addEventListener(
-      "submit",
-      (event) => {
-        event.preventDefault();
-        setKey(find("key").value);
-        form.reset();
-        form.hidden = true;
-        asking = null;
-        done();
-      },
-      { once: true },
-    );
-  });
-  return asking;
-}
 
 /** The page starts once the service says what it serves. */
 async function start() {
