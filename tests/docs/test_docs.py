@@ -165,13 +165,28 @@ def run_doctest(block: Block, page: str, names: dict[str, Any]) -> None:
 
 def run_page(page: str, folder: Path) -> None:
     """Run the blocks of a page in a folder."""
-    with forgetting_plugins():
+    with forgetting_plugins(), forgetting_modules(folder):
         run_blocks(page, folder)
+
+
+@contextlib.contextmanager
+def forgetting_modules(folder: Path) -> Iterator[None]:
+    """Within it, modules in a folder may be imported; afterwards those are imported anew.
+
+    Scripts share modules, which may have bound functions that :func:`no_work` had stopped.
+    """
+    known = set(sys.modules)
+    try:
+        yield
+    finally:
+        for name in set(sys.modules) - known:
+            if str(getattr(sys.modules[name], "__file__", None)).startswith(str(folder)):
+                del sys.modules[name]
 
 
 def run_blocks(page: str, folder: Path) -> None:
     names: dict[str, Any] = {"__name__": "__main__"}
-    before, path, modules = Path.cwd(), list(sys.path), set(sys.modules)
+    before, path = Path.cwd(), list(sys.path)
     os.chdir(folder)
     sys.path.insert(0, str(folder))
     try:
@@ -188,9 +203,6 @@ def run_blocks(page: str, folder: Path) -> None:
     finally:
         os.chdir(before)
         sys.path[:] = path
-        for name in set(sys.modules) - modules:
-            if str(getattr(sys.modules[name], "__file__", None)).startswith(str(folder)):
-                del sys.modules[name]
 
 
 @pytest.fixture(autouse=True)
@@ -288,7 +300,7 @@ def check_options(request: Any) -> None:
 @pytest.fixture
 def no_work(monkeypatch):
     """Commands and scripts end with ``Parsed`` where their work would begin."""
-    for work in find_work():
+    for work in list(find_work()):  # first all imports: a module must not bind a function that is stopped already
         module = import_module(work.module)
         monkeypatch.setattr(module, work.name, stop(getattr(module, work.name)))
     monkeypatch.setattr("argparse.ArgumentParser.parse_args", parse_only)
@@ -313,10 +325,20 @@ def parse(line: str) -> None:
             assert code == 0, f"exit code {code}: {line}"
     elif program == "python" and arguments[0].startswith("benchmarks/"):
         script = ROOT / arguments[0]
-        with pytest.MonkeyPatch.context() as patch, pytest.raises(Parsed):
+        with pytest.MonkeyPatch.context() as patch, forgetting_modules(script.parent), pytest.raises(Parsed):
             patch.setattr(sys, "argv", [str(script), *arguments[1:]])
             patch.syspath_prepend(str(script.parent))
             runpy.run_path(str(script), run_name="__main__")
+
+
+@pytest.mark.parametrize("script", ["probability", "posthoc"])
+def test_scripts_that_were_parsed_leave_no_stopped_functions_behind(no_work, script, monkeypatch):
+    """Which modules that they share would keep, for all later tests of the same process."""
+    for name in ("pretrained", "baselines", "public", "resnet20", "split_study"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    parse(f"python benchmarks/{script}.py --shared ../shared --json rows.json")
+    kept = [name for name, each in sys.modules.items() if "benchmarks" in str(getattr(each, "__file__", None))]
+    assert not {"pretrained", "baselines", "public", "resnet20", "split_study"} & {*kept}
 
 
 @pytest.mark.parametrize("page", [*(f"docs/{page}" for page in PAGES), *ELSEWHERE])
