@@ -52,6 +52,12 @@ def test_a_table_has_a_plot_of_its_rows(network: Network) -> None:
     assert "clusters" not in shown  # neither way is better
 
 
+def test_the_page_says_that_images_are_simulated(network: Network) -> None:
+    said = "Simulated images"
+    found = fill("clustering")
+    assert said in render_suite(found, []) and said not in render_suite(replace(found, profile=PROFILES["cpu"]), [])
+
+
 def test_figures_are_drawn_from_the_run_folder(network: Network) -> None:
     assert draw(fill("clusters"), network) == [
         "MAPLE, X-Means: Before the first relabelling: 899 images on the two main axes of the latent space, by class",

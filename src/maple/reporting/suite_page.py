@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from maple.evaluation.paper.columns import describe_columns, figure_kind, split_images
 from maple.evaluation.paper.rows import Row, Training
+from maple.evaluation.paper.suites import PAPER
 from maple.evaluation.paper.tables import SuiteResults, best_cells, made_with, table_cells
 from maple.evaluation.results import Results
 from maple.reporting.page import render_page
@@ -72,7 +73,8 @@ def _draw_rows(found: SuiteResults) -> list[Drawing]:
         )
         for name in chosen
     ]
-    return [("Our figures next to the paper's.", plot_rows([row.title for row in rows], panels, "ours", "the paper"))]
+    theirs = "the paper" if found.suite.reference == PAPER else found.suite.reference
+    return [(f"Our figures next to {theirs}'s.", plot_rows([row.title for row in rows], panels, "ours", theirs))]
 
 
 def render_suite(found: SuiteResults, drawings: list[Drawing]) -> str:
@@ -86,6 +88,8 @@ def render_suite(found: SuiteResults, drawings: list[Drawing]) -> str:
             "headings": headings if found.suite.columns else [],
             "lines": lines,
             "best": best_cells(found),
+            "reference": found.suite.reference,
+            "simulated": found.profile.simulated,
             "plots": [{"caption": caption, "svg": plot.svg} for caption, plot in drawings],
             "profile": f"Profile {found.profile.name}: {found.profile.about}.",
             "seeds": ", ".join(map(str, found.seeds)),

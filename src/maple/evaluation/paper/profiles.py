@@ -82,6 +82,7 @@ class Profile:
     seeds: tuple[int, ...]
     flags: Values
     protocols: dict[str, Protocol]
+    simulated: bool = False  # the images are not those that the columns name
     as_paper: bool = False  # trained by the presets of the protocols, not by our defaults
     relabel_share: float = 1.0  # of the paper's epochs between relabellings, in shorter trainings
     members: int = 10  # of an ensemble
@@ -125,6 +126,7 @@ PROFILES = {
         (0,),
         {"backbone": "resnet9", "epochs": 2, "batch_size": 32, "learning_rate": 0.02, "min_cluster_size": 5},
         TINY_PROTOCOLS,
+        simulated=True,
         relabel_share=0.1,
         members=2,
         clusters=PAPER_CLUSTERS,

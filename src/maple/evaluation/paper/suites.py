@@ -27,7 +27,8 @@ from maple.options import read_toml
 
 Table = dict[str, dict[str, float]]  # row, column, figure
 
-_BEYOND = "Beyond the paper"
+BEYOND = "Beyond the paper"
+PAPER = "paper"
 
 
 @dataclass(frozen=True)
@@ -45,10 +46,12 @@ class Suite:
     comparators: tuple[str, ...] = ()  # of the paper
     registry: bool = False  # one row per registered detector
     figure: str = ""  # kind of drawing: latent, clusters, calibration, qq
+    reference: str = PAPER  # whose figures ``paper`` holds
 
     @property
     def subtitle(self) -> str:
-        return f"{self.place}{'' if self.place == _BEYOND else ' of the paper'}: {self.shows}"
+        of_paper = self.reference == PAPER and self.place != BEYOND
+        return f"{self.place}{' of the paper' if of_paper else ''}: {self.shows}"
 
     def rows(self, profile: Profile) -> list[Row]:
         """The rows of the table."""

@@ -1,4 +1,4 @@
-"""A filled suite: our figures next to the paper's, as cells, Markdown, CSV and plain values."""
+"""A filled suite: our figures next to published ones, as cells, a sheet, CSV and plain values."""
 
 from __future__ import annotations
 
@@ -14,12 +14,15 @@ import numpy as np
 from maple.evaluation.paper.columns import describe_columns
 from maple.evaluation.paper.profiles import Profile
 from maple.evaluation.paper.suites import Suite
+from maple.evaluation.sheet import Sheet
 from maple.evaluation.table import format_cell
+
+SIMULATED = "on simulated images"  # heading of the first column
 
 
 @dataclass(frozen=True, eq=False)
 class TableRow:
-    """One line: our figures, one per seed, and the paper's."""
+    """One line: our figures, one per seed, and those of the paper or benchmark."""
 
     title: str
     figures: dict[str, list[float]]  # column: one per seed
@@ -66,40 +69,39 @@ class SuiteResults:
 
 
 def table_cells(found: SuiteResults) -> tuple[list[str], list[list[str]]]:
-    """Headings and cells; a column whose figures the paper has is followed by the paper's."""
+    """Headings and cells; a column whose figures are published is followed by these."""
     columns = describe_columns(found.suite.columns)
     arrows = {"higher": " ↑", "lower": " ↓", "": ""}
     compared = {name for row in found.rows for name in row.paper}
-    headings, lines = [""], [[row.title] for row in found.rows]
+    headings, lines = [SIMULATED if found.profile.simulated else ""], [[row.title] for row in found.rows]
     for name, column in columns.items():
         brackets = " (by chance)" if any(name in row.floors for row in found.rows) else ""
         headings.append(column.title + arrows[column.better] + brackets)
         for row, line in zip(found.rows, lines):
             line.append(row.text(name, column.digits))
         if name in compared:
-            headings.append("paper")
+            headings.append(found.suite.reference)
             for row, line in zip(found.rows, lines):
                 line.append(format_cell([row.paper.get(name, math.nan)], column.digits))
     return headings, lines
 
 
 def to_rows(found: SuiteResults) -> list[dict[str, str]]:
-    """The table as a terminal shows it; a column ``paper`` is named after the column before it."""
+    """The table as a terminal shows it; a column of published figures is named after the column before it."""
     headings, lines = table_cells(found)
-    named = [f"{heading} {headings[i - 1]}" if heading == "paper" else heading for i, heading in enumerate(headings)]
+    theirs = found.suite.reference
+    named = [f"{heading} {headings[i - 1]}" if heading == theirs else heading for i, heading in enumerate(headings)]
     return [dict(zip(named, line)) for line in lines]
 
 
-def to_markdown(found: SuiteResults) -> str:
+def to_sheet(found: SuiteResults) -> Sheet:
     """The table with its title, and how it was made."""
     suite, profile, seeds, how = found.suite, found.profile, found.seeds, found.provenance
     headings, lines = table_cells(found)
-    rows = [headings, ["---"] + ["---:"] * (len(headings) - 1), *lines]
-    table = "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in rows)
     spread = f"mean ± deviation over {len(seeds)} seeds" if len(seeds) > 1 else f"seed {seeds[0]}"
     made = f"Profile {profile.name} ({profile.about}); {spread}. `{how.command}`, {made_with(how)}."
-    body = f"{table}\n\n" if suite.columns else ""
-    return f"# {suite.title}\n\n{suite.subtitle}.\n\n{body}{made}\n"
+    best = frozenset(best_cells(found))
+    return Sheet(suite.title, headings, lines, best, f"{suite.subtitle}.", made)
 
 
 def made_with(made: Provenance) -> str:
@@ -109,16 +111,16 @@ def made_with(made: Provenance) -> str:
 
 
 def to_csv(found: SuiteResults) -> str:
-    """One line per row, column and seed, unrounded, and the paper's figure."""
+    """One line per row, column and seed, unrounded, the published figure, and whether the images are simulated."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["row", "column", "seed", "value", "paper"])
+    writer.writerow(["row", "column", "seed", "value", found.suite.reference, "images"])
+    images = "simulated" if found.profile.simulated else "as named"
     for row in found.rows:
         for column, values in row.figures.items():
             for seed, value in zip(found.seeds, values):
-                writer.writerow(
-                    [row.title, column, seed, "" if math.isnan(value) else value, row.paper.get(column, "")]
-                )
+                published, shown = row.paper.get(column, ""), "" if math.isnan(value) else value
+                writer.writerow([row.title, column, seed, shown, published, images])
     return text.getvalue()
 
 
@@ -127,6 +129,7 @@ def to_dict(found: SuiteResults) -> dict[str, Any]:
     return {
         "suite": found.suite.name,
         "profile": found.profile.name,
+        "simulated": found.profile.simulated,
         "seeds": list(found.seeds),
         "rows": [asdict(row) for row in found.rows],
         "provenance": asdict(found.provenance),

@@ -19,7 +19,7 @@ from maple.evaluation.paper.columns import Images, floor_columns, read_figure, s
 from maple.evaluation.paper.profiles import PROFILES, find_profile
 from maple.evaluation.paper.rows import Row, Training
 from maple.evaluation.paper.suites import SUITES, Suite, find_suite
-from maple.evaluation.paper.tables import Provenance, SuiteResults, TableRow, to_csv, to_dict, to_markdown
+from maple.evaluation.paper.tables import Provenance, SuiteResults, TableRow, to_csv, to_dict, to_sheet
 from maple.evaluation.results import Results
 from maple.files import save_json, write_atomic
 from maple.progress import is_first_process, say, warn
@@ -163,10 +163,12 @@ def _evaluate(suite: Suite, job: Job) -> _Evaluated:
 
 
 def write_suite(folder: Path, found: SuiteResults, networks: dict[Training, Network]) -> Path:
-    """Write Markdown, CSV, JSON, drawings and the page, whose path is returned."""
+    """Write Markdown, LaTeX, CSV, JSON, drawings and the page, whose path is returned."""
     folder.mkdir(parents=True, exist_ok=True)
     drawings = draw_suite(found, networks)
-    write_atomic(folder / "table.md", to_markdown(found))
+    sheet = to_sheet(found)
+    write_atomic(folder / "table.md", sheet.to_markdown())
+    write_atomic(folder / "table.tex", sheet.to_latex(f"tab:{found.suite.name}"))
     write_atomic(folder / "table.csv", to_csv(found))
     save_json(folder / "results.json", to_dict(found))
     for i, (_, plot) in enumerate(drawings, start=1):
