@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import csv
 import io
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
@@ -10,7 +12,8 @@ from rich.console import Console
 from blobs import blobs, make_predictor
 from maple.errors import UsageError
 from maple.evaluation.cases import evaluate
-from maple.evaluation.table import format_table
+from maple.evaluation.results import Results
+from maple.evaluation.table import format_table, to_long_csv, to_sheet, write_table
 from maple.stats import metrics
 
 
@@ -50,3 +53,46 @@ def test_without_ood_sets_there_is_no_auroc(predictor, ind):
 
 def test_without_calibration_nothing_is_flagged(ind, ood):
     assert "flags" not in shown(format_table(evaluate(make_predictor(calibrated=False), ind, ood)))
+
+
+# --- groups and written tables
+
+
+@pytest.fixture
+def grouped(results):
+    """Both sets are far."""
+    return replace(results, groups={"far": list(results.n_ood)})
+
+
+def test_groups_have_their_mean(results, grouped):
+    assert "far-OOD mean" in shown(format_table(grouped)) and "OOD mean" not in shown(format_table(results))
+    for name, row in zip(grouped.methods, grouped.rows()):
+        for figure in ("auroc", "fpr95_ood_positive", "fpr95_ind_positive"):
+            sets = [getattr(each, figure) for each in grouped.methods[name].detection.values()]
+            assert row[f"far_ood/{figure}"] == pytest.approx(sum(sets) / len(sets))
+    assert Results.from_json(grouped.to_json()).groups == grouped.groups
+
+
+def test_sheet_names_both_conventions_and_marks_the_best(grouped):
+    sheet = to_sheet([grouped, grouped])
+    assert "FPR95 at 95 % of unknown flagged far-OOD mean ↓" in sheet.headings
+    assert "FPR95 at 95 % of known accepted far-OOD mean ↓" in sheet.headings
+    place = sheet.headings.index("AUROC far-OOD mean ↑")
+    best = max(row["far_ood/auroc"] for row in grouped.rows())
+    assert {float(sheet.lines[i][k].split()[0]) for i, k in sheet.best if k == place} == {round(best, 3)}
+    assert "over 2 runs" in sheet.note
+
+
+def test_csv_holds_every_run_unrounded(results, grouped):
+    rows = list(csv.DictReader(to_long_csv([results, grouped]).splitlines()))
+    found = {(row["run"], row["method"], row["figure"]): float(row["value"]) for row in rows}
+    assert found["1", "maple", "auroc/near"] == results.methods["maple"].detection["near"].auroc
+    assert ("0", "maple", "far_ood/auroc") not in found and ("1", "maple", "far_ood/auroc") in found
+
+
+def test_tables_are_written_by_the_ending_of_their_name(results, tmp_path):
+    for name, start in (("t.tex", r"\begin{table}"), ("t.md", "# Evaluation"), ("t.csv", "run,seed,method")):
+        write_table(tmp_path / name, [results])
+        assert (tmp_path / name).read_text().startswith(start)
+    with pytest.raises(UsageError, match="--table"):
+        write_table(tmp_path / "t.xls", [results])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -63,6 +64,15 @@ def test_columns_of_methods_and_rows_of_measures(results: Results) -> None:
     names = [group.measure.name for group in table.groups]
     assert names[0] == "accuracy" and names[-3:] == ["accuracy above 0.5", "accuracy above 0.8", "accuracy above 0.9"]
     assert all(len(group.rows[0].cells) == 3 for group in table.groups)
+
+
+def test_groups_of_unknown_images_have_a_column(results: Results) -> None:
+    table = detection_table(replace(results, groups={"near": ["near"], "far": ["near", "far"]}))
+    assert list(table.columns) == ["near (300)", "far (200)", "mean of near", "mean of far", "mean"]
+    for group in table.groups:
+        for row in group.rows:
+            texts = [cell.text for cell in row.cells]
+            assert texts[2] == texts[0] and texts[3] == texts[4]
 
 
 def test_sets_of_unknown_images_and_their_mean(results: Results) -> None:

@@ -23,6 +23,26 @@ def test_evaluate_adds_unknown_sets_and_the_report(finished, capsys):
     assert "far" in (finished / "report.html").read_text()
 
 
+def test_seeds_and_groups_of_unknown_images_in_written_tables(finished, tmp_path, capsys):
+    other = tmp_path / "other"
+    shutil.copytree(finished, other)
+    far = "simulated-diatoms/far?n=60"
+    asked = ("--ood", "close=simulated-diatoms/near?n=60", "--near", "close", "--far", far)
+    tables = [tmp_path / f"table.{suffix}" for suffix in ("tex", "md", "csv")]
+    written = [part for path in tables for part in ("--table", path)]
+    assert run("evaluate", finished, other, *asked, *written, "--json") == 0
+    both = json.loads(capsys.readouterr().out)
+    assert len(both) == 2 and both[0]["groups"] == {"near": ["close"], "far": [far]}
+    assert both[0]["n_ood"] == {"close": 60, far: 60}
+    tex, text, rows = (path.read_text() for path in tables)
+    assert "near-OOD mean" in tex and r"$\pm$" in tex and "far-OOD mean" in text and "near_ood/auroc" in rows
+    assert "mean of near" in (finished / "report.html").read_text()
+    assert run("evaluate", finished, *asked, "--table", tmp_path / "table.doc") == 2
+    assert "--table" in flat(capsys.readouterr().err)
+    assert run("evaluate", finished, "--near", "close", "--far", "close") == 2
+    assert "--near" in flat(capsys.readouterr().err)
+
+
 def test_unknown_images_are_counted_by_class_and_none_is_left_out(finished, image_folder, capsys):
     """Class folders name classes; an image beside them belongs to no class, but to the set."""
     assert run("evaluate", finished, "--ood", f"noise={image_folder}", "--json") == 0

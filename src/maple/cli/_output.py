@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from rich.console import Console
@@ -25,16 +25,17 @@ def print_described(found: Any, as_json: bool) -> None:
         print_line(found.describe())
 
 
-def print_results(results: Any, as_json: bool) -> None:
-    """The results of a run; None in all processes but the first, and without test images."""
+def print_results(results: Any, as_json: bool, others: Sequence[Any] = ()) -> None:
+    """The results of a run, None in all processes but the first and without test images; or of several runs."""
     if results is None:
         return
     if as_json:
-        print(results.to_json())
+        several = ",\n".join(each.to_json() for each in (results, *others))
+        print(f"[{several}]" if others else several)
         return
     from maple.evaluation.table import format_table
 
-    output.print(format_table(results))
+    output.print(format_table(results, *others))
 
 
 def print_facts(facts: dict[str, Any]) -> None:

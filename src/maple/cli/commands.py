@@ -141,10 +141,14 @@ def monitor(request: requests.MonitorRequest, as_json: requests.TextAsJson = Fal
     default="the run's",
 )
 def evaluate(request: requests.EvaluateRequest, as_json: requests.AsJson = False) -> None:
-    """Measure accuracy, calibration and detection of unknown images, and update the report."""
-    from maple.runs.evaluate import evaluate_run
+    """Measure accuracy, calibration and detection of unknown images, and update the report.
 
-    print_results(evaluate_run(request), as_json)
+    With runs of several seeds the table shows mean ± deviation.
+    """
+    from maple.runs.evaluate import evaluate_runs
+
+    first, *others = evaluate_runs(request)
+    print_results(first, as_json, others)
 
 
 @cli.command()

@@ -61,6 +61,7 @@ class Context:
     own: Own | None = None
     scored: Sequence[Scored] = ()
     ood_classes: Mapping[str, Sequence[str]] = field(default_factory=dict)  # class names by OOD set
+    groups: Mapping[str, Sequence[str]] = field(default_factory=dict)  # OOD sets by group: near, far
     latency_ms: float = math.nan  # per image
     network_latency_ms: float = math.nan
     seed: int | None = None
@@ -130,6 +131,7 @@ def evaluate_case(case: Case, context: Context) -> Results:
             for name, names in context.ood_classes.items()
             if predicted.is_calibrated
         },
+        groups={name: list(sets) for name, sets in context.groups.items() if sets},
         gains=compared.gains,
         provenance=to_plain({**context.provenance, "seed": context.seed, "versions": _versions()}),
     )

@@ -21,6 +21,7 @@ from maple.errors import RunError
 from maple.files import FORMAT_VERSION
 from maple.stats.metrics import format_spread
 
+GROUPED = ("auroc", "aupr_out", "aupr_in", "fpr95_ood_positive", "fpr95_ind_positive")  # of which means are taken
 COLUMNS = {"accuracy": "accuracy ↑", "ece": "ECE ↓", "nll": "NLL ↓"}  # of the summary, before the AUROC of OOD sets
 
 # A number that may be missing: NaN here, null in the file.
@@ -131,6 +132,7 @@ class Results:
     latency_ms: Number = math.nan  # per image, from the image to the decision
     network_latency_ms: Number = math.nan  # per image, of the network alone
     unknown_classes: dict[str, dict[str, ClassFlagged]] = field(default_factory=dict)  # by OOD set and class name
+    groups: dict[str, list[str]] = field(default_factory=dict)  # OOD sets whose means are shown: near, far
     gains: dict[str, dict[str, Gain]] = field(default_factory=dict)  # by other method and figure, as in ``rows``
     provenance: dict[str, Any] = field(default_factory=dict)
     format_version: int = FORMAT_VERSION
@@ -176,8 +178,19 @@ class Results:
         return notebook.card("Results", describe_results([self]), table, *notes)
 
     def rows(self) -> list[dict[str, Any]]:
-        """The table as plain rows, one per method, every scalar under its own name (``auroc/svhn``)."""
-        return [_flatten(name, method) for name, method in self.methods.items()]
+        """The table as plain rows, one per method, every scalar under its own name (``auroc/svhn``).
+
+        Means over a group of OOD sets are called ``near_ood/auroc``.
+        """
+        return [_flatten(name, method) | self._group_means(method) for name, method in self.methods.items()]
+
+    def _group_means(self, method: Method) -> dict[str, float]:
+        return {f"{group}_ood/{key}": self.group_mean(method, group, key) for group in self.groups for key in GROUPED}
+
+    def group_mean(self, method: Method, group: str, key: str) -> float:
+        """The mean of a figure of detection over a group of OOD sets; NaN without such a group."""
+        names = self.groups.get(group, ())
+        return sum(getattr(method.detection[name], key) for name in names) / len(names) if names else math.nan
 
     def to_json(self) -> str:
         """Strict JSON: NaN is written as null, infinities as "inf" and "-inf"; arrays of numbers on one line each."""

@@ -232,13 +232,13 @@ def detection_table(results: Results) -> Table:
     rate = percent(false_alarm_rate(results))
     measure = Measure(f"detected at {rate} false alarms", "higher", "share of unknown images that are flagged")
     rates = {name: {method: detection_rate(results, method, name) for method in methods} for name in names}
-    groups = [_group(measure, rates, percent, results.baseline)]
+    groups = [_group(measure, rates, percent, results.baseline, results.groups)]
     for measure in _DETECTION:
         values = {
             name: {method: getattr(found.detection[name], measure.key) for method, found in methods.items()}
             for name in names
         }
-        groups.append(_judge_group(_group(measure, values, number, results.baseline), results))
+        groups.append(_judge_group(_group(measure, values, number, results.baseline, results.groups), results))
     return Table(_ood_columns(results), groups)
 
 
@@ -256,7 +256,7 @@ def score_table(results: Results) -> Table:
     """AUROC of every score that the forward pass gives; the run's own is marked."""
     used = results.provenance.get("score")
     values = {name: {score: found[name] for score, found in results.scores.items()} for name in results.n_ood}
-    group = _group(_DETECTION[0], values, number, None)
+    group = _group(_DETECTION[0], values, number, None, results.groups)
     rows = [
         replace(row, name=f"{score}: {_SCORES[score]}", ours=score == used)
         for row, score in zip(group.rows, results.scores)
@@ -267,17 +267,23 @@ def score_table(results: Results) -> Table:
 
 def _ood_columns(results: Results) -> list[str]:
     names = [f"{name} ({count:,})" for name, count in results.n_ood.items()]
-    return names + (["mean"] if len(names) > 1 else [])
+    return [*names, *(f"mean of {group}" for group in results.groups), *(["mean"] if len(names) > 1 else [])]
 
 
 def _group(
-    measure: Measure, values: Mapping[str, Mapping[str, float]], write: Formatter, baseline: str | None
+    measure: Measure,
+    values: Mapping[str, Mapping[str, float]],
+    write: Formatter,
+    baseline: str | None,
+    groups: Mapping[str, Sequence[str]],
 ) -> Group:
-    """One row per method from values by OOD set and method, with their mean if there are several sets."""
+    """One row per method from values by OOD set and method, with means of groups, and of all if there are several."""
     columns = list(values.values())
     methods = list(columns[0])
-    if len(columns) > 1:
-        columns.append({method: float(np.mean([column[method] for column in columns])) for method in methods})
+    together = [*groups.values(), *([list(values)] if len(values) > 1 else [])]
+    columns += [
+        {method: float(np.mean([values[name][method] for name in names])) for method in methods} for names in together
+    ]
     compared = [compare(column, measure.direction == "higher", write, baseline) for column in columns]
     rows = [Row(method_name(method), [cells[method] for cells in compared], method == OURS) for method in methods]
     return Group(measure, rows)

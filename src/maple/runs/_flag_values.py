@@ -38,6 +38,21 @@ def list_names(text: str | None) -> tuple[str, ...]:
     return tuple(read_names(text or ""))
 
 
+def as_tuple(values: Sequence[Any] | None) -> tuple[Any, ...]:
+    return tuple(values or ())
+
+
+def paths(help: str, **about: Any) -> Any:
+    """A flag that takes any number of paths."""
+    return flag((), help, takes=list[Path], read=as_tuple, **about)
+
+
+def ood_group(name: str) -> Any:
+    """The flag of a group of unknown images."""
+    help = f"{name}-OOD sets, whose means are shown: names of --ood, or sources such as svhn"
+    return flag((), help, metavar="NAME,...", takes=str, read=lambda text: tuple(dict.fromkeys(read_names(text or ""))))
+
+
 def list_detectors(text: str | None) -> list[str] | None:
     if text is not None and not read_names(text):
         raise UsageError("--detector is empty: name detectors, such as rmd,energy (maple methods lists them)")

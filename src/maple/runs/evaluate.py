@@ -28,6 +28,7 @@ from maple.errors import MapleError, UsageError, suggest
 from maple.evaluation.cases import Case, Context, Own, Scored, evaluate_case
 from maple.evaluation.latency import measure_latency
 from maple.evaluation.results import Results
+from maple.evaluation.table import check_table, write_table
 from maple.files import RunFile, write_atomic
 from maple.networks import Backbone, embed, evaluating, linear_head
 from maple.options import Values, flag_name
@@ -52,6 +53,18 @@ class EvaluationSets:
     test: ImageSet
     ood: dict[str, ImageSet]
     split: str = "test"  # of the run that the test images are
+    groups: Mapping[str, Sequence[str]] = dataclasses.field(default_factory=dict)  # names of ``ood``: near, far
+
+
+def evaluate_runs(request: EvaluateRequest) -> list[Results]:
+    """The results of the run and of its ``others``, each as by :func:`evaluate_run`; then the tables are written."""
+    for path in request.tables:
+        check_table(path)
+    found = [evaluate_run(dataclasses.replace(request, run=run)) for run in (request.run, *request.others)]
+    for path in request.tables:
+        write_table(path, found)
+        say(f"table: {path}")
+    return found
 
 
 def evaluate_run(request: EvaluateRequest) -> Results:
@@ -68,14 +81,15 @@ def evaluate_run(request: EvaluateRequest) -> Results:
                 "out --detector"
             )
         root = request.data_root or settings.origin.root
-        needs_more = request.on_training or detectors or LEFT_OUT in request.ood.values()  # than test images
+        sources = _unknown_sources(request)
+        needs_more = request.on_training or detectors or LEFT_OUT in sources.values()  # than test images
         remedy = RESTORE if needs_more else "give test images with --ind"
         needs_splits = request.ind is None or needs_more
         splits = reopen_splits(run, predictor.size, root, remedy) if needs_splits else None
         test = _open_test(request, predictor, root, splits)
         warn_of_skipped(test.skipped, of=f" of '{test.name}'")
-        unknown = open_unknown(predictor, request.ood, root, splits)
-        sets = EvaluationSets(test, unknown, "test" if request.ind is None else GIVEN)
+        unknown = open_unknown(predictor, sources, root, splits)
+        sets = EvaluationSets(test, unknown, "test" if request.ind is None else GIVEN, _groups(request))
         if detectors is not None:
             tuning = open_like(predictor, request.ood_validation, root) if request.ood_validation else None
             fit_detectors(detectors, predictor, splits, tuning, workers=config.train.workers)
@@ -99,6 +113,24 @@ def _compared_detectors(request: EvaluateRequest) -> list[Detector] | None:
 
 
 # --- images -----------------------------------------------------------------------------------------------------------
+
+
+def _unknown_sources(request: EvaluateRequest) -> dict[str, str]:
+    """All sources of unknown images: those of ``--ood``, and members of groups that are sources themselves.
+
+    >>> request = EvaluateRequest(run=Path("r"), ood={"svhn": "svhn/test"}, near=("cifar100/test",), far=("svhn",))
+    >>> _unknown_sources(request)
+    {'svhn': 'svhn/test', 'cifar100/test': 'cifar100/test'}
+    """
+    if both := set(request.near) & set(request.far):
+        raise UsageError(f"'{min(both)}' is both in --near and in --far: name it once")
+    grouped = (*request.near, *request.far)
+    return {**request.ood, **{name: name for name in grouped if name not in request.ood}}
+
+
+def _groups(request: EvaluateRequest) -> dict[str, tuple[str, ...]]:
+    """The groups of unknown images that have members."""
+    return {name: sets for name, sets in (("near", request.near), ("far", request.far)) if sets}
 
 
 def _open_test(
@@ -245,6 +277,7 @@ def measure_run(
         own=_own_method(backbone),
         scored=[_score_images(each, backbone, sets, workers) for each in _reading_images(detectors or ())],
         ood_classes={name: each.class_names for name, each in sets.ood.items()},
+        groups=sets.groups,
         latency_ms=measure_latency(predictor, one, repeats=20).median_ms,
         network_latency_ms=network_latency.median_ms,
         seed=seed,

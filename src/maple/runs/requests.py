@@ -13,7 +13,16 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 from maple.options import Flag, Values, flag, named_sources, named_values, read_names, read_numbers
-from maple.runs._flag_values import channels, describe_presets, list_detectors, list_names, read_config
+from maple.runs._flag_values import (
+    as_tuple,
+    channels,
+    describe_presets,
+    list_detectors,
+    list_names,
+    ood_group,
+    paths,
+    read_config,
+)
 
 # --- flags that commands share ----------------------------------------------------------------------------------------
 
@@ -275,8 +284,18 @@ class EvaluateRequest:
     """
 
     run: Run
+    others: tuple[Path, ...] = paths(
+        "runs of other seeds, evaluated alike: figures become mean ± deviation", metavar="OTHER_RUNS", positional=True
+    )
     ind: str | None = flag(None, "in-distribution test images", shown="the run's test split")
     ood: OodSources = field(default_factory=dict)
+    near: tuple[str, ...] = ood_group("near")
+    far: tuple[str, ...] = ood_group("far")
+    tables: tuple[Path, ...] = paths(
+        "table to write: .tex (LaTeX, booktabs), .md, or .csv (every run, unrounded); may be repeated",
+        name="--table",
+        metavar="FILE",
+    )
     detectors: Sequence[str] | None = flag(
         None,
         "detectors to compare with, such as rmd,energy,knn; they are fitted on the run's training images",
@@ -307,7 +326,7 @@ class BenchmarkRequest:
         metavar="NAMES",
         positional=True,
         takes=list[str],
-        read=lambda names: tuple(names or ()),
+        read=as_tuple,
     )
     profile: str = flag("cpu", "how networks are trained", metavar="paper|cpu|tiny")
     _: KW_ONLY
