@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
@@ -20,6 +21,7 @@ from maple.decisions.probability import Probability
 from maple.detectors.maple import MapleDetector
 from maple.errors import UsageError
 from maple.networks import Backbone, embed, embed_batches
+from maple.prediction.normalisation import PYTHON, find_disagreement
 from maple.prediction.predictor import Predictor
 from maple.training.distributed import together
 from maple.types import Outputs, Relabelling
@@ -46,10 +48,12 @@ def fit_predictor(
     calibration images may be given as outputs of the backbone. Paths and torch data sets are opened as by
     ``open_images``, in the size of the backbone if it knows it; validation and calibration images in the classes of the
     training images. With a ``fabric`` of several processes each embeds its share, and moments are summed over all of
-    them. ``progress`` counts the training images.
+    them. ``progress`` counts the training images. Where the head is less accurate on validation images than the
+    Gaussians, common normalisations of images are tried, and a warning names the one to use.
     """
     known = _open_training(train, backbone, fit)
-    unseen = embed_if_needed(backbone, _open_like(validation, known, fit), workers)
+    held_out = _open_like(validation, known, fit)
+    unseen = embed_if_needed(backbone, held_out, workers)
     if unseen.labels is None:
         raise UsageError("the validation outputs have no labels: embed labelled images")
     detector = detector or MapleDetector()
@@ -68,10 +72,19 @@ def fit_predictor(
     predictor = Predictor(
         backbone, detector, known.class_names, size=known.size, fit=fit, probability=probability, options=options
     )
+    if isinstance(held_out, ImageSet) and (fabric is None or fabric.is_global_zero):
+        _warn_of_head(predictor, held_out, unseen)
     held = _open_like(calibration, known, fit)
     if held is not None and len(held):
         predictor.calibrate(embed_if_needed(backbone, held, workers))
     return predictor
+
+
+def _warn_of_head(predictor: Predictor, images: ImageSet, outputs: Outputs) -> None:
+    """Warn if the head is less accurate than the Gaussians, for a reason that can be named."""
+    found = find_disagreement(predictor, images, outputs)
+    if found is not None and (text := found.describe(predictor.backbone, PYTHON)) is not None:
+        warnings.warn(text, stacklevel=3)
 
 
 class Described(Subset[Any]):

@@ -24,6 +24,7 @@ from maple.networks import Backbone, Origin, embed, open_model, use_fast_allocat
 from maple.options import as_dict
 from maple.prediction.components import component_coordinates
 from maple.prediction.fit import fit_predictor
+from maple.prediction.normalisation import COMMAND, find_disagreement
 from maple.prediction.predictor import Predictor
 from maple.prediction.store import save_backbone
 from maple.progress import counting, say, warn
@@ -37,7 +38,6 @@ from maple.runs.setup.config import RunConfig, given_options, resolve_config
 from maple.runs.setup.init import check_weights, describe_network, follow_network, try_image
 from maple.runs.setup.request import absolute_source, check_unknown, describe_request
 from maple.runs.setup.splits import announce_images, describe_classes, open_splits, order_like_head
-from maple.text import percent
 from maple.training.head import count_outputs
 from maple.training.loop import snapshot_rows
 from maple.training.recipe import RECIPES
@@ -117,7 +117,7 @@ def _fit(backbone: Backbone, splits: Splits, config: RunConfig) -> Fitted:
         calibration = embed(backbone, splits.calibration, workers=workers, progress=progress)
     with counting("fitting") as progress:
         predictor = fit_as(config, backbone, splits.train, validation, calibration, progress=progress)
-    _warn_of_another_order(predictor, validation)
+    _warn_of_head(predictor, splits.validation, validation)
     relabelling = Relabelling.initial(splits.train.labels, len(splits.class_names))
     return Fitted(predictor, relabelling, {"after": validation[snapshot_rows(len(validation))]}, {})
 
@@ -134,18 +134,11 @@ def check_head(backbone: Backbone, splits: Splits) -> None:
         )
 
 
-def _warn_of_another_order(predictor: Predictor, validation: Outputs) -> None:
-    """Warn if the head is much less accurate than the Gaussians: its classes may be in another order."""
-    said = predictor.predict_outputs(validation)
-    by_head, by_gaussians = (
-        float((class_id == validation.labels).mean()) for class_id in (said.softmax_class_id, said.md_class_id)
-    )
-    if by_head < by_gaussians / 2:
-        warn(
-            f"the head classifies {percent(by_head)} of the validation images correctly, the Gaussians "
-            f"{percent(by_gaussians)}: if its classes are in another order than those of the data, give them "
-            "with --class-names"
-        )
+def _warn_of_head(predictor: Predictor, images: ImageSet, outputs: Outputs) -> None:
+    """Warn if the head is less accurate than the Gaussians, for a reason that can be named."""
+    found = find_disagreement(predictor, images, outputs)
+    if found is not None and (text := found.describe(predictor.backbone, COMMAND)) is not None:
+        warn(text)
 
 
 # --- steps that training shares ---------------------------------------------------------------------------------------
