@@ -60,6 +60,61 @@ def test_the_file(predictor, preprocess, tmp_path, onnx):
     assert b"site-packages" not in text and b".py" not in text  # nothing of the machine that it was made on
 
 
+@pytest.mark.parametrize("quantise", [False, True])
+@pytest.mark.parametrize("confidence", [None, 0.8])
+def test_the_level_is_an_optional_input(quantise, confidence, tmp_path, onnx):
+    import onnxruntime
+
+    from maple.deploy.export import export_onnx
+    from maple.prediction.onnx import OnnxPredictor
+
+    torch.manual_seed(0)
+    predictor = fit_pictures(create_backbone("resnet9", 4)).decide(false_alarm=0.1, confidence=confidence)
+    images = np.concatenate([pictures(40, seed=3).pixels, 255 - pictures(20, seed=4).pixels])
+    export_onnx(predictor, tmp_path / "model.onnx", check=images, preprocess=True, quantise=quantise)
+    onnx.checker.check_model(onnx.load(tmp_path / "model.onnx"))
+    session = onnxruntime.InferenceSession(tmp_path / "model.onnx", providers=["CPUExecutionProvider"])
+    assert [each.name for each in session.get_inputs()] == ["images"]
+    wanted = ["score", "class_id", "is_ood"]
+    score, class_id, by_default = session.run(wanted, {"images": images})
+    np.testing.assert_array_equal(by_default, predictor.decision.is_ood(score, class_id))
+    flagged = []
+    for level in (0.02, 0.1, 0.6):
+        said = session.run(wanted, {"images": images, "false_alarm": np.array([level])})[2]
+        at_level = predictor.calibration.decide(level, confidence)
+        np.testing.assert_array_equal(said, at_level.is_ood(score, class_id))
+        flagged.append(said.sum())
+    assert flagged[0] < flagged[2] and by_default.sum() == flagged[1]
+    each = np.where(np.arange(60) % 2, 0.6, 0.02)
+    mixed = session.run(wanted, {"images": images, "false_alarm": each})[2]
+    np.testing.assert_array_equal(mixed[1::2], said[1::2])
+    opened = OnnxPredictor.open(tmp_path / "model.onnx")
+    assert opened.takes_level and opened.decide(false_alarm=0.6)(images).is_ood.sum() == flagged[2]
+    np.testing.assert_array_equal(opened.run(images, false_alarm=0.6)["is_ood"], said)
+
+
+BIT_FOR_BIT = ("class_id", "p_value", "is_ood", "cluster", "md_class_id", "softmax_class_id")
+
+
+@pytest.mark.parametrize("quantise", [False, True])
+def test_an_image_has_the_same_answer_alone_and_in_a_batch(predictor, quantise, tmp_path, onnx):
+    """Numbers may differ in the last bits: vectorised exponentials and products of one row round otherwise."""
+    from maple.deploy.export import export_onnx
+    from maple.prediction.onnx import OnnxPredictor
+
+    images = np.concatenate([pictures(48, seed=3).pixels, 255 - pictures(16, seed=4).pixels])
+    export_onnx(predictor, tmp_path / "model.onnx", check=images, quantise=quantise)
+    opened = OnnxPredictor.open(tmp_path / "model.onnx", threads=1)
+    alone, *others = ([opened.run(images[i : i + size]) for i in range(0, len(images), size)] for size in (1, 7, 64))
+    for batches in others:
+        for name in OUTPUTS:
+            expected, said = (np.concatenate([part[name] for part in parts]) for parts in (alone, batches))
+            if name in BIT_FOR_BIT:
+                np.testing.assert_array_equal(said, expected, name)
+            else:
+                np.testing.assert_allclose(said, expected, rtol=1e-6, atol=1e-9, err_msg=name)
+
+
 def test_classes_with_their_own_thresholds_and_a_new_class(tmp_path, onnx):
     from maple.deploy.export import export_onnx
     from maple.prediction.onnx import OnnxPredictor

@@ -8,7 +8,7 @@ import torch
 
 from exported import pictures
 from maple.deploy.graph import OUTPUTS, PredictorGraph
-from maple.deploy.parity import check_parity
+from maple.deploy.parity import check_levels, check_parity
 from maple.errors import RunError
 
 
@@ -39,3 +39,17 @@ def test_the_check_sees_a_batch_that_mixes_images(predictor):
 
     with pytest.raises(RunError, match="'batch'"):
         check_parity(predictor, run, pictures(24, seed=3).pixels)
+
+
+def test_the_check_sees_a_level_that_has_no_effect(predictor):
+    graph = PredictorGraph(predictor, preprocess=True).eval()
+    images = np.concatenate([pictures(24, seed=3).pixels, 255 - pictures(24, seed=3).pixels])
+
+    def run(pixels, level):
+        with torch.no_grad():
+            said = graph(torch.from_numpy(pixels), torch.tensor([level]).double())
+        return {key: value.numpy() for key, value in zip(OUTPUTS, said, strict=True)}
+
+    check_levels(predictor, run, images)
+    with pytest.raises(RunError, match="level"):
+        check_levels(predictor, lambda pixels, level: run(pixels, 0.05), images)

@@ -117,6 +117,20 @@ def count_allowed(n: int, false_alarm: float, confidence: float | None = None) -
     return k
 
 
+def flagging_levels(n: int, confidence: float) -> np.ndarray:
+    """The false-alarm rate from which an image is flagged with ``confidence`` (n + 1,), by its number k of calibration
+    scores at or above its own: the inverse of :func:`count_allowed`, infinite where all n are.
+
+    Without confidence that rate is the p-value itself, (k + 1) / (n + 1).
+
+    >>> levels = flagging_levels(99, confidence=0.95)
+    >>> [count_allowed(99, float(level) + 1e-9, confidence=0.95) for level in levels[:3]]
+    [0, 1, 2]
+    """
+    k = np.arange(n)
+    return np.r_[betaincinv(k + 1, n - k, confidence), np.inf]
+
+
 def sort_scores(scores: ArrayLike) -> np.ndarray:
     return np.sort(check_values(scores, "calibration_scores", may_be_empty=True))
 

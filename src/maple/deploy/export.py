@@ -24,7 +24,7 @@ from PIL import Image
 from maple.data.image_set import ImageSet
 from maple.data.splits import Splits
 from maple.deploy.graph import OUTPUTS
-from maple.deploy.parity import CHECK_IMAGES, NOISE_IMAGES, check_images, check_parity
+from maple.deploy.parity import CHECK_IMAGES, NOISE_IMAGES, check_images, check_levels, check_parity
 from maple.deploy.quantise import Change, measure_change, quantise_model
 from maple.deploy.trace import example_images, make_graph, trace_onnx, tracing, with_metadata
 from maple.errors import MapleError, RunError, UsageError
@@ -93,7 +93,8 @@ def export_onnx(
 ) -> ExportReport:
     """Write network, Gaussians and decision as one ONNX graph, for any number of images.
 
-    Its input ``images`` is (N, 3, S, S) float32 in [0, 1], or with ``preprocess`` (N, S, S, 3) uint8; its outputs are
+    Its input ``images`` is (N, 3, S, S) float32 in [0, 1], or with ``preprocess`` (N, S, S, 3) uint8; the optional
+    ``false_alarm`` (1,) or (N,) float64 is the level of ``is_ood``, by default that of the predictor. Its outputs are
     those of :data:`maple.deploy.graph.OUTPUTS`. ``exemplars`` are images (n, s, s, 3) uint8 by cluster that become part
     of the file. Graph and predictor must agree on the images ``check`` (N, S, S, 3) uint8, or on random ones without
     them; otherwise nothing is written.
@@ -108,6 +109,7 @@ def export_onnx(
     content = with_metadata(model, tell())
     exact = OnnxPredictor.open(content)
     found: dict[str, Any] = {"n_images": len(check), "differences": check_parity(predictor, exact.run, check)}
+    check_levels(predictor, exact.run, check)
     if quantise:
         model = quantise_model(content)
         content = with_metadata(model, tell(quantised=True))

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 from scipy.special import chdtr, chdtrc
 
+from maple.decisions.conformal import conformal_threshold
 from maple.decisions.pool import raise_odds
 from maple.deploy.graph import OUTPUTS
 from maple.errors import RunError
@@ -36,7 +37,10 @@ TOLERANCES = {
 }
 DECISION_BAND = 1e-4  # relative
 
+CHECK_LEVELS = (0.01, 0.1, 0.5)
+
 Run = Callable[[np.ndarray], dict[str, np.ndarray]]  # images (N, S, S, 3) uint8 to outputs by name
+RunAt = Callable[[np.ndarray, float], dict[str, np.ndarray]]  # the same at a false-alarm level
 
 
 def check_parity(predictor: Predictor, run: Run, pixels: np.ndarray) -> dict[str, float]:
@@ -57,6 +61,23 @@ def check_parity(predictor: Predictor, run: Run, pixels: np.ndarray) -> dict[str
                 "itself, or fit it with fewer components (--explained-variance 0.9) to reduce rounding errors"
             )
     return found
+
+
+def check_levels(predictor: Predictor, run: RunAt, pixels: np.ndarray) -> None:
+    """Raise :class:`RunError` if a graph decides otherwise than its predictor at other false-alarm levels.
+
+    The groups of calibration images are those of the decision, at every level.
+    """
+    decision = predictor.decision
+    for level in CHECK_LEVELS:
+        limits = [conformal_threshold(group, level, decision.confidence) for group in decision.group_scores]
+        said = run(pixels, level)
+        thresholds = np.array(limits)[decision.group_of_class[said["class_id"]]]  # (N,)
+        if not np.array_equal(said["is_ood"], said["score"] > thresholds):
+            raise RunError(
+                f"the exported graph and the run decide otherwise at a false-alarm level of {level:g} ({len(pixels)} "
+                "images): no file was written; predict with the run itself"
+            )
 
 
 def _differences(predictor: Predictor, said: Mapping[str, np.ndarray], pixels: np.ndarray) -> dict[str, float]:

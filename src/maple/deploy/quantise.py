@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import logging
-import tempfile
 from collections.abc import Iterable, Mapping
-from contextlib import ExitStack
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,6 +14,7 @@ from maple.prediction.onnx import OnnxPredictor
 from maple.stats.metrics import auroc, calibration_floor, expected_calibration_error
 
 MEASURE_IMAGES = 2000  # of each set, at most
+LARGEST = 127  # of 8 bits with a sign
 HEAD = "/description/"  # prefix of the nodes that stay in full precision
 
 BeforeAfter = tuple[float, float]
@@ -50,26 +47,57 @@ class Change:
 
 
 def quantise_model(content: bytes) -> Any:
-    """The model with the weights of its network in 8 bits; Gaussians and decision stay in full precision."""
+    """The model with the weights of its network in 8 bits; Gaussians and decision stay in full precision.
+
+    Only weights are rounded, each output channel to 255 steps; the runtime computes in float32. Rounding activations
+    too would take their range from the whole batch, so that the answer for an image would depend on its neighbours.
+    """
     with naming_extras():
         import onnx
-        from onnxruntime.quantization import QuantType, quantize_dynamic
 
     model = onnx.load_from_string(content)
-    head = [node.name for node in model.graph.node if node.name.startswith(HEAD)]
-    keep = [*head, *(f"{name}_MatMul" for name in head)]  # the name that onnxruntime gives to the product of a Gemm
-    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
-        stack.callback(logging.disable, logging.root.manager.disable)
-        logging.disable(logging.WARNING)  # about float64, which is excluded on purpose
-        path = Path(folder) / "model.onnx"
-        quantize_dynamic(
-            model,
-            path,
-            op_types_to_quantize=["Conv", "Gemm", "MatMul"],
-            nodes_to_exclude=keep,
-            weight_type=QuantType.QUInt8,  # the only type of convolutions on a CPU
+    graph, axes = model.graph, _weight_axes(model.graph)
+    kept, nodes = [], []
+    for tensor in graph.initializer:
+        axis = axes.get(tensor.name)
+        if axis is None or tensor.data_type != onnx.TensorProto.FLOAT or len(tensor.dims) < 2:
+            kept.append(tensor)
+            continue
+        whole, scale = round_weights(onnx.numpy_helper.to_array(tensor), axis)
+        names = f"{tensor.name}.int8", f"{tensor.name}.scale"
+        kept += [onnx.numpy_helper.from_array(each, name) for each, name in zip((whole, scale), names, strict=True)]
+        nodes.append(
+            onnx.helper.make_node("DequantizeLinear", names, [tensor.name], f"/weights/{tensor.name}", axis=axis)
         )
-        return onnx.load(path)
+    nodes += graph.node
+    for field, values in ((graph.initializer, kept), (graph.node, nodes)):
+        copies = [type(each).FromString(each.SerializeToString()) for each in values]
+        del field[:]
+        field.extend(copies)
+    return model
+
+
+def _weight_axes(graph: Any) -> dict[str, int]:
+    """The axis of output channels of each tensor that layers of the network multiply by."""
+    axes = {}
+    for node in graph.node:
+        if node.op_type in ("Conv", "Gemm", "MatMul") and not node.name.startswith(HEAD):
+            turned = any(each.name == "transB" and each.i for each in node.attribute)
+            axes[node.input[1]] = 0 if turned or node.op_type == "Conv" else 1
+    return axes
+
+
+def round_weights(weights: np.ndarray, axis: int) -> tuple[np.ndarray, np.ndarray]:
+    """Weights as int8, and the scale (channels,) float32 of each channel of ``axis`` that they are multiplied by.
+
+    >>> whole, scale = round_weights(np.array([[1.0, -2.0], [0.5, 0.0]], np.float32), axis=0)
+    >>> whole.tolist(), (whole[0] * scale[0]).tolist()
+    ([[64, -127], [127, 0]], [1.0078740119934082, -2.0])
+    """
+    others = tuple(i for i in range(weights.ndim) if i != axis)
+    largest = np.abs(weights).max(axis=others, keepdims=True)
+    scale = np.where(largest > 0, largest / LARGEST, 1).astype(np.float32)
+    return np.rint(weights / scale).astype(np.int8), scale.reshape(-1)
 
 
 def measure_change(

@@ -18,7 +18,7 @@ from maple.deploy.graph import OUTPUTS, PredictorGraph
 from maple.deploy.parity import noise_images
 from maple.errors import MapleError, UsageError, naming_extras
 from maple.networks import OnnxBackbone, as_image_batch, evaluating
-from maple.prediction.onnx import INPUT, MAX_FILE_BYTES, METADATA
+from maple.prediction.onnx import INPUT, LEVEL, MAX_FILE_BYTES, METADATA
 from maple.prediction.predictor import Predictor
 
 
@@ -69,25 +69,30 @@ def example_images(size: int, preprocess: bool) -> Tensor:
 
 
 def trace_onnx(graph: PredictorGraph, predictor: Predictor, opset: int) -> Any:
-    """The ONNX model of a graph, for any number of images."""
+    """The ONNX model of a graph, for any number of images.
+
+    Its input ``false_alarm`` is optional: an initializer of the same name holds the level of the predictor.
+    """
     with naming_extras():
         import onnx
+    level = graph.description.decide.false_alarm
     buffer = io.BytesIO()
     with tracing(graph, predictor.network):
         torch.onnx.export(
             graph,
-            (example_images(predictor.size, graph.preprocess),),
+            (example_images(predictor.size, graph.preprocess), level),
             buffer,  # type: ignore[arg-type]  # which this exporter takes
             dynamo=False,
-            input_names=[INPUT],
+            input_names=[INPUT, LEVEL],
             output_names=list(OUTPUTS),
-            dynamic_axes={name: {0: "n"} for name in (INPUT, *OUTPUTS)},
+            dynamic_axes={name: {0: "n"} for name in (INPUT, *OUTPUTS)} | {LEVEL: {0: "levels"}},
             opset_version=opset,
         )
     model = onnx.load_from_string(buffer.getvalue())
     for node in model.graph.node:
         node.ClearField("doc_string")  # holds paths of this machine
     drop_idle_abs(model.graph)
+    model.graph.initializer.append(onnx.numpy_helper.from_array(level.numpy(), LEVEL))
     return model
 
 

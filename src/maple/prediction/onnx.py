@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 FORMAT = 1  # of the metadata
 METADATA = "maple"  # key in the file
 INPUT = "images"
+LEVEL = "false_alarm"  # optional input: the level of the output ``is_ood``, one (1,) or one per image (N,), float64
 NEEDED = tuple(field.name for field in fields(Prediction) if field.name != "class_names")  # outputs of the graph
 BATCH = 128  # images per run of the graph
 
@@ -53,6 +54,7 @@ MAX_EXEMPLAR_SIDE = 512  # pixels
 
 # The folder in which onnxruntime searches for tensors stored in other files: os.devnull, so it finds none.
 EXTERNAL_FOLDER = "session.model_external_initializers_file_folder_path"
+DECODE_ONCE = "session.disable_quant_qdq"  # 8-bit weights become float32 when the graph is opened, not in each run
 DAMAGED = "export the run again, or download the file again"
 
 
@@ -211,8 +213,8 @@ class OnnxPredictor(BasePredictor):
     """Class, probability, uncertainty and in/out decision for images, from an exported graph in onnxruntime.
 
     :meth:`open` starts the ``session`` that runs the graph. Decisions follow from the score of the graph and the
-    calibration scores in the file, so that :meth:`decide` works at any level. The outputs ``p_value`` and ``is_ood`` of
-    the graph, for programs that use the graph alone, are those of the level at export.
+    calibration scores in the file, so that :meth:`decide` works at any level. The output ``is_ood`` of the graph, for
+    programs that use the graph alone, is that of its optional input ``false_alarm``, by default the level at export.
     """
 
     runtime = "onnxruntime"
@@ -258,6 +260,11 @@ class OnnxPredictor(BasePredictor):
             return
         what = f"has no output '{missing[0]}'" if missing else f"takes {first.type} {first.shape}"
         raise RunError(f"the graph of '{self.source}' {what}, which does not match its metadata: {DAMAGED}")
+
+    @property
+    def takes_level(self) -> bool:
+        """Whether the graph itself takes another false-alarm level; those of earlier versions do not."""
+        return LEVEL in (each.name for each in self.session.get_overridable_initializers())
 
     @property
     def network(self) -> str:
@@ -321,15 +328,19 @@ class OnnxPredictor(BasePredictor):
             found, size = f"shape {pixels.shape} and type {pixels.dtype}", self.size
             raise UsageError(f"images have {found}: give (N, {size}, {size}, 3) uint8")
 
-    def run(self, pixels: np.ndarray) -> dict[str, np.ndarray]:
-        """All outputs of the graph by name, for images (N, S, S, 3) uint8."""
+    def run(self, pixels: np.ndarray, false_alarm: float | None = None) -> dict[str, np.ndarray]:
+        """All outputs of the graph by name, for images (N, S, S, 3) uint8; ``is_ood`` at that level, or the file's."""
         self._check_pixels(pixels)
+        if false_alarm is not None and not self.takes_level:
+            raise UsageError(f"'{self.source}' takes no false-alarm level: export the run again, or use decide()")
         if not len(pixels):  # convolutions reject empty batches
             one = np.zeros((1, self.size, self.size, 3), np.uint8)
             return {name: output[:0] for name, output in self.run(one).items()}
         images = pixels if self._metadata.preprocess else pixels.transpose(0, 3, 1, 2).astype(np.float32) / 255
+        given = {INPUT: np.ascontiguousarray(images)}
+        given |= {} if false_alarm is None else {LEVEL: np.array([false_alarm], np.float64)}
         names = [output.name for output in self.session.get_outputs()]
-        return dict(zip(names, self.session.run(names, {INPUT: np.ascontiguousarray(images)}), strict=True))
+        return dict(zip(names, self.session.run(names, given), strict=True))
 
     def _predict_all(self, batches: Iterable[np.ndarray]) -> Prediction:
         parts = [self.run(pixels) for pixels in batches] or [self.run(np.empty((0, self.size, self.size, 3), np.uint8))]
@@ -348,6 +359,7 @@ def start_session(model: bytes, source: str, threads: int | None = None) -> onnx
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads, options.log_severity_level = threads or 0, 4  # 0: one per core; 4: fatal errors
     options.add_session_config_entry(EXTERNAL_FOLDER, os.devnull)
+    options.add_session_config_entry(DECODE_ONCE, "1")
     try:
         return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
     except Exception as error:  # onnxruntime has its own types

@@ -66,7 +66,9 @@ class DescriptionGraph(nn.Module):
         """Whether a score uses the responses of the shallow layer."""
         return "shallow" in self.scores
 
-    def forward(self, embedding: Tensor, logits: Tensor | None, responses: Tensor | None) -> tuple[Tensor, ...]:
+    def forward(
+        self, embedding: Tensor, logits: Tensor | None, responses: Tensor | None, false_alarm: Tensor | None = None
+    ) -> tuple[Tensor, ...]:
         """The ``OUTPUTS`` in their order, from embeddings (N, D), logits (N, M) and responses (N, F)."""
         z = self.project(embedding)  # (N, K + 1)
         squared = self.distances(z)  # (N, M)
@@ -77,7 +79,7 @@ class DescriptionGraph(nn.Module):
         logs, class_id = self.probabilities(squared, wide)
         probabilities = logs.exp()
         score = self.score(seen)
-        p_value, is_ood = self.decide(score, class_id)
+        p_value, is_ood = self.decide(score, class_id, false_alarm)
         typicality = self.tail(nearest)
         md_class_id = self.cluster_to_class.index_select(0, cluster)
         found = {
@@ -128,6 +130,9 @@ class DescriptionGraph(nn.Module):
 class PredictorGraph(nn.Module):
     """From images to ``OUTPUTS``: (N, 3, S, S) float32 in [0, 1], or with ``preprocess`` (N, S, S, 3) uint8.
 
+    ``false_alarm``, the level of the decision, is one value (1,) or one for each image (N,), float64; without it, it is
+    that of the predictor.
+
     >>> from maple.networks import create_backbone, embed
     >>> from maple.detectors.maple import MapleDetector
     >>> from dataclasses import replace
@@ -150,7 +155,7 @@ class PredictorGraph(nn.Module):
         if self.description.needs_responses and self.backbone.shallow is None:
             raise UsageError("the score needs a shallow layer, but the backbone has none: fit the detector again")
 
-    def forward(self, images: Tensor) -> tuple[Tensor, ...]:
+    def forward(self, images: Tensor, false_alarm: Tensor | None = None) -> tuple[Tensor, ...]:
         x = images.permute(0, 3, 1, 2).float() / 255 if self.preprocess else images
         heard: list[Tensor] = []
 
@@ -166,4 +171,4 @@ class PredictorGraph(nn.Module):
                 embedding, logits = self.backbone.embed(x), None
             else:
                 embedding, logits = self.backbone(x)
-        return self.description(embedding, logits, heard[0] if heard else None)
+        return self.description(embedding, logits, heard[0] if heard else None, false_alarm)
