@@ -22,6 +22,7 @@ EXTRAS = {  # which extra of the package installs a package that is imported onl
     "torch": "torch",
     "lightning_fabric": "torch",
     "timm": "timm",
+    "torchvision": "torchvision",
     "transformers": "transformers",
     "onnx": "onnx",
     "onnxruntime": "onnxruntime",

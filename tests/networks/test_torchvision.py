@@ -79,7 +79,7 @@ def test_a_missing_torchvision_says_what_to_do(monkeypatch):
         raise ModuleNotFoundError(f"No module named '{name}'", name=name)
 
     monkeypatch.setattr(compat, "import_module", missing)
-    with pytest.raises(UsageError, match="pip install torchvision"):
+    with pytest.raises(UsageError, match=r"maple-uncertainty.torchvision"):
         import_torchvision()
 
 
@@ -95,6 +95,28 @@ def test_the_installed_torchvision_imports():
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
     run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment, check=False)
     assert run.stdout.split() == ["3", "4", "4"], run.stderr
+
+
+@pytest.mark.skipif(not all(map(find_spec, ("torchvision", "timm", "pytorch_ood"))), reason="needs dev packages")
+def test_one_import_is_enough_for_own_scripts():
+    """Also where torchvision alone cannot be imported: then it, timm and pytorch-ood can, after ours."""
+    script = (
+        "import maple.networks.torchvision\n"
+        "import torch, torchvision, timm, pytorch_ood\n"
+        "assert torchvision.models.resnet18(num_classes=3).eval()(torch.zeros(1, 3, 32, 32)).shape == (1, 3)\n"
+        "print(len(torchvision.datasets.FakeData(5)), timm.create_model('test_vit', num_classes=4).num_classes)\n"
+    )
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment, check=False)
+    assert run.stdout.split() == ["5", "4"], run.stderr
+
+
+def test_versions_that_belong_together_are_pinned():
+    """torchvision 0.N is built for torch 2.(N - 15); pip takes the newest, and with it another torch, if not pinned."""
+    lines = Path(__file__).parents[2].joinpath("constraints.txt").read_text().splitlines()
+    pinned = dict(line.split("==") for line in lines if "==" in line)
+    minor = {name: int(version.split(".")[1]) for name, version in pinned.items()}
+    assert minor["torchvision"] - minor["torch"] == 15
 
 
 def test_missing_packages_name_their_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

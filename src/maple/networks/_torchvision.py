@@ -3,6 +3,7 @@
 A torchvision built for CUDA cannot be imported with a torch built for the CPU: its compiled operators are missing, but
 on import it registers two of them (``nms``, ``qnms``) with torch. pip installs such pairs. Transforms, models and data
 sets need no compiled operator, so :func:`import_torchvision` defines the two by name and imports torchvision again.
+Own scripts do the same with ``import maple.networks.torchvision``.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ def import_torchvision() -> ModuleType:
     except ModuleNotFoundError as error:
         if error.name != "torchvision":
             raise
-        raise UsageError("torchvision is not installed: pip install torchvision") from None
+        raise UsageError("torchvision is not installed: pip install 'maple-uncertainty[torchvision]'") from None
     except RuntimeError as error:
         if "operator torchvision::" not in str(error):
             raise
