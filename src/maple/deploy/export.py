@@ -27,6 +27,7 @@ from maple.deploy.graph import OUTPUTS
 from maple.deploy.parity import CHECK_IMAGES, NOISE_IMAGES, check_images, check_levels, check_parity
 from maple.deploy.quantise import Change, measure_change, quantise_model
 from maple.deploy.trace import example_images, make_graph, trace_onnx, tracing, with_metadata
+from maple.deploy.triton import model_path, write_config
 from maple.errors import MapleError, RunError, UsageError
 from maple.files import RunFile, write_atomic
 from maple.networks import as_image_batch
@@ -174,7 +175,7 @@ def export_run(request: ExportRequest) -> ExportReport:
 
     The check uses the images in the gallery of the run, or those of its test split without a gallery.
     """
-    _check_request(request)
+    out = _check_request(request)
     predictor = load_predictor(request.run, trust=request.trust)
     gallery = read_gallery(request.run / RunFile.GALLERY)
     shown = {each.cluster: each.thumbnails[:EXEMPLARS_PER_CLUSTER] for each in gallery.clusters}
@@ -183,28 +184,35 @@ def export_run(request: ExportRequest) -> ExportReport:
     if not len(check) and splits is not None:
         check = _first_images(splits)
     export: Callable[..., ExportReport] = partial(
-        export_torch if request.out.suffix.lower() == ".pt2" else export_onnx,
+        export_torch if out.suffix.lower() == ".pt2" else export_onnx,
         predictor,
-        request.out,
+        out,
         preprocess=request.preprocess,
         exemplars=shown if request.exemplars else {},
         check=check,
     )
-    if not request.quantise:
-        return export()
-    unknown = _unknown_images(request, predictor, splits)
-    return export(quantise=True, test=None if splits is None else splits.test, ood=unknown)
+    if request.quantise:
+        unknown = _unknown_images(request, predictor, splits)
+        export = partial(export, quantise=True, test=None if splits is None else splits.test, ood=unknown)
+    report = export()
+    if request.triton is not None:
+        write_config(out)
+    return report
 
 
-def _check_request(request: ExportRequest) -> None:
-    """Refuse combinations that do not fit."""
-    suffix = request.out.suffix.lower()
+def _check_request(request: ExportRequest) -> Path:
+    """Refuse combinations that do not fit; the file to write."""
+    if (request.out is None) == (request.triton is None):
+        raise UsageError("name the file to write, such as model.onnx, or a model repository with --triton: one of them")
+    out = request.out or model_path(request.triton or Path(), request.run)
+    suffix = out.suffix.lower()
     if suffix not in SUFFIXES:
-        raise UsageError(f"'{request.out}': end the name in {' or '.join(SUFFIXES)}")
+        raise UsageError(f"'{out}': end the name in {' or '.join(SUFFIXES)}")
     if request.quantise and suffix != ".onnx":
         raise UsageError("--quantise works for ONNX only: end the name of --out in .onnx, or omit --quantise")
     if request.ood and not request.quantise:
         raise UsageError("--ood measures the change by --quantise: add --quantise, or omit --ood")
+    return out
 
 
 def _reopen(request: ExportRequest, size: int, needed: bool) -> Splits | None:

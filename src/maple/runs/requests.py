@@ -385,10 +385,11 @@ class ExportRequest:
     """The arguments of ``maple export``."""
 
     run: Run
-    out: Path = flag(
-        MISSING, "file to write or replace: .onnx, or .pt2 for torch.export", metavar="OUT", positional=True
+    out: Path | None = flag(
+        None, "file to write or replace: .onnx, or .pt2 for torch.export", metavar="OUT", positional=True
     )
     _: KW_ONLY
+    triton: Path | None = flag(None, "Triton model repository to write the graph and its configuration to, without OUT")
     preprocess: bool = flag(False, "take uint8 images (N, S, S, 3) instead of float32 (N, 3, S, S)")
     exemplars: bool = flag(True, "include four training images of each cluster")
     quantise: bool = flag(False, "store weights in 8 bits, and report the change of accuracy, ECE and AUROC")
