@@ -322,7 +322,7 @@ class BenchmarkRequest:
 
     names: tuple[str, ...] = flag(
         MISSING,
-        "suites; 'all' for all of them",
+        "suites; 'all' for those of the paper",
         metavar="NAMES",
         positional=True,
         takes=list[str],

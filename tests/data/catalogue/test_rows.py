@@ -15,6 +15,7 @@ from maple.data.catalogue.get import LOCK
 from maple.data.catalogue.table import CATALOGUE, EXTRA_FAMILIES, STANDARD_FAMILIES
 from maple.data.sources import open_images
 from maple.errors import DataError
+from maple.evaluation.paper.profiles import PROTOCOLS
 from published import Shop, cifar_records, npy, tar, zipped
 
 CIFAR10_NAMES, CIFAR100_NAMES = (CATALOGUE[name].class_names for name in ("cifar10", "cifar100"))
@@ -265,3 +266,54 @@ def test_matlab_files_that_are_not_what_they_should_be(shop: Shop) -> None:
         (shop.root / LOCK).unlink(missing_ok=True)
         with pytest.raises(DataError, match=words):
             shop.get("svhn")
+
+
+# --- image lists of OpenOOD
+
+
+def listed(lines: dict[str, list[str]]) -> bytes:
+    return zipped(
+        {f"benchmark_imglist/cifar10/test_{name}.txt": "\n".join(each).encode() for name, each in lines.items()}
+    )
+
+
+def test_openood_takes_the_images_that_its_lists_name(shop: Shop, rng: np.random.Generator) -> None:
+    """Archives hold the paths of the lists without the name of the data set, or below a folder of that name."""
+    pictures = [encode(noise(rng)) for _ in range(4)]
+    lists = listed(
+        {
+            "cifar10": ["cifar10/test/a.png 3", "cifar10/test/b.png 9"],
+            "texture": ["texture/dotted/2.png -1", "texture/banded/1.png -1"],
+            "tin": ["tin/val/x.png -1"],
+        }
+    )
+    shop.publish(
+        "openood",
+        {
+            "benchmark_imglist.zip": lists,
+            "cifar10.zip": zipped({"test/a.png": pictures[0], "test/b.png": pictures[1], "test/c.png": pictures[2]}),
+            "texture.zip": zipped({"texture/banded/1.png": pictures[2], "texture/dotted/2.png": pictures[3]}),
+            "tin.zip": zipped({"val/y.png": pictures[0]}),
+        },
+        dict.fromkeys(("cifar10-test", "cifar10-texture"), 0) | {"cifar10-tin": 0},
+        checksums=False,
+    )
+    shop.put_by_hand("openood", "benchmark_imglist.zip", "cifar10.zip", "texture.zip")
+    assert [path.name for path in shop.get("openood")] == ["cifar10-test.parquet", "cifar10-texture.parquet"]
+    pixels, labels, names = shop.read("openood/cifar10-test")
+    assert labels == [3, 9] and names == ["cat", "truck"] and len(pixels) == 2
+    _, labels, names = shop.read("openood/cifar10-texture")
+    assert labels == [0, 1] and names == ["dotted", "banded"]  # in the order of the list
+    shop.put_by_hand("openood", "tin.zip")
+    with pytest.raises(DataError, match=r"tin/val/x\.png"):
+        shop.get("openood")
+    assert not (shop.root / "openood" / "cifar10-tin.parquet").exists()
+
+
+def test_openood_has_the_sets_of_its_suites() -> None:
+    splits = {f"openood/{split.name}" for split in CATALOGUE["openood"].splits}
+    protocols = [each for name, each in PROTOCOLS.items() if name.startswith("openood")]
+    used = {source for each in protocols for source in (*each.ood.values(), each.test)}
+    assert len(protocols) == 3 and used - splits == {"imagenet/val"} and splits - used == set()
+    for each in protocols:
+        assert (*each.near, *each.far) == tuple(each.ood)

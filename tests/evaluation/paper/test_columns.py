@@ -32,6 +32,15 @@ def test_every_figure_is_read_from_its_own_place():
     }  # fmt: skip
     assert {column: read_figure(results, "md", column, {"minutes": 9.0}) for column in expected} == expected
     assert math.isnan(read_figure(results, "energy", "ece"))
+    grouped = replace(results, groups={"near": ["svhn"], "far": ["svhn", "far"]})
+    assert read_figure(grouped, "maple", "far/auroc") == pytest.approx((0.11 + 0.91) / 2)
+    assert (
+        read_figure(grouped, "maple", "near/fpr95_ood_positive")
+        == 0.14
+        == read_figure(results, "maple", "fpr95_ood_positive/svhn")
+    )
+    assert read_figure(grouped, "maple", "near/fpr95_ind_positive") == 0.15
+    assert math.isnan(read_figure(results, "maple", "near/auroc"))  # evaluated without groups
     assert read_figure(results, "energy", "latency_ms") == 0.41 != read_figure(results, "maple", "latency_ms") == 0.51
     with pytest.raises(UsageError, match="--detector knn"):
         read_figure(results, "knn", "ece")

@@ -35,6 +35,20 @@ def test_detectors_follow_from_the_rows():
     assert {"knn", "vim", "odin"} <= set(beyond) and not {*STANDARD_DETECTORS, "maple", "lee-md-ood"} & set(beyond)
 
 
+def test_openood_has_near_and_far_means_and_both_conventions():
+    suites = [suite for suite in SUITES.values() if suite.reference == "OpenOOD"]
+    assert [suite.name for suite in suites] == ["openood-cifar10", "openood-cifar100", "openood-imagenet"]
+    for suite in suites:
+        titles = [column.title for column in describe_columns(suite.columns).values()]
+        for group in ("near", "far"):
+            assert {f"{group}-OOD AUROC", f"{group}-OOD FPR95 at 95 % of unknown flagged"} <= {*titles}
+            assert f"{group}-OOD FPR95 at 95 % of known accepted" in titles
+        protocol = PROFILES["paper"].protocols[suite.protocol]
+        assert {f"auroc/{name}" for name in protocol.ood} <= {*suite.columns}
+        assert all({"near/auroc", "far/auroc"} <= row.keys() for row in suite.paper.values())
+    assert suites[0].paper["RMDS"] == {"softmax_accuracy": 0.9506, "near/auroc": 0.898, "far/auroc": 0.922}
+
+
 def test_columns_have_titles():
     for suite in SUITES.values():
         assert all(column.title for column in describe_columns(suite.columns).values())

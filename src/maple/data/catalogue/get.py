@@ -67,9 +67,10 @@ def describe_data_set(data_set: DataSet, data_root: str | Path | None = None) ->
 
 def _original_size(data_set: DataSet) -> str:
     """Numbers of images and classes: ``train 50,000, test 10,000; 10 classes``."""
-    shown = [f"{split.name} {split.images:,}" for split in data_set.splits[:3]]
+    shown = [f"{split.name} {split.images:,}" if split.images else split.name for split in data_set.splits[:3]]
     more = [f"{len(data_set.splits) - 3} more"] if len(data_set.splits) > 3 else []
-    return "; ".join(filter(None, [", ".join(shown + more), f"{data_set.classes:,} classes"]))
+    classes = [f"{data_set.classes:,} classes"] if data_set.classes else []
+    return "; ".join([", ".join(shown + more), *classes] if data_set.splits else classes)
 
 
 def _looked_in(data_set: DataSet, root: Path | None) -> list[str]:
@@ -194,8 +195,13 @@ def _convert(data_set: DataSet, split: Split, originals: Mapping[str, Path], roo
             used = ", ".join(f"'{originals[name]}'" for name in split.originals)
             remedy = "check the disk, or fetch the files again"
             raise DataError(f"cannot make {where} from {used}: {error}; {remedy}") from None
-    say(f"{where}: {split.images:,} images, {path}")
+    say(f"{where}: {_counts_of(path, split)}{path}")
     return path
+
+
+def _counts_of(path: Path, split: Split) -> str:
+    n = split.images or (pq.read_metadata(path).num_rows if path.is_file() else 0)
+    return f"{n:,} images, " if n else ""
 
 
 def _counted(rows: Iterator[Row], images: int, where: str, progress: Progress | None) -> Iterator[Row]:
@@ -206,7 +212,7 @@ def _counted(rows: Iterator[Row], images: int, where: str, progress: Progress | 
         yield row
         if progress is not None and (n % 100 == 0 or n == images):
             progress(n, images)
-    if n != images:
+    if not n or (images and n != images):
         raise DataError(f"{where} has {n:,} images, expected {images:,}: fetch the originals again")
 
 

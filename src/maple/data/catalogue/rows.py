@@ -24,6 +24,7 @@ from maple.data.shares import share_out
 _MAX_ARRAY_BYTES = 2 * 2**30  # of a MATLAB file, which is read whole
 _MAX_TEXT_BYTES = 64 * 2**20
 _IMAGENET_BYTES = 160 * 10**9
+_LISTED_BYTES = 40 * 10**9  # of an archive of unknown images
 
 
 class Row(NamedTuple):
@@ -115,6 +116,26 @@ def class_folder_rows(originals: Mapping[str, Path], archive: str) -> Iterator[R
         label = {folder: i for i, folder in enumerate(sorted(set(map(_folder, names))))}
         for name in names:
             yield Row(files.read(name), label[_folder(name)], _folder(name))
+
+
+def image_list_rows(
+    originals: Mapping[str, Path], archive: str, lists: str, member: str, names: Sequence[str] = ()
+) -> Iterator[Row]:
+    """Images of an archive that a list names, one per line: ``<data set>/<path in the archive> <label>``.
+
+    Labels are those of the list and index ``names``; without names, images belong to the class of their folder.
+    """
+    with Archive(originals[lists]) as texts:
+        lines = [line.rsplit(" ", 1) for line in _read_text(texts, member).splitlines() if line.strip()]
+    with Archive(originals[archive], max_bytes=_LISTED_BYTES) as files:
+        there = {name.removeprefix(f"{archive.removesuffix('.zip')}/"): name for name in files.names}
+        folders: dict[str, int] = {}
+        for place, said in lines:
+            inside = place.partition("/")[2]
+            if inside not in there:
+                raise ValueError(f"'{place}' of '{member}' is not in '{archive}'")
+            label = int(said) if names else folders.setdefault(_folder(place), len(folders))
+            yield Row(files.read(there[inside]), label, _class_name(names, label, member) if names else _folder(place))
 
 
 def plankton_rows(originals: Mapping[str, Path], part: int) -> Iterator[Row]:
@@ -215,8 +236,8 @@ def _read_text(files: Archive, name: str) -> str:
 
 
 _READERS = (
-    *(cifar_rows, cifar_c_rows, class_folder_rows, imagenet_train_rows, imagenet_val_rows, plankton_rows, svhn_rows),
-    tiny_imagenet_rows,
+    *(cifar_rows, cifar_c_rows, class_folder_rows, image_list_rows, imagenet_train_rows, imagenet_val_rows),
+    *(plankton_rows, svhn_rows, tiny_imagenet_rows),
 )
 READERS: Mapping[str, Callable[..., Iterator[Row]]] = {  # by their names in data_sets.toml
     reader.__name__.removesuffix("_rows"): reader for reader in _READERS

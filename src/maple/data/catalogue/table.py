@@ -16,6 +16,7 @@ STANDARD_FAMILIES = (  # of CIFAR-10-C: the 15 that published means are taken ov
     *("gaussian_noise", "shot_noise", "impulse_noise", "defocus_blur", "glass_blur", "motion_blur", "zoom_blur"),
     *("snow", "frost", "fog", "brightness", "contrast", "elastic_transform", "pixelate", "jpeg_compression"),
 )
+_ARCHIVES = {"textures": "texture"}  # of OpenOOD, where a list has another name
 EXTRA_FAMILIES = ("speckle_noise", "gaussian_blur", "spatter", "saturate")
 
 
@@ -46,7 +47,7 @@ class Split:
     """A part of a data set: the number of images, the originals that it is made of, and their reader."""
 
     name: str
-    images: int
+    images: int  # 0 where the number is not published
     reader: str
     originals: tuple[str, ...]
     arguments: Mapping[str, Any] = field(default_factory=dict)  # of the reader
@@ -84,6 +85,8 @@ def _read_entry(name: str, entry: dict[str, Any], tables: Mapping[str, Any]) -> 
     class_names = tuple(tables[clean].get("class_names", ()))
     originals = tuple(_read_original(**original) for original in entry.pop("originals", ()))
     splits = entry.pop("splits", ()) if clean == name else _corrupted_splits(originals[0].name)
+    if lists := entry.pop("lists", {}):
+        splits = _listed_splits(lists, tables)
     named = {"names": class_names} if class_names else {}
     entry["splits"] = tuple(Split(**split | {"arguments": split.get("arguments", {}) | named}) for split in splits)
     return DataSet(**entry | {"name": name, "class_names": class_names, "originals": originals})
@@ -91,6 +94,20 @@ def _read_entry(name: str, entry: dict[str, Any], tables: Mapping[str, Any]) -> 
 
 def _read_original(name: str, url: str = "", **expected: Any) -> Original:
     return Original(name, url, Checksum(**expected))
+
+
+def _listed_splits(lists: Mapping[str, str], tables: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Splits ``cifar10-tin`` from the image lists of each benchmark; ``cifar10-test`` holds the known images."""
+    texts = "benchmark_imglist.zip"
+    for known, others in lists.items():
+        for other in others.split():
+            archive = f"{_ARCHIVES.get(other, other)}.zip"
+            member = f"benchmark_imglist/{known}/test_{other}.txt"
+            arguments: dict[str, Any] = {"archive": archive, "lists": texts, "member": member}
+            if other == known:
+                arguments["names"] = tables[known]["class_names"]
+            made = {"reader": "image_list", "originals": (texts, archive), "arguments": arguments}
+            yield {"name": f"{known}-{'test' if other == known else other}", "images": 0, **made}
 
 
 def _corrupted_splits(archive: str) -> Iterator[dict[str, Any]]:

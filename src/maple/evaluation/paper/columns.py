@@ -1,7 +1,8 @@
 """The columns of suites: title, direction and digits of each figure, and its place in :class:`Results`.
 
 A column is named by the kind of figure and what it is about: ``ece``, ``auroc/svhn``, ``share@0.8``. A prefix names
-other images than the clean test images: ``corrupted/ece``, ``training/gaussian_error``.
+other images than the clean test images, ``corrupted/ece``, ``training/gaussian_error``, or a group of unknown images
+whose mean is taken: ``near/auroc``.
 """
 
 from __future__ import annotations
@@ -38,6 +39,8 @@ _TITLES: dict[str, Column] = {  # by kind of figure
     "nll": Column("NLL", "lower"),
     "auroc": Column("AUROC", "higher"),
     "aupr": Column("AUPR", "higher"),
+    "fpr95_ood_positive": Column("FPR95 at 95 % of unknown flagged", "lower"),
+    "fpr95_ind_positive": Column("FPR95 at 95 % of known accepted", "lower"),
     "mean_auroc": Column("mean AUROC", "higher"),
     "fused_auroc": Column("fused score on this network, mean AUROC", "higher"),
     "clusters": Column("clusters", digits=0),
@@ -51,6 +54,8 @@ _TITLES: dict[str, Column] = {  # by kind of figure
 }
 
 
+GROUPS = ("near", "far")  # of unknown images
+_DETECTION = {"auroc": "auroc", "aupr": "aupr_out"}  # fields of Detection with another name
 _OTHER_METHOD = {"softmax_accuracy": "softmax", "fused_auroc": "maple"}  # read instead of the method of the row
 
 
@@ -77,6 +82,8 @@ def figure_kind(column: str) -> tuple[str, str]:
 def _column(name: str) -> Column:
     """The column of a figure by its name."""
     kind, detail = figure_kind(name)
+    if kind in GROUPS:
+        return replace(_TITLES[detail], title=f"{kind}-OOD {_TITLES[detail].title}")
     column = _TITLES[kind]
     suffix = f" above {detail}" if "@" in name else f" {detail}" if detail else ""
     _, where = _OTHER_IMAGES.get(name.partition("/")[0], ("test", ""))
@@ -86,8 +93,8 @@ def _column(name: str) -> Column:
 def describe_columns(names: Iterable[str]) -> dict[str, Column]:
     """Columns by name.
 
-    >>> describe_columns(["auroc/svhn", "corrupted/ece"])["auroc/svhn"].title
-    'AUROC svhn'
+    >>> [column.title for column in describe_columns(["auroc/svhn", "near/auroc"]).values()]
+    ['AUROC svhn', 'near-OOD AUROC']
     """
     return {name: _column(name) for name in names}
 
@@ -117,9 +124,10 @@ def read_figure(results: Results, method: str, column: str, facts: Mapping[str, 
     if kind in ("mean_auroc", "fused_auroc"):
         found = [each.auroc for each in read.detection.values()]
         return sum(found) / len(found) if found else math.nan
-    if kind in ("auroc", "aupr"):
-        judged_set = read.detection[detail]
-        return judged_set.auroc if kind == "auroc" else judged_set.aupr_out
+    if kind in GROUPS:
+        return results.group_mean(read, kind, _DETECTION.get(detail, detail))
+    if kind in ("auroc", "aupr", "fpr95_ood_positive", "fpr95_ind_positive"):
+        return getattr(read.detection[detail], _DETECTION.get(kind, kind))
     if kind in ("components", "gaussian_error"):
         return read.n_components if kind == "components" else read.gaussian_error
     if kind == "gaussian_error_per_component":  # chi-square has a mean of one per component

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from maple.errors import UsageError, suggest
 from maple.options import Values, read_names
@@ -26,6 +27,14 @@ class Protocol:
     corrupted: str | None = None  # a second test set: the first, corrupted
     flags: Values = field(default_factory=dict)
     preset: str = "paper"  # how the paper trained on such images
+    near: tuple[str, ...] = ()  # names of ``ood`` that form the near group
+    far: tuple[str, ...] = ()
+
+
+def _openood(known: str, near: str, far: str, preset: str = "openood", **about: Any) -> Protocol:
+    """A protocol of OpenOOD 1.5: its lists of unknown images, by name."""
+    named = {name: f"openood/{known}-{name}" for name in f"{near} {far}".split()}
+    return Protocol(ood=named, near=tuple(near.split()), far=tuple(far.split()), preset=preset, **about)
 
 
 UNKNOWN_PLANKTON = Path(__file__).with_name("taxa") / "plankton_unknown.txt"
@@ -45,6 +54,21 @@ PROTOCOLS = {
         flags={"size": 224, "fit": "crop"},
         preset="paper-imagenet",
     ),
+    "openood-cifar10": _openood(
+        "cifar10", "cifar100 tin", "mnist svhn texture places365", source="cifar10", test="openood/cifar10-test"
+    ),
+    "openood-cifar100": _openood(
+        "cifar100", "cifar10 tin", "mnist svhn texture places365", source="cifar100", test="openood/cifar100-test"
+    ),
+    "openood-imagenet": _openood(
+        "imagenet",
+        "ssb_hard ninco",
+        "inaturalist textures openimage_o",
+        preset="paper-imagenet",
+        source="imagenet/train",
+        test="imagenet/val",
+        flags={"size": 224, "fit": "crop"},
+    ),
     "microorganisms": Protocol(
         "plankton_ndsb",
         {"unknown": "left-out"},
@@ -60,14 +84,21 @@ PROTOCOLS = {
 FULL_PLANKTON = replace(PROTOCOLS["microorganisms"], flags={**PROTOCOLS["microorganisms"].flags, "size": 96})
 _TINY = "simulated-diatoms?n=240&size=32"
 _TINY_OOD = "simulated-diatoms/{}?n=40&size=32&seed={}"
-TINY_PROTOCOLS = {
-    name: Protocol(
+
+
+def simulate(protocol: Protocol) -> Protocol:
+    """The same experiment on simulated diatoms: the first unknown set is far, the others near, unless grouped."""
+    is_near = [other in protocol.near if protocol.far else i > 0 for i, other in enumerate(protocol.ood)]
+    return Protocol(
         _TINY,
-        {other: _TINY_OOD.format("near" if i else "far", i) for i, other in enumerate(protocol.ood)},
+        {other: _TINY_OOD.format("near" if is_near[i] else "far", i) for i, other in enumerate(protocol.ood)},
         corrupted=protocol.corrupted and CORRUPTED.format("simulated-diatoms?n=60&size=32&seed=7"),
+        near=protocol.near,
+        far=protocol.far,
     )
-    for name, protocol in PROTOCOLS.items()
-}
+
+
+TINY_PROTOCOLS = {name: simulate(protocol) for name, protocol in PROTOCOLS.items()}
 
 
 # --- profiles --------------------------------------------------------------------------------------------------------

@@ -1,4 +1,6 @@
-"""The experiments of the paper as suites: one table or figure each, read from ``suites.toml``.
+"""The experiments of the paper as suites, one table or figure each, and the protocol of OpenOOD 1.5.
+
+They are read from ``suites.toml`` and ``openood.toml``.
 
 A suite is a table: its rows name a training and the method that reads its network, its columns name figures. Nothing
 runs here: :mod:`maple.runs.benchmark.trainings` trains and evaluates, :mod:`maple.runs.benchmark.suites` writes.
@@ -97,7 +99,9 @@ def _read_figures(columns: str, **rows: list[float]) -> Table:
 
 
 SUITES = {
-    name: _read_suite(name, section) for name, section in read_toml(Path(__file__).with_name("suites.toml")).items()
+    name: _read_suite(name, section)
+    for file in ("suites.toml", "openood.toml")
+    for name, section in read_toml(Path(__file__).with_name(file)).items()
 }
 
 

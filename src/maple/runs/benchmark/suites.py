@@ -18,7 +18,7 @@ from maple.errors import UsageError
 from maple.evaluation.paper.columns import Images, floor_columns, read_figure, split_images
 from maple.evaluation.paper.profiles import PROFILES, find_profile
 from maple.evaluation.paper.rows import Row, Training
-from maple.evaluation.paper.suites import SUITES, Suite, find_suite
+from maple.evaluation.paper.suites import PAPER, SUITES, Suite, find_suite
 from maple.evaluation.paper.tables import Provenance, SuiteResults, TableRow, to_csv, to_dict, to_sheet
 from maple.evaluation.results import Results
 from maple.files import save_json, write_atomic
@@ -72,8 +72,9 @@ def plan_suites(request: BenchmarkRequest) -> list[dict[str, Any]]:
 
 
 def _find_suites(request: BenchmarkRequest) -> list[Suite]:
-    names = SUITES if ALL in request.names else dict.fromkeys(request.names)
-    return [find_suite(name) for name in names]
+    """Suites by name; ``all`` are those of the paper."""
+    papers = [name for name, suite in SUITES.items() if suite.reference == PAPER]
+    return [find_suite(name) for name in (papers if ALL in request.names else dict.fromkeys(request.names))]
 
 
 def _list_jobs(request: BenchmarkRequest, suites: Sequence[Suite]) -> list[Job]:

@@ -11,6 +11,7 @@ import json
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 from maple.errors import RunError
 from maple.evaluation.paper.columns import Images
@@ -122,7 +123,9 @@ def _evaluate(job: Job, folder: Path, detectors: Sequence[str], images: Images) 
     ind = protocol.corrupted if images == "corrupted" else None
     ood = protocol.ood if images == "test" else {}
     files = {source: digest_source(source, job.data_root) for source in ood.values() if source != LEFT_OUT}
-    decides = [ind, ood, sorted(asked), files] + (["training"] if images == "training" else [])
+    near, far = (protocol.near, protocol.far) if images == "test" else ((), ())
+    decides: list[Any] = [ind, ood, sorted(asked), files] + (["training"] if images == "training" else [])
+    decides += [[near, far]] if near or far else []
     key = digest(json.dumps(decides, sort_keys=True).encode())
     path = folder / _EVALUATIONS / f"{key}.json"
     if path.exists():
@@ -135,6 +138,8 @@ def _evaluate(job: Job, folder: Path, detectors: Sequence[str], images: Images) 
         run=folder,
         ind=ind,
         ood=ood,
+        near=near,
+        far=far,
         detectors=asked,
         workers=job.config.train.workers,
         data_root=job.data_root,

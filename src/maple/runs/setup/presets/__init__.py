@@ -14,7 +14,7 @@ def list_presets() -> list[str]:
     """The names that ``--preset`` takes.
 
     >>> list_presets()
-    ['finetune', 'paper', 'paper-code', 'paper-diatoms', 'paper-imagenet']
+    ['finetune', 'openood', 'paper', 'paper-code', 'paper-diatoms', 'paper-imagenet']
     """
     return sorted(path.stem for path in _FOLDER.glob("*.toml"))
 
