@@ -57,6 +57,22 @@ def finished(digits_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
 
 
 @pytest.fixture(scope="session")
+def explained_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that can be explained, to be read only."""
+    from explained_runs import build_explained_run
+
+    return build_explained_run(tmp_path_factory.mktemp("explained") / "digits")
+
+
+@pytest.fixture
+def new_images(tmp_path: Path) -> Path:
+    """A folder of images for it, one of them with a hostile name."""
+    from explained_runs import write_images
+
+    return write_images(tmp_path / "new")
+
+
+@pytest.fixture(scope="session")
 def theirs() -> ModuleType:
     """The detectors of pytorch-ood; torchvision, which they import, is repaired first."""
     pytest.importorskip("torch")

@@ -221,6 +221,20 @@ def test_an_exponent_is_chosen_where_the_first_class_is_too_sure(rng):
     assert choose_odds(logs, draw(rng, logs)) > 0.95
 
 
+def test_an_exponent_that_held_out_images_do_not_support_is_left_out():
+    """Few images with the right probabilities: a fit finds an exponent in every other sample, mostly by chance."""
+    kept = []
+    for seed in range(20):
+        rng = np.random.default_rng(seed)
+        logs = log_softmax(2 * rng.normal(size=(40, 3)), axis=1)
+        labels = draw(rng, logs)
+        fitted, chosen = fit_odds(logs, labels), choose_odds(logs, labels)
+        assert chosen in (fitted, 1.0)
+        if fitted < 1:
+            kept.append(chosen < 1)
+    assert len(kept) > 5 and np.mean(kept) < 0.5
+
+
 # -------------------------------------------------------------------------------------------------- cross-validation
 
 

@@ -10,23 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from commands import run as run_command
-from explained_runs import build_explained_run, write_images
+from commands import run
 from maple.files import load_json, save_json
 from maple.reporting.explanations import render_explanations
 from maple.reporting.gallery import read_gallery
 from maple.runs.predicting.explain import explain_images
 from maple.runs.requests import ExplainRequest
-
-
-@pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build_explained_run(tmp_path_factory.mktemp("runs") / "digits")
-
-
-@pytest.fixture
-def images(tmp_path: Path) -> Path:
-    return write_images(tmp_path / "new")
 
 
 def check_page(path: Path) -> tuple[str, ElementTree.Element]:
@@ -47,12 +36,12 @@ def words_of(element: ElementTree.Element) -> str:
     return " ".join("".join(element.itertext()).split())
 
 
-def test_page(run: Path, images: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+def test_page(explained_run: Path, new_images: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     path = tmp_path / "deep" / "why.html"
-    assert run_command("explain", run, images, "--out", path) == 0
+    assert run("explain", explained_run, new_images, "--out", path) == 0
     assert f"explanations: {path}" in capsys.readouterr().out
     source, page = check_page(path)
-    cases = explain_images(ExplainRequest(run, [str(images)]))
+    cases = explain_images(ExplainRequest(explained_run, [str(new_images)]))
     sections = [section for section in page.iter("section") if section.attrib["id"].startswith("image-")]
     assert len(sections) == 4
     for case, section in zip(cases, sections):
@@ -73,11 +62,13 @@ def test_page(run: Path, images: Path, tmp_path: Path, capsys: pytest.CaptureFix
     assert path.stat().st_size < 400_000
 
 
-def test_page_shows_the_exemplars_of_the_cluster_it_names(run: Path, images: Path, tmp_path: Path) -> None:
+def test_page_shows_the_exemplars_of_the_cluster_it_names(
+    explained_run: Path, new_images: Path, tmp_path: Path
+) -> None:
     path = tmp_path / "why.html"
-    cases = explain_images(ExplainRequest(run, [str(images)], path))
+    cases = explain_images(ExplainRequest(explained_run, [str(new_images)], path))
     _, page = check_page(path)
-    exemplars = {cluster.cluster: cluster for cluster in read_gallery(run / "gallery").clusters}
+    exemplars = {cluster.cluster: cluster for cluster in read_gallery(explained_run / "gallery").clusters}
     section = next(page.iter("section"))
     first = next(element for element in section.iter("ul") if element.attrib.get("class") == "strip")
     shown = [picture.attrib["title"] for picture in first.iter("span")]
@@ -85,9 +76,9 @@ def test_page_shows_the_exemplars_of_the_cluster_it_names(run: Path, images: Pat
     assert [title.rpartition(": ")[2] for title in shown] == list(expected.files[:6])
 
 
-def test_page_shows_what_the_score_is_made_of(run: Path, images: Path, tmp_path: Path) -> None:
+def test_page_shows_what_the_score_is_made_of(explained_run: Path, new_images: Path, tmp_path: Path) -> None:
     path = tmp_path / "why.html"
-    cases = explain_images(ExplainRequest(run, [str(images)], path))
+    cases = explain_images(ExplainRequest(explained_run, [str(new_images)], path))
     _, page = check_page(path)
     sections = [section for section in page.iter("section") if section.attrib["id"].startswith("image-")]
     for case, section in zip(cases, sections):
@@ -106,35 +97,35 @@ def test_page_shows_what_the_score_is_made_of(run: Path, images: Path, tmp_path:
     assert "<em>distance</em>" in path.read_text()
 
 
-def test_page_without_parts_has_no_table(run: Path, images: Path) -> None:
-    cases = explain_images(ExplainRequest(run, [str(images)]))
+def test_page_without_parts_has_no_table(explained_run: Path, new_images: Path) -> None:
+    cases = explain_images(ExplainRequest(explained_run, [str(new_images)]))
     bare = [replace(case, explanation=replace(case.explanation, parts={})) for case in cases]
-    source = render_explanations(bare, run)
+    source = render_explanations(bare, explained_run)
     assert "<table>" not in source and "<em>distance</em>" not in source
 
 
-def test_equal_runs_give_equal_pages(run: Path, images: Path) -> None:
-    cases = explain_images(ExplainRequest(run, [str(images)]))
-    assert render_explanations(cases, run) == render_explanations(cases, run)
+def test_equal_runs_give_equal_pages(explained_run: Path, new_images: Path) -> None:
+    cases = explain_images(ExplainRequest(explained_run, [str(new_images)]))
+    assert render_explanations(cases, explained_run) == render_explanations(cases, explained_run)
 
 
-def test_page_without_gallery(run: Path, images: Path, tmp_path: Path) -> None:
+def test_page_without_gallery(explained_run: Path, new_images: Path, tmp_path: Path) -> None:
     bare = tmp_path / "bare"
     bare.mkdir()
-    for path in run.glob("*.safetensors"):
+    for path in explained_run.glob("*.safetensors"):
         shutil.copy(path, bare)
-    explain_images(ExplainRequest(bare, [str(images)], tmp_path / "why.html"))
+    explain_images(ExplainRequest(bare, [str(new_images)], tmp_path / "why.html"))
     _, page = check_page(tmp_path / "why.html")
     assert len(page.findall(".//p[@class='absent']")) == 8
     assert "training images at both ends" not in words_of(page)
 
 
-def test_pictures_of_other_components_are_not_shown(run: Path, images: Path, tmp_path: Path) -> None:
+def test_pictures_of_other_components_are_not_shown(explained_run: Path, new_images: Path, tmp_path: Path) -> None:
     """The Gaussians may have been fitted again since the pictures were chosen."""
-    changed = Path(shutil.copytree(run, tmp_path / "changed"))
+    changed = Path(shutil.copytree(explained_run, tmp_path / "changed"))
     components = load_json(changed / "gallery" / "components.json")
     components["components"][0]["spread"] *= 1.1
     save_json(changed / "gallery" / "components.json", components)
-    explain_images(ExplainRequest(changed, [str(images)], tmp_path / "why.html"))
+    explain_images(ExplainRequest(changed, [str(new_images)], tmp_path / "why.html"))
     _, page = check_page(tmp_path / "why.html")
     assert "training images at both ends" not in words_of(page) and "component 1" in words_of(page)

@@ -14,7 +14,7 @@ from maple.prediction.components import Components
 from maple.prediction.explanation import PART_MEANINGS, Explanation, Match
 from maple.reporting.gallery._sheet import thumbnail
 from maple.reporting.gallery.store import ClusterExemplars, ComponentEnd, ComponentExemplars, read_gallery
-from maple.reporting.page import data_uri, is_crisp, render_page
+from maple.reporting.page import any_crisp, data_uri, render_page
 from maple.reporting.plots import Plot, plot_contributions
 from maple.text import join_names, number, percent, plural
 
@@ -87,7 +87,7 @@ class _Pictures:
 
     @property
     def is_crisp(self) -> bool:
-        return any(len(each.thumbnails) and is_crisp(each.thumbnails[0]) for each in self.clusters.values())
+        return any_crisp(each.thumbnails for each in self.clusters.values())
 
     def _show(self, found: ClusterExemplars | ComponentEnd) -> list[Picture]:
         """The images of a cluster or of one end of a component, in order."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import PurePath
 from typing import Any
@@ -66,3 +66,8 @@ def data_uri(image: np.ndarray, lossless: bool = False) -> str:
 def is_crisp(image: np.ndarray) -> bool:
     """Whether a thumbnail (S, S, 3) is so small that its pixels are shown as squares."""
     return image.shape[0] <= CRISP
+
+
+def any_crisp(sheets: Iterable[np.ndarray]) -> bool:
+    """Whether the thumbnails (n, S, S, 3) of any sheet are shown as pixels."""
+    return any(len(sheet) > 0 and is_crisp(sheet[0]) for sheet in sheets)

@@ -17,7 +17,7 @@ from maple.evaluation.results import ClassFlagged, Results
 from maple.reporting import comparison, plots
 from maple.reporting.comparison import NOISE, OURS, Cell, Row, list_classifiers, method_name
 from maple.reporting.gallery.store import ClusterExemplars, Example, Examples
-from maple.reporting.page import CRISP
+from maple.reporting.page import any_crisp
 from maple.reporting.plots import CLASS_COLOURS, Plot
 from maple.reporting.record import History, RunRecord
 from maple.stats.metrics import coverage_at
@@ -303,12 +303,18 @@ class ClassGallery:
     """The clusters of one class, largest first."""
 
     name: str
-    count: int
     clusters: Sequence[ClusterExemplars]
+
+    @property
+    def count(self) -> int:
+        """Training images of the class."""
+        return sum(each.count for each in self.clusters)
 
 
 @dataclass(frozen=True)
 class ClusterSection:
+    """Exemplars of all clusters, by class."""
+
     split: list[ClassGallery]
     whole: list[ClassGallery]
     shown: int  # thumbnails of each cluster of a split class
@@ -324,17 +330,14 @@ def cluster_section(clusters: Sequence[ClusterExemplars]) -> ClusterSection | No
             per_class.setdefault(cluster.class_name, []).append(cluster)
     if not per_class:
         return None
-    classes = [
-        ClassGallery(name, sum(each.count for each in own), sorted(own, key=lambda each: -each.count))
-        for name, own in per_class.items()
-    ]
+    classes = [ClassGallery(name, sorted(own, key=lambda each: -each.count)) for name, own in per_class.items()]
     shown = max(2, MAX_THUMBNAILS // len(clusters))
     return ClusterSection(
         split=[each for each in classes if len(each.clusters) > 1],
         whole=[each for each in classes if len(each.clusters) == 1],
         shown=shown,
         shown_whole=min(shown, UNSPLIT_THUMBNAILS),
-        crisp=any(0 < cluster.thumbnails.shape[1] <= CRISP for cluster in clusters),
+        crisp=any_crisp(each.thumbnails for each in clusters),
     )
 
 

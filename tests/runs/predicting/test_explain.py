@@ -9,8 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from commands import run as run_command
-from explained_runs import build_explained_run, write_images
+from commands import run
 from maple.data.image_set import ImageSet
 from maple.data.sources import open_images
 from maple.data.splits import load_splits
@@ -27,22 +26,13 @@ from maple.runs.predicting.explain import (
     to_text,
 )
 
-
-@pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build_explained_run(tmp_path_factory.mktemp("runs") / "digits")
-
-
-@pytest.fixture
-def images(tmp_path: Path) -> Path:
-    return write_images(tmp_path / "new")
-
-
 # ---------------------------------------------------------------------------------------------------------------- text
 
 
-def test_sentences_are_printed_for_every_image(run: Path, images: Path, capsys: pytest.CaptureFixture) -> None:
-    assert run_command("explain", run, images) == 0
+def test_sentences_are_printed_for_every_image(
+    explained_run: Path, new_images: Path, capsys: pytest.CaptureFixture
+) -> None:
+    assert run("explain", explained_run, new_images) == 0
     blocks = capsys.readouterr().out.strip().split("\n\n")
     assert len(blocks) == 4
     for block in blocks:
@@ -52,9 +42,9 @@ def test_sentences_are_printed_for_every_image(run: Path, images: Path, capsys: 
         assert sentences[-1].split(":")[0].endswith("-distribution")
 
 
-def test_explanations_agree_with_predictions(run: Path, images: Path) -> None:
-    predictor = load_predictor(run)
-    cases = explain_images(ExplainRequest(run, [str(images)]))
+def test_explanations_agree_with_predictions(explained_run: Path, new_images: Path) -> None:
+    predictor = load_predictor(explained_run)
+    cases = explain_images(ExplainRequest(explained_run, [str(new_images)]))
     rows = ImageSet.from_arrays(np.stack([case.image for case in cases]))
     said = predictor(rows)
     for i, case in enumerate(cases):
@@ -70,8 +60,8 @@ def test_explanations_agree_with_predictions(run: Path, images: Path) -> None:
     assert [case["file"] for case in json.loads(to_json(cases))] == [case.file for case in cases]
 
 
-def test_json_and_other_levels(run: Path, images: Path, capsys: pytest.CaptureFixture) -> None:
-    assert run_command("explain", run, images, "--json", "--false-alarm", 0.9) == 0
+def test_json_and_other_levels(explained_run: Path, new_images: Path, capsys: pytest.CaptureFixture) -> None:
+    assert run("explain", explained_run, new_images, "--json", "--false-alarm", 0.9) == 0
     cases = json.loads(capsys.readouterr().out)
     assert len(cases) == 4 and {case["false_alarm"] for case in cases} == {0.9}
     for case in cases:
@@ -82,38 +72,43 @@ def test_json_and_other_levels(run: Path, images: Path, capsys: pytest.CaptureFi
         assert sum(case["parts"].values()) == pytest.approx(case["score"], rel=1e-9)
 
 
-def test_a_level_without_enough_calibration_images_decides_nothing(run: Path, images: Path) -> None:
-    for case in explain_images(ExplainRequest(run, [str(images)], flags={"false_alarm": 1e-6})):
+def test_a_level_without_enough_calibration_images_decides_nothing(explained_run: Path, new_images: Path) -> None:
+    for case in explain_images(ExplainRequest(explained_run, [str(new_images)], flags={"false_alarm": 1e-6})):
         assert "was not decided: the run has too few calibration images" in case.explanation.sentences()[-1]
 
 
 def test_p_values_per_class_are_about_known_images_of_that_class(
-    run: Path, images: Path, monkeypatch: pytest.MonkeyPatch
+    explained_run: Path, new_images: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("maple.decisions.calibration.MIN_CLASS_IMAGES", 10)
-    for case in explain_images(ExplainRequest(run, [str(images)], flags={"per_class": True, "false_alarm": 0.1})):
+    for case in explain_images(
+        ExplainRequest(explained_run, [str(new_images)], flags={"per_class": True, "false_alarm": 0.1})
+    ):
         called = f"of known images called {case.explanation.class_name} look as unusual"
         assert called in case.explanation.sentences()[-1]
 
 
-def test_usual_distance_is_that_of_most_test_images(run: Path, images: Path, tmp_path: Path) -> None:
-    assert read_usual_distance(run) is None
-    assert not explain_images(ExplainRequest(run, [str(images)]))[0].explanation.is_measured
-    evaluated = Path(shutil.copytree(run, tmp_path / "evaluated"))
-    predictor, test = load_predictor(run), load_splits("digits").test.with_class_names([str(i) for i in range(10)])
+def test_usual_distance_is_that_of_most_test_images(explained_run: Path, new_images: Path, tmp_path: Path) -> None:
+    assert read_usual_distance(explained_run) is None
+    assert not explain_images(ExplainRequest(explained_run, [str(new_images)]))[0].explanation.is_measured
+    evaluated = Path(shutil.copytree(explained_run, tmp_path / "evaluated"))
+    predictor, test = (
+        load_predictor(explained_run),
+        load_splits("digits").test.with_class_names([str(i) for i in range(10)]),
+    )
     outputs = embed(predictor.backbone, test, cluster_to_class=predictor.cluster_to_class)
     (evaluated / "results.json").write_text(evaluate(predictor, outputs, {}).to_json())
     distances = predictor.detector.describe(outputs).squared_distance
     usual = read_usual_distance(evaluated)
     assert usual is not None
     assert abs((distances <= usual).sum() - 0.95 * len(distances)) <= 2
-    found = explain_images(ExplainRequest(evaluated, [str(images)]))[0].explanation
+    found = explain_images(ExplainRequest(evaluated, [str(new_images)]))[0].explanation
     assert found.is_measured and found.usual_distance == usual
 
 
-def test_the_highest_scores_first(run: Path) -> None:
-    cases = explain_images(ExplainRequest(run, ["digits"], limit=5))
-    predictor = load_predictor(run)
+def test_the_highest_scores_first(explained_run: Path) -> None:
+    cases = explain_images(ExplainRequest(explained_run, ["digits"], limit=5))
+    predictor = load_predictor(explained_run)
     scores = predictor(open_images("digits")).score
     found = [predictor(case.image[None]).score[0] for case in cases]
     assert found == sorted(found, reverse=True) and len(cases) == 5
@@ -129,18 +124,20 @@ def test_the_highest_scores_first(run: Path) -> None:
         (["digits", "--limit", 3, "--out", "why.csv"], "end the name in .html"),
     ],
 )
-def test_wrong_use(run: Path, arguments: list, words: str, capsys: pytest.CaptureFixture) -> None:
-    assert run_command("explain", run, *arguments) == 2
+def test_wrong_use(explained_run: Path, arguments: list, words: str, capsys: pytest.CaptureFixture) -> None:
+    assert run("explain", explained_run, *arguments) == 2
     assert words in " ".join(capsys.readouterr().err.split())
 
 
-def test_files_that_are_no_images_are_named(run: Path, images: Path, capsys: pytest.CaptureFixture) -> None:
-    (images / "broken.png").write_bytes(b"no image")
-    assert run_command("explain", run, images) == 0
+def test_files_that_are_no_images_are_named(
+    explained_run: Path, new_images: Path, capsys: pytest.CaptureFixture
+) -> None:
+    (new_images / "broken.png").write_bytes(b"no image")
+    assert run("explain", explained_run, new_images) == 0
     captured = capsys.readouterr()
     assert "broken.png" in captured.err and "broken.png" not in captured.out
 
 
-def test_only_known_file_types_are_written(run: Path, images: Path) -> None:
+def test_only_known_file_types_are_written(explained_run: Path, new_images: Path) -> None:
     with pytest.raises(UsageError, match=r"\.html"):
-        explain_images(ExplainRequest(run, [str(images)], Path("why.txt")))
+        explain_images(ExplainRequest(explained_run, [str(new_images)], Path("why.txt")))
