@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import sys
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
@@ -61,6 +62,19 @@ def test_a_count_shows_a_step_at_once_and_the_time_left(shown, monkeypatch):
     if not progress.console.is_terminal:
         lines = shown.getvalue().splitlines()
         assert lines[0] == "predicting 2,000 images" and "2,000 of 3,000" in lines[1] and lines[1].endswith("s left")
+
+
+def test_the_time_left_counts_only_what_was_done_in_this_call(monkeypatch):
+    """Of a resumed request: 100 images in 10 seconds, 200 are left; the 700 before took no time of this call."""
+    file, now = io.StringIO(), [0.0]
+    monkeypatch.setattr(progress, "console", Console(file=file, width=200))
+    monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(progress, "LINE_SECONDS", 5.0)
+    with CountDisplay("loading") as display:
+        display.begin("predicting", 700, 1000)
+        now[0] = 10.0
+        display.update(800, 1000)
+    assert file.getvalue().splitlines()[-1] == "predicting: 800 of 1,000 images, about 20 s left"
 
 
 def test_rows_printed_beside_a_bar_stay_on_standard_output(shown, capsys):

@@ -91,6 +91,15 @@ def check_weights_file(path: Path) -> None:
         raise UsageError(f"weights file '{path}' does not exist: {suggest_path(path) or 'check the path'}")
 
 
+def expand_home(path: str | Path) -> Path:
+    """The path with ``~`` replaced; other names that begin so stay, for which ``Path.expanduser`` raises an error.
+
+    >>> expand_home("~$table.png").name
+    '~$table.png'
+    """
+    return Path(os.path.expanduser(path))  # noqa: PTH111
+
+
 # --- misspelt paths ---------------------------------------------------------------------------------------------------
 
 

@@ -51,15 +51,17 @@ def compact(value: Any) -> str:
 
 
 def duration(seconds: float) -> str:
-    """A time in words, in the two largest units at most.
+    """A time in words, in the two largest units at most; seconds only below ten minutes.
 
-    >>> [duration(seconds) for seconds in (0.2, 59.6, 95, 3600, 7384)]
-    ['0 s', '1 min', '2 min', '1 h', '2 h 3 min']
+    >>> [duration(seconds) for seconds in (0.2, 59.6, 95, 1234, 3600, 7384)]
+    ['0 s', '1 min', '1 min 35 s', '21 min', '1 h', '2 h 3 min']
     """
-    if round(seconds) < 60:
-        return f"{round(seconds)} s"
-    hours, minutes = divmod(round(seconds / 60), 60)
-    return " ".join([f"{hours} h"] * bool(hours) + [f"{minutes} min"] * bool(minutes))
+    if (whole := round(seconds)) < 600:
+        parts = {"min": whole // 60, "s": whole % 60}
+    else:
+        hours, minutes = divmod(round(seconds / 60), 60)
+        parts = {"h": hours, "min": minutes}
+    return " ".join(f"{n} {unit}" for unit, n in parts.items() if n) or "0 s"
 
 
 def plural(n: int, noun: str) -> str:

@@ -55,6 +55,18 @@ def test_members_are_independent_trainings_with_their_own_seeds(digits):
     assert run.backbone.made_by.recipe == "ensemble"
 
 
+def test_members_share_a_time_limit(digits, monkeypatch):
+    limits = []
+
+    def watch(*arguments, **keywords):
+        limits.append(keywords["options"].time_limit)
+        return train_backbone(*arguments, **keywords)
+
+    monkeypatch.setattr("maple.baselines.ensemble_training.train_backbone", watch)
+    train(digits, options=replace(OPTIONS, time_limit=1000.0))
+    assert limits == [500.0, 500.0]
+
+
 def test_a_killed_ensemble_goes_on(digits, tmp_path):
     """The first member is finished; only the second is trained when the ensemble goes on."""
 

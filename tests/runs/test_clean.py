@@ -13,6 +13,7 @@ import pytest
 from commands import flat, run
 from maple.data.sources import open_images
 from maple.data.splits import load_splits
+from maple.decisions.labels import judge_labels
 from maple.files import RunFile
 from maple.runs.clean import clean_run
 from maple.runs.requests import CleanRequest
@@ -103,3 +104,17 @@ def test_the_list_that_the_labels_come_from_is_not_replaced(nine, tmp_path, caps
     (copied / "config.toml").write_text(config)
     assert run("clean", copied) == 2
     assert flat(capsys.readouterr().err).count("--out") > 1 and listed.read_text() == "file,label\na.png,1\n"
+
+
+def test_training_images_are_judged_apart_from_the_others(nine, tmp_path, monkeypatch):
+    """By thresholds of their own: the network is surer of images that it has learned."""
+    groups = []
+
+    def judge(*arguments):
+        groups.append(len(arguments[1]))
+        return judge_labels(*arguments)
+
+    monkeypatch.setattr("maple.runs.clean.judge_labels", judge)
+    found = clean_run(CleanRequest(nine, tmp_path / "labels.csv"))
+    n_train = found.images["train"]
+    assert groups == [n_train, sum(found.images.values()) - n_train]

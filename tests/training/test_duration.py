@@ -135,6 +135,10 @@ def test_a_training_without_time_ends_valid_after_one_epoch(splits, tmp_path):
         assert torch.equal(value, again.backbone.state_dict()[name])
 
 
+def interrupt(history):
+    raise KeyboardInterrupt
+
+
 class Planned(MapleRecipe):
     """Keeps the number of epochs that it was told at the beginning of each."""
 
@@ -145,15 +149,27 @@ class Planned(MapleRecipe):
 def test_a_resumed_training_plans_its_epochs_before_the_first_step(few, tmp_path):
     """Else that step has the learning rate of a training without a limit."""
     recipe = Planned(triplet=False, clustering=False)
-
-    def interrupt(history):
-        raise KeyboardInterrupt
-
     with pytest.raises(KeyboardInterrupt):
         start(recipe, few, tmp_path, epochs=50, time_limit=1e6, on_epoch=interrupt)
     found = start(recipe, few, tmp_path, epochs=50, time_limit=1e-3, resume=True)
     assert recipe.told == {1: 50, 2: 2} and len(found.history) == 2
     assert set(found.snapshots) == {"before", "after"}
+
+
+def test_epochs_before_an_interruption_count(few, tmp_path):
+    """Time for five, of which one is done: three and four fifths of those that may be a twentieth slower are left."""
+    recipe, history = Planned(triplet=False, clustering=False), []
+
+    def note(found):
+        history.extend(found)
+        interrupt(found)
+
+    with pytest.raises(KeyboardInterrupt):
+        start(recipe, few, tmp_path, epochs=50, time_limit=1e6, on_epoch=note)
+    with pytest.raises(KeyboardInterrupt):
+        limit = 5 * history[0]["seconds"]
+        start(recipe, few, tmp_path, epochs=50, time_limit=limit, resume=True, on_epoch=interrupt)
+    assert recipe.told == {1: 50, 2: 4}
 
 
 def test_a_limit_that_is_not_reached_leaves_the_weights_to_the_last_bit(splits):

@@ -30,6 +30,7 @@ from maple.data.sources import open_images
 from maple.decisions.calibration import Calibration
 from maple.decisions.options import DecisionOptions
 from maple.errors import MapleError, RunError, UsageError, naming_extras
+from maple.files import expand_home
 from maple.options import as_dict
 from maple.prediction.base import BasePredictor
 from maple.types import Prediction
@@ -239,7 +240,7 @@ class OnnxPredictor(BasePredictor):
         """Open a file, or its bytes; ``threads`` is the number of computing threads, by default one per core."""
         if isinstance(source, bytes):
             return cls(start_session(source, "the graph", threads))
-        path = Path(source).expanduser()
+        path = expand_home(source)
         if not path.is_file():
             raise UsageError(f"there is no file '{path}': create it with maple export RUN '{path}'")
         if path.stat().st_size > MAX_FILE_BYTES:

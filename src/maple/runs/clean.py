@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,7 +10,7 @@ import numpy as np
 from maple.data.image_set import ImageSet
 from maple.decisions.labels import GIVEN, JudgedLabel, judge_labels, labels_csv
 from maple.errors import UsageError
-from maple.files import write_atomic
+from maple.files import expand_home, write_atomic
 from maple.prediction.predictor import Predictor
 from maple.progress import counting
 from maple.runs.folder import RunFolder
@@ -73,7 +72,7 @@ def _check_sources(request: CleanRequest) -> None:
     origin = RunFolder(request.run).read_config().origin
     own = (origin.source, origin.validation, origin.calibration, origin.test)
     for source in own if request.data is None else (request.data,):
-        if source and Path(source).expanduser().resolve() == request.out.resolve():
+        if source and expand_home(source).resolve() == request.out.resolve():
             raise UsageError(f"--out '{request.out}' is the list that the labels come from: choose another --out")
 
 

@@ -24,6 +24,7 @@ from maple.files import (
     RunFile,
     check_format,
     check_unlocked,
+    expand_home,
     load_json,
     lock_folder,
     no_run,
@@ -125,7 +126,7 @@ class RunFolder:
 
     def owns(self, path: Path) -> bool:
         """Whether an existing path belongs to the run, so that ``--overwrite`` would remove it."""
-        full, own = path.expanduser().resolve(), self.path.expanduser().resolve()
+        full, own = expand_home(path).resolve(), expand_home(self.path).resolve()
         if not full.exists() or not full.is_relative_to(own) or full == own:
             return False
         return full.relative_to(own).parts[0] in (*_FILES, *_FOLDERS)

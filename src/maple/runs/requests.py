@@ -71,7 +71,10 @@ class _TrainingRequest(_Folder):
     """Images to train on, and where settings come from."""
 
     source: str = flag(
-        MISSING, "image folder, .parquet, .npz, or the name of a data set", metavar="DATA", positional=True
+        MISSING,
+        "image folder, .parquet, .npz, .csv with the columns file and label, or the name of a data set",
+        metavar="DATA",
+        positional=True,
     )
     _: KW_ONLY
     data_root: DataRoot = None

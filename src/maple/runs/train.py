@@ -21,7 +21,7 @@ from maple.data.image_set import channel_statistics
 from maple.data.splits import Splits
 from maple.errors import UsageError
 from maple.evaluation.results import Results
-from maple.files import RunFile
+from maple.files import RunFile, expand_home
 from maple.networks import Backbone, create_backbone
 from maple.networks.options import ModelOptions
 from maple.options import flag_name
@@ -258,7 +258,7 @@ def _open_start(request: TrainRequest, config: RunConfig) -> Start:
     if request.resume:
         return Start(load_backbone(request.folder / RunFile.START, trust=request.trust))
     _check_new_options(request, config)
-    if absolute_source(request.init) == str(request.folder.expanduser().resolve()):
+    if absolute_source(request.init) == str(expand_home(request.folder).resolve()):
         raise UsageError(f"'{request.folder}' is the run to start from: choose another --out")
     for path in (Path(request.init), request.weights):
         if path is not None and RunFolder(request.folder).owns(path):
@@ -350,4 +350,4 @@ def _same_source(now: Any, then: Any) -> bool:
     """Whether two sources are the same; paths are compared in full, whether or not they exist."""
     if not isinstance(now, str) or not isinstance(then, str):
         return now == then
-    return now == then or Path(now).expanduser().resolve() == Path(then).expanduser().resolve()
+    return now == then or expand_home(now).resolve() == expand_home(then).resolve()

@@ -73,14 +73,14 @@ class Clock:
         assert limit is not None
         spent, position, recent = self.spent, epoch - 1 + share, seconds[-RECENT:]
         if recent:
-            per_epoch = max(sum(recent) / len(recent), SHORTEST)
+            per_epoch = sum(recent) / len(recent)
         else:
             before, done = self._first_step
             self._first_step = self._first_step if done else (spent, share)
             per_epoch = VALIDATION * (spent - before) / (share - done)
             if not done and share < 1:
                 return now
-        fit = epochs_that_fit(epoch, share, limit - spent, SLOWER * per_epoch)
+        fit = epochs_that_fit(epoch, share, limit - spent, SLOWER * max(per_epoch, SHORTEST))
         most = self.options.epochs if position <= max(1.0, now.epochs / 2) else now.epochs
         return now if min(fit, most) == now.epochs else shorten(self.options, min(fit, most))
 

@@ -64,6 +64,7 @@ def test_images_like_the_calibration_images(folder, tmp_path, capsys):
     assert "80 new, 120 for calibration" in text and "expected 5 %" in text
     assert "martingale" not in text and "wealth" not in text and "--state" in text
     assert ElementTree.parse(plot).getroot().tag == "{http://www.w3.org/2000/svg}svg"
+    assert "martingale" not in plot.read_text()
 
 
 def test_other_images_are_drift_with_an_exit_code_of_its_own(folder, capsys):

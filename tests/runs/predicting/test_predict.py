@@ -273,6 +273,15 @@ def test_when_no_image_has_a_score(cheap, tmp_path):
     assert files_in(tmp_path) == {"images", "model"}
 
 
+def test_a_name_that_begins_like_a_home_folder_is_a_name(cheap, tmp_path, monkeypatch):
+    """As of files that office programs leave beside a table."""
+    _, model = cheap
+    (file, *_) = sorted(write_images(tmp_path / "images", 1).iterdir())
+    file.rename(tmp_path / "~$a.png")
+    monkeypatch.chdir(tmp_path)
+    assert predict(model, ["~$a.png"], "p.csv") == 1
+
+
 def test_the_images_themselves_are_not_overwritten(cheap, tmp_path, rng):
     _, model = cheap
     path = tmp_path / "images.parquet"
@@ -284,6 +293,11 @@ def test_the_images_themselves_are_not_overwritten(cheap, tmp_path, rng):
     folder = write_images(tmp_path / "images", 3)
     with pytest.raises(UsageError, match="--out"):
         predict(model, [str(folder)], str(folder / "p.parquet"))
+    listed = tmp_path / "labels.csv"
+    listed.write_text("file,label\n" + "".join(f"{file},dark\n" for file in sorted(folder.iterdir())))
+    with pytest.raises(UsageError, match="--out"):
+        predict(model, [str(listed)], str(tmp_path / "images" / ".." / "labels.csv"))
+    assert listed.read_text().startswith("file,label")
     for _ in range(2):
         assert predict(model, [str(folder)], str(folder / "p.csv")) == 3
 

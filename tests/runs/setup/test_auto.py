@@ -81,7 +81,7 @@ def test_without_a_network_the_request_is_refused(monkeypatch, tmp_path, capsys)
     assert advertise_auto() == ""
 
 
-@pytest.mark.parametrize("wrong", [("--backbone", "resnet18"), ("--weights", "x.pth"), ("--head", "fc")])
+@pytest.mark.parametrize("wrong", [("--backbone", "resnet18"), ("--weights", __file__), ("--head", "fc")])
 def test_options_of_other_networks_are_refused(networks, tmp_path, capsys, wrong):
     assert run("train", "digits", "--init", "auto", *wrong, "--out", tmp_path / "run") == 2
     assert wrong[0] in flat(capsys.readouterr().err) and not (tmp_path / "run").exists()
@@ -89,5 +89,5 @@ def test_options_of_other_networks_are_refused(networks, tmp_path, capsys, wrong
 
 def test_one_line_says_that_it_is_there(networks):
     assert (
-        "--init auto" in advertise_auto() and "timm/test_resnet" in advertise_auto() and "1 others" in advertise_auto()
+        "--init auto" in advertise_auto() and "timm/test_resnet" in advertise_auto() and "1 other" in advertise_auto()
     )

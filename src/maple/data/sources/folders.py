@@ -20,7 +20,7 @@ from maple.data.catalogue.table import is_built_in
 from maple.data.decode import IMAGE_SUFFIXES, TABLE_SUFFIXES
 from maple.data.stream import Item, Source
 from maple.errors import DataError, UsageError
-from maple.files import suggest_path
+from maple.files import expand_home, suggest_path
 from maple.types import Skipped
 
 LOOSE = "not inside a class subfolder"  # why a labelled image is skipped
@@ -204,7 +204,7 @@ def is_glob(source: str | Path) -> bool:
 
 def _expand(source: str | Path, others: list[Skipped]) -> Iterator[str]:
     """The image files of one path, folder or glob; files that are no images join the ``others``."""
-    path = Path(source).expanduser()
+    path = expand_home(source)
     if path.is_dir():
         expected = f"expected {_KINDS} files there or below"
         yield from _some(_walk_images(path, others), f"no images in '{source}'", expected, others)

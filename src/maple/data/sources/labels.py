@@ -20,6 +20,7 @@ import numpy as np
 from maple.data.decode import read_file
 from maple.data.sources.folders import Files, Paths
 from maple.errors import DataError
+from maple.files import expand_home
 from maple.types import MAX_CELL, Skipped
 
 LIST_SUFFIXES = (".csv", ".json")
@@ -57,9 +58,9 @@ def list_labelled(path: Path, name: str, labelled: bool = True) -> Files:
 
 def _find(file: str, folder: Path) -> str:
     """The path of a file as the current folder sees it."""
-    own = os.path.expanduser(file)  # noqa: PTH111 (Path.expanduser raises an error for "~$a.png")
+    own = expand_home(file)
     beside = str(folder / own)
-    return beside if os.path.exists(beside) else own  # noqa: PTH110 (False for names that are too long)
+    return beside if os.path.exists(beside) else str(own)  # noqa: PTH110 (False for names that are too long)
 
 
 def _place_files(rows: list[_Row], path: Path) -> dict[str, str]:

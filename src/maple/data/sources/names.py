@@ -11,7 +11,7 @@ from maple.data.catalogue.table import BUILT_IN, CORRUPTED, find_data_set, is_co
 from maple.data.decode import TABLE_SUFFIXES
 from maple.data.sources.folders import list_visible
 from maple.errors import UsageError, suggest
-from maple.files import suggest_path
+from maple.files import expand_home, suggest_path
 
 SPLIT_NAMES = {  # names that a file or folder of each split may have
     "train": ("train", "training"),
@@ -38,12 +38,12 @@ def list_data_sets(data_root: str | Path | None = None) -> tuple[str, ...]:
 def find_data_root(data_root: str | Path | None) -> Path | None:
     """Folder of named data sets: the given one, else that of the environment variable MAPLE_DATA, else none."""
     root = data_root or os.environ.get("MAPLE_DATA")
-    return Path(root).expanduser() if root else None
+    return expand_home(root) if root else None
 
 
 def find_source(source: str | Path, data_root: str | Path | None) -> Path:
     """The existing file or folder that ``source`` means: a path, or a name under the data root."""
-    path = Path(source).expanduser()
+    path = expand_home(source)
     if path.exists():
         return path
     root = find_data_root(data_root)
@@ -72,7 +72,7 @@ def locate_split(source: str | Path, data_root: str | Path | None, split: str | 
 
 def _name_of(path: Path, data_root: str | Path | None) -> str:
     """``cifar10/test`` for a split of a data set and for paths under the data root, else the file or folder's name."""
-    path = path.expanduser().resolve()
+    path = expand_home(path).resolve()
     bare = path.with_suffix("") if path.suffix.lower() in TABLE_SUFFIXES else path
     root = find_data_root(data_root)
     if root is not None and root.resolve() in bare.parents:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from maple.errors import UsageError, suggest
-from maple.files import suggest_path
+from maple.files import expand_home, suggest_path
 from maple.networks.architectures import NETWORKS, is_network
 from maple.networks.backbone import Backbone, Preprocessing, create_backbone, use_channels_last
 from maple.networks.head_finder import split_head, timm_preprocessing, wrap_module
@@ -168,7 +168,7 @@ def find_kind(spec: str) -> Kind | Literal["own"]:
         return "python"
     if is_network(spec):
         return "own"
-    path = Path(spec).expanduser()
+    path = expand_home(spec)
     if path.is_dir():
         return "huggingface"
     if path.is_file():
@@ -243,7 +243,7 @@ def _open_foreign(request: _Request, kind: Kind) -> Backbone:
     """A network that ``create_backbone`` does not know."""
     origin = Origin(kind, request.spec)
     if kind == "onnx" or kind in GRAPHS:
-        origin = replace(origin, file=str(Path(request.spec).expanduser().resolve()))
+        origin = replace(origin, file=str(expand_home(request.spec).resolve()))
         if kind == "onnx":
             return open_onnx(origin, request.head, request.wanted, request.drop_head)
         return open_graph(origin, request.head, request.wanted)

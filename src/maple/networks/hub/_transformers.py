@@ -13,7 +13,7 @@ from typing import Any
 from torch import nn
 
 from maple.errors import UsageError
-from maple.files import RunFile
+from maple.files import RunFile, expand_home
 from maple.networks._torchvision import import_extra
 from maple.networks.backbone import Preprocessing
 from maple.networks.origin import Origin
@@ -33,7 +33,7 @@ FOREIGN_KEYS = {  # of a configuration: they name code to load, or files elsewhe
 
 def load(origin: Origin) -> tuple[nn.Module, Preprocessing, Origin]:
     """The trained network, its preprocessing, and the origin with its configuration and class names."""
-    folder = Path(origin.spec).expanduser()
+    folder = expand_home(origin.spec)
     if not (folder / "config.json").is_file():
         if (folder / RunFile.CONFIG).is_file():
             raise UsageError(f"'{folder}' is a run: train on from its network with maple train DATA --init '{folder}'")

@@ -29,7 +29,7 @@ from maple.data.stream import Decoded, Source, decode_stream
 from maple.decisions.conformal import benjamini_hochberg, can_flag, min_calibration_images
 from maple.decisions.sets import min_labelled_images
 from maple.errors import DataError, UsageError
-from maple.files import Row, to_csv
+from maple.files import Row, expand_home, to_csv
 from maple.options import as_dict, flag_name
 from maple.prediction.base import BasePredictor
 from maple.progress import CountDisplay, say, warn
@@ -211,9 +211,10 @@ def _check_request(predictor: BasePredictor, request: PredictRequest) -> None:
 
 
 def _check_place(out: Path, source: Source, sources: Sequence[str]) -> None:
-    """Refuse an output that would replace the images, or turn their folder into a data set."""
-    if source.path is not None and out.resolve() == source.path.resolve():
-        raise UsageError(f"--out '{out}' holds the images themselves: choose another --out")
+    """Refuse an output that would replace the images or their list, or turn their folder into a data set."""
+    given = [Path(name) for name in sources] + ([] if source.path is None else [source.path])
+    if out.resolve() in [expand_home(path).resolve() for path in given]:
+        raise UsageError(f"--out '{out}' holds the images themselves, or lists them: choose another --out")
     folders = [Path(name).resolve() for name in sources if Path(name).is_dir()]
     if out.suffix == PARQUET_SUFFIX and out.resolve().parent in folders:
         raise UsageError(

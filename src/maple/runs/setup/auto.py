@@ -16,7 +16,7 @@ from maple.errors import MapleError, UsageError
 from maple.networks import Backbone, embed
 from maple.networks.pretrained import Pretrained, find_pretrained
 from maple.progress import say, warn
-from maple.text import percent
+from maple.text import percent, plural
 
 AUTO = "auto"
 SIZE = 128  # pixels, unless --size says otherwise: the networks' own 224 take three times as long
@@ -47,7 +47,8 @@ def require_pretrained() -> list[Pretrained]:
 def advertise_auto() -> str:
     """A line about ``--init auto``; empty if there is no pretrained network."""
     found = find_pretrained()
-    more = f" or {len(found) - 1} others" if len(found) > 1 else ""
+    others = len(found) - 1
+    more = f" or {plural(others, 'other')}" if others else ""
     return f"--init auto would start from a pretrained network, {found[0].spec}{more}" if found else ""
 
 

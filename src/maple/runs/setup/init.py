@@ -22,7 +22,7 @@ from maple.data.batches import to_input
 from maple.data.decode import Fit
 from maple.data.image_set import ImageSet
 from maple.errors import MapleError, UsageError
-from maple.files import RunFile
+from maple.files import RunFile, expand_home
 from maple.networks import GRAPHS, Backbone, Origin, embed, evaluating, find_kind, needs_weights, open_model
 from maple.prediction.store import load_predictor
 from maple.runs.setup.config import RunConfig
@@ -54,7 +54,7 @@ def open_start(
 
     ``size`` is that of the images, if not the network's own.
     """
-    folder = Path(spec).expanduser()
+    folder = expand_home(spec)
     if folder.is_dir() and any((folder / name).is_file() for name in (RunFile.DETECTOR, RunFile.CONFIG)):
         if weights is not None or head is not None:
             raise UsageError(f"'{spec}' is a run with its own weights: leave out --weights and --head")

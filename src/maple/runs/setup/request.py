@@ -8,7 +8,7 @@ from typing import Any
 
 from maple.data.catalogue.table import CORRUPTED, is_built_in, is_corrupted
 from maple.data.sources.names import SPLIT_NAMES, clean_source, find_source
-from maple.files import check_weights_file
+from maple.files import check_weights_file, expand_home
 from maple.runs.folder import RunOrigin
 from maple.runs.requests import RunRequest, TrainRequest
 
@@ -36,12 +36,12 @@ def absolute_source(source: str | Path | None) -> str | None:
     ('digits', True)
     """
     if isinstance(source, Path):
-        return str(source.expanduser().resolve())
-    if source is None or is_built_in(clean := clean_source(source)) or not Path(clean).expanduser().exists():
+        return str(expand_home(source).resolve())
+    if source is None or is_built_in(clean := clean_source(source)) or not expand_home(clean).exists():
         return source
     prefix = CORRUPTED if is_corrupted(source) else ""
     query = source.removeprefix(prefix)[len(clean) :]
-    return f"{prefix}{Path(clean).expanduser().resolve()}{query}"
+    return f"{prefix}{expand_home(clean).resolve()}{query}"
 
 
 def default_out(source: str) -> Path:
@@ -51,7 +51,7 @@ def default_out(source: str) -> Path:
     ('runs/digits', 'runs/diatoms', 'runs/simulated-diatoms')
     """
     name = source.partition("?")[0] if is_built_in(source) else source
-    path = Path(name).expanduser().resolve()
+    path = expand_home(name).resolve()
     path = path.with_suffix("") if path.is_file() else path
     return Path("runs") / (path.parent if path.name in SPLIT_NAMES["train"] else path).name
 
