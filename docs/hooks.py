@@ -13,7 +13,7 @@ import inspect
 import posixpath
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import fields
+from dataclasses import Field, fields
 from importlib import import_module
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
@@ -176,7 +176,7 @@ def _section(name: str, group: type) -> str:
     hints = get_type_hints(group, include_extras=True)
     shown = (each for each in fields(group) if each.metadata.get("flag", True))
     rows = [
-        (f"`{each.name}`", _values(hints[each.name]), _default(each.default), _cell(each.metadata.get("help", "")))
+        (f"`{each.name}`", _values(hints[each.name]), _default(each), _cell(each.metadata.get("help", "")))
         for each in shown
     ]
     heading = f"## `[{name}]` {{ #{name.replace('_', '-')} }}"
@@ -191,7 +191,10 @@ def _values(annotation: Any) -> str:
     return _cell(text.replace("|", " | "))
 
 
-def _default(value: Any) -> str:
+def _default(option: Field[Any]) -> str:
+    if shown := option.metadata.get("shown"):
+        return _cell(shown)
+    value = option.default
     if value is None or value == ():
         return ""
     if isinstance(value, bool):

@@ -88,13 +88,14 @@ def option(
     rare: bool = False,
     needs: str = "",
     search: Range | None = None,
+    shown: str = "",
 ) -> Any:
     """A field with a default and the sentence that ``--help`` shows.
 
     ``flag=False`` keeps it off the command line, ``rare`` off the help; ``needs`` names the switch without which it has
-    no effect; ``search`` is its range in ``maple tune``.
+    no effect; ``search`` is its range in ``maple tune``; ``shown`` is the default in the help, if not the value.
     """
-    about = {"help": help, "flag": flag, "rare": rare, "needs": needs, "search": search}
+    about = {"help": help, "flag": flag, "rare": rare, "needs": needs, "search": search, "shown": shown}
     return field(default=default, metadata=about)
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+from typing import get_args, get_type_hints
+
 import pytest
 
 from maple.errors import ConfigError
 from maple.options import as_dict, build_options, list_options
-from maple.training.options import MapleOptions, TrainOptions
+from maple.training.options import BY_OPTIMIZER, MapleOptions, TrainOptions
 
 GROUPS = pytest.mark.parametrize("group", [TrainOptions, MapleOptions])
 
@@ -22,7 +25,7 @@ def test_values_and_bounds_of_a_search_are_valid(group):
     searched = {name: each.metadata["search"] for name, each in list_options(group).items() if each.metadata["search"]}
     assert searched
     for name, where in searched.items():
-        factor = list_options(group)[name].default if where.relative else 1
+        factor = getattr(group(), name) if where.relative else 1
         for value in (*where.grid, *(where.bounds or ())):
             build_options(group, {name: factor * value})
 
@@ -57,3 +60,11 @@ def test_no_option_belongs_to_both_sections():
 def test_values_out_of_range_name_the_option(group, values):
     with pytest.raises(ConfigError, match=f"'{next(iter(values))}'"):
         build_options(group, values)
+
+
+def test_every_setting_that_follows_has_a_value_for_every_optimizer():
+    optimizers = get_args(get_type_hints(TrainOptions)["optimizer"])
+    following = [each.name for each in fields(TrainOptions) if each.default is None and each.name != "time_limit"]
+    assert {optimizer: sorted(values) for optimizer, values in BY_OPTIMIZER.items()} == {
+        optimizer: sorted(following) for optimizer in optimizers
+    }

@@ -124,8 +124,9 @@ class Command:
         for option in fields(section.group):
             if option.metadata.get("flag", True) and option.name not in self.without:
                 own = name == "serve" or not self.default  # the service has its own defaults
+                default = option.metadata.get("shown") or option.default
                 settings = typer.Option(
-                    help=option.metadata["help"] + _default_text(option.default if own else self.default),
+                    help=option.metadata["help"] + _default_text(default if own else self.default),
                     rich_help_panel=section.title,
                     metavar=value_text(hints[option.name]),
                     show_default=False,

@@ -12,7 +12,8 @@ class ModelOptions:
     """The network and its recipe."""
 
     backbone: str = option(
-        "resnet9", "network: resnet9, airbench[-W], resnet18[-W], resnet20/32/44/56, resnet50, wrn-D-W, efficientnet-b0"
+        "airbench-32",
+        "network: airbench[-W], resnet9, resnet18[-W], resnet20/32/44/56, resnet50, wrn-D-W, efficientnet-b0",
     )
     embedding_size: Positive | None = option(
         None, "size of a linear embedding in front of the head (default: none)", rare=True

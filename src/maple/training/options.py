@@ -4,11 +4,35 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from annotated_types import Interval
 
-from maple.options import DurationByName, NonNegative, Positive, Range, Seed, Share, option
+from maple.options import DurationByName, NonNegative, Positive, Range, Seed, Share, Values, option
+
+# Options whose defaults follow the optimiser; Muon's are airbench's, and Adam would scale a decay with its steps.
+BY_OPTIMIZER: dict[str, Values] = {
+    "sgd": {"learning_rate": 0.1, "momentum": 0.9, "weight_decay": 5e-4, "schedule": "triangular"},
+    "adam": {"learning_rate": 0.001, "momentum": 0.9, "weight_decay": 0.0, "schedule": "triangular"},
+    "muon": {"learning_rate": 0.24, "momentum": 0.6, "weight_decay": 0.001, "schedule": "linear"},
+}
+
+
+def default_optimizer(backbone: str) -> str:
+    """The optimiser that suits a network by name.
+
+    >>> default_optimizer("airbench-32"), default_optimizer("resnet18")
+    ('muon', 'sgd')
+    """
+    return "muon" if backbone.startswith("airbench") else "sgd"
+
+
+def _following(name: str, help: str, **about: Any) -> Any:
+    """An option whose default follows the optimiser."""
+    values = {optimizer: own[name] for optimizer, own in BY_OPTIMIZER.items()}
+    shown = ", ".join(f"{value} with {optimizer}" for optimizer, value in values.items())
+    return option(None, help, shown=shown, **about)
+
 
 _rare = partial(option, rare=True)  # not listed by --help, which names the common options only
 _rare_metric = partial(_rare, needs="triplet")
@@ -17,7 +41,12 @@ _rare_clustering = partial(_rare, needs="clustering")
 
 @dataclass(frozen=True, kw_only=True)
 class TrainOptions:
-    """How a network is trained, with any recipe."""
+    """How a network is trained, with any recipe; the defaults of some options follow the optimiser.
+
+    >>> options = TrainOptions(optimizer="muon", momentum=0.7)
+    >>> options.learning_rate, options.momentum, options.schedule
+    (0.24, 0.7, 'linear')
+    """
 
     epochs: Positive = option(16, "passes over the training images")
     time_limit: Annotated[Annotated[float, Interval(gt=0)] | None, DurationByName] = option(
@@ -26,18 +55,22 @@ class TrainOptions:
     )
     batch_size: Positive = option(128, "images per step, over all devices")
     optimizer: Literal["sgd", "adam", "muon"] = option(
-        "sgd", "optimiser; 'muon' orthogonalises the steps of convolutions and trains the rest by SGD"
+        "sgd",
+        "optimiser; 'muon' orthogonalises the steps of convolutions and trains the rest by SGD",
+        shown="muon for airbench, sgd for other networks",
     )
-    learning_rate: Annotated[float, Interval(gt=0)] = option(
-        0.1,
+    learning_rate: Annotated[float, Interval(gt=0)] = _following(
+        "learning_rate",
         "learning rate; the peak of the schedule",
         search=Range((0.3, 1.0, 3.0), (0.1, 3.0), log=True, relative=True),
     )
-    momentum: Share = _rare(0.9, "momentum of SGD")
+    momentum: Share = _following("momentum", "momentum of SGD or Muon", rare=True)
     nesterov: bool = _rare(True, "Nesterov momentum")
-    weight_decay: NonNegative = option(5e-4, "weight decay", search=Range((1e-4, 5e-4, 2e-3), (1e-5, 1e-2), log=True))
-    schedule: Literal["triangular", "linear", "cosine", "step", "constant"] = _rare(
-        "triangular", "learning rate over the epochs"
+    weight_decay: NonNegative = _following(
+        "weight_decay", "weight decay", search=Range((1e-4, 5e-4, 2e-3), (1e-5, 1e-2), log=True)
+    )
+    schedule: Literal["triangular", "linear", "cosine", "step", "constant"] = _following(
+        "schedule", "learning rate over the epochs", rare=True
     )
     milestones: tuple[Positive, ...] = _rare((), "epochs after which schedule 'step' lowers the learning rate")
     step_factor: Annotated[float, Interval(gt=0, lt=1)] = _rare(0.2, "factor of the learning rate at each milestone")
@@ -62,6 +95,11 @@ class TrainOptions:
     on_collapse: Literal["warn", "stop"] = _rare(
         "warn", "what to do if all embeddings become one point; presets of the paper stop"
     )
+
+    def __post_init__(self) -> None:
+        for name, value in BY_OPTIMIZER[self.optimizer].items():
+            if getattr(self, name) is None:
+                object.__setattr__(self, name, value)
 
 
 @dataclass(frozen=True, kw_only=True)

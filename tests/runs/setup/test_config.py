@@ -272,3 +272,28 @@ def test_the_preset_for_diatoms_counts_lone_anchors():
 def test_options_given_beside_a_preset_are_not_left_out():
     config = resolve_config({"recipe": "sngp", "embedding_branch": True, "embedding_size": 32}, preset="paper-code")
     assert config.model.embedding_branch and config.model.embedding_size == 32
+
+
+@pytest.mark.parametrize(
+    "flags, file, preset, expected",
+    [
+        ({}, {}, "", ("airbench-32", "muon", 0.24, 0.6, 0.001, "linear")),
+        ({"backbone": "resnet18"}, {}, "", ("resnet18", "sgd", 0.1, 0.9, 0.0005, "triangular")),
+        ({"optimizer": "adam"}, {}, "", ("airbench-32", "adam", 0.001, 0.9, 0.0, "triangular")),
+        ({"train.optimizer": "sgd", "momentum": "0.5"}, {}, "", ("airbench-32", "sgd", 0.1, 0.5, 0.0005, "triangular")),
+        ({}, {"model": {"backbone": "airbench"}}, "", ("airbench", "muon", 0.24, 0.6, 0.001, "linear")),
+        (
+            {"learning_rate": 0.3},
+            {"train": {"optimizer": "sgd"}},
+            "",
+            ("airbench-32", "sgd", 0.3, 0.9, 0.0005, "triangular"),
+        ),
+        ({}, {}, "finetune", ("airbench-32", "sgd", 0.01, 0.9, 0.0001, "triangular")),
+        ({"optimizer": "muon"}, {}, "paper", ("wrn-28-10", "muon", 0.05, 0.9, 0.0001, "step")),
+    ],
+)
+def test_the_optimizer_follows_the_network_and_its_settings_the_optimizer(flags, file, preset, expected):
+    config = resolve_config(flags, file, preset or None)
+    train = config.train
+    found = (train.optimizer, train.learning_rate, train.momentum, train.weight_decay, train.schedule)
+    assert (config.model.backbone, *found) == expected

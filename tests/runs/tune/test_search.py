@@ -94,7 +94,7 @@ def test_finished_trials_are_never_repeated(tmp_path, formula, capsys):
 def test_bayes_begins_with_the_settings_as_they_are_and_learns(tmp_path, formula):
     names, flags = ["margin", "weight_decay"], {**FLAGS, "seed": 2}
     tuning = tune_recipe(request_for(tmp_path, search="bayes", parameters=names, trials=20, prune=False, flags=flags))
-    assert formula[0] == {"margin": 0.5, "weight_decay": 5e-4}
+    assert formula[0] == {"margin": 0.5, "weight_decay": 1e-3}
     assert len(tuning.trials) == 20 == len({tuple(call.values()) for call in formula})
     values = [trial.criteria["nll"] for trial in tuning.trials]
     assert np.mean(values[-8:]) < 0.8 * np.mean(values[1:9]), "later proposals are better than random ones"

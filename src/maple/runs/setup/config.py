@@ -20,7 +20,7 @@ from maple.networks.options import ModelOptions
 from maple.options import Values, as_dict, build_options, find_option, flag_name, list_options, validate_options
 from maple.registry import Method
 from maple.runs.setup.presets import read_preset
-from maple.training.options import TrainOptions
+from maple.training.options import TrainOptions, default_optimizer
 from maple.training.recipe import RECIPES, Recipe, find_recipe
 
 SECTIONS: dict[str, type] = {
@@ -81,6 +81,7 @@ def resolve_config(
     if "recipe" in values["model"]:
         values["model"]["recipe"] = method.name  # perhaps given by a former name
     values["train"] = _follow_epochs(base.get("train", {}), values["train"])
+    values["train"].setdefault("optimizer", default_optimizer(values["model"].get("backbone", ModelOptions().backbone)))
     recipe = method.create(values.pop(RECIPE), f"section [{method.kind.section}]")
     built: dict[str, Any] = {
         name: build_options(SECTIONS[name], own, f"section [{name}]") for name, own in values.items()
