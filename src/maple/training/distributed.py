@@ -6,6 +6,7 @@ Lightning Fabric, which starts them or uses those that torchrun or SLURM started
 
 from __future__ import annotations
 
+import logging
 import os
 import warnings
 from collections.abc import Iterator
@@ -22,6 +23,9 @@ from torch import nn
 from maple.errors import MapleError, TrainError, UsageError
 from maple.networks import bfloat16_is_fast, use_fast_allocator
 from maple.training.options import TrainOptions
+
+
+logging.getLogger("lightning_fabric.utilities.rank_zero").setLevel(logging.WARNING)  # names its precision every time
 
 
 def make_fabric(options: TrainOptions) -> Fabric:
