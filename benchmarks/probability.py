@@ -28,6 +28,7 @@ from scipy.special import log_softmax
 
 from maple.data.image_set import ImageSet
 from maple.data.sources import open_images
+from maple.decisions.pool_fit import fit_temperature
 from maple.decisions.probability import Probability
 from maple.detectors.description import Description
 from maple.detectors.maple import MapleDetector
@@ -180,7 +181,9 @@ def measure(case: Case) -> Row:
     assert labels is not None and case.validation.labels is not None
     taught, found = case.detector.describe(case.validation), case.detector.describe(case.test)
     fitted = Probability().fit(taught, case.validation.labels)
-    logs = {"maple": fitted.log_probabilities(found), **references(fitted, found)}
+    distances = (taught.squared_distances, case.validation.labels, taught.log_weights, taught.cluster_to_class)
+    reference = replace(fitted, temperature=fit_temperature(*distances))
+    logs = {"maple": fitted.log_probabilities(found), **references(reference, found)}
     return {
         "n_fit": case.n_fit,
         "n_validation": len(case.validation),

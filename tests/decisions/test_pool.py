@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from scipy.special import log_softmax
 
-from maple.decisions.pool import class_probabilities, pool, raise_odds, weigh_network
+from maple.decisions.pool import class_probabilities, mix_frequencies, pool, raise_odds, weigh_network
 
 
 def test_pool_is_the_normalised_weighted_product(rng):
@@ -96,3 +96,13 @@ def test_summing_does_not_make_split_classes_look_hard():
     mapping = np.array([0] * 5 + [1])
     assert class_probabilities(np.log(probabilities), mapping, "sum").argmax(1) == 0
     assert class_probabilities(np.log(probabilities), mapping, "max").argmax(1) == 1
+
+
+@given(arrays(np.float64, (5, 4), elements=st.floats(-500, 500)), st.floats(0, 1))
+def test_frequencies_are_mixed_in(logits, share):
+    logs, priors = log_softmax(logits, axis=1), np.array([0.5, 0.3, 0.2, 0.0])
+    with np.errstate(divide="ignore"):
+        mixed = np.exp(mix_frequencies(logs, np.log(7 * priors), share))  # frequencies need not sum to 1
+    for row, before in zip(mixed, np.exp(logs)):
+        np.testing.assert_allclose(row, [(1 - share) * p + share * q for p, q in zip(before, priors)], atol=1e-12)
+        assert row.sum() == pytest.approx(1)

@@ -12,6 +12,7 @@ from maple.decisions.pool import pool, raise_odds, weigh_network
 from maple.decisions.pool_fit import (
     LOG_TEMPERATURE_DEVIATION,
     TEMPERATURE_RANGE,
+    choose_gaussians,
     choose_network,
     choose_odds,
     choose_share,
@@ -105,6 +106,43 @@ def test_planted_temperature_of_a_softmax_is_recovered(rng, temperature):
     assert found == pytest.approx(temperature, rel=0.1)
     unknown = np.r_[labels, np.full(500, -1)]
     assert fit_softmax_temperature(np.vstack([network, network[:500]]), unknown) == found
+
+
+# --------------------------------------------------------------------------------------------------------- gaussians
+
+FREQUENCIES = np.log([0.6, 0.3, 0.1])
+
+
+@pytest.mark.parametrize("share", [0.05, 0.2])
+def test_planted_share_of_frequencies_is_recovered(rng, share):
+    """Labels of some images have nothing to do with their embeddings."""
+    logits = 4 * rng.normal(size=(8000, 3))
+    mixed = np.log((1 - share) * np.exp(log_softmax(logits, axis=1)) + share * np.exp(FREQUENCIES))
+    found = choose_gaussians(-2 * 7 * logits, draw(rng, mixed), np.zeros(3), np.arange(3), FREQUENCIES)
+    assert found == pytest.approx((7, share), rel=0.25)
+
+
+def test_gaussians_that_are_right_are_left_alone(rng):
+    chosen = []
+    for _ in range(20):
+        logits = 3 * rng.normal(size=(300, 3))
+        labels = draw(rng, log_softmax(logits, axis=1))
+        temperature, share = choose_gaussians(-2 * logits, labels, np.zeros(3), np.arange(3), FREQUENCIES)
+        chosen.append(share)
+        if not share:
+            assert temperature == fit_temperature(-2 * logits, labels, np.zeros(3), np.arange(3))
+    assert np.mean(np.array(chosen) == 0) > 0.6 and max(chosen) < 0.1
+
+
+def test_few_impossible_images_do_not_spoil_the_others(rng):
+    """One label in fifty is wrong: a temperature alone makes all images unsure."""
+    logits = 12 * rng.normal(size=(2000, 3))
+    labels = logits.argmax(axis=1)
+    labels[::50] = (labels[::50] + 1) % 3
+    arguments = (-2 * logits, labels, np.zeros(3), np.arange(3))
+    alone = fit_temperature(*arguments)
+    temperature, share = choose_gaussians(*arguments, np.log(np.full(3, 1 / 3)))
+    assert temperature < alone / 2 and share == pytest.approx(0.03, abs=0.01)  # a third of it is the right class
 
 
 # ---------------------------------------------------------------------------------------------------- share, network

@@ -9,8 +9,14 @@ import numpy as np
 import pytest
 from scipy.special import log_softmax
 
-from maple.decisions.pool import pool, raise_odds, weigh_network
-from maple.decisions.pool_fit import choose_network, choose_odds, choose_share, fit_softmax_temperature, fit_temperature
+from maple.decisions.pool import mix_frequencies, pool, raise_odds, weigh_network
+from maple.decisions.pool_fit import (
+    choose_gaussians,
+    choose_network,
+    choose_odds,
+    choose_share,
+    fit_softmax_temperature,
+)
 from maple.decisions.probability import Probability
 from maple.errors import DataError, UsageError
 from maple.stats.gaussians import log_posterior
@@ -41,10 +47,11 @@ def test_the_record_is_fitted_by_the_functions(found):
     described, labels = found
     fitted = Probability(class_rule="max").fit(described, labels)
     network = described.log_softmax
-    temperature = fit_temperature(described.squared_distances, labels, WEIGHTS, CLUSTERS)
+    temperature, frequencies = choose_gaussians(described.squared_distances, labels, WEIGHTS, CLUSTERS, PRIORS)
     softmax_temperature = fit_softmax_temperature(network, labels)
     weight, prior_weight = choose_network(network, PRIORS, labels, softmax_temperature)
     gaussians = log_posterior(described.squared_distances, WEIGHTS, CLUSTERS, temperature)
+    gaussians = mix_frequencies(gaussians, PRIORS, frequencies)
     calibrated = weigh_network(network, PRIORS, weight, prior_weight)
     share = choose_share(gaussians, calibrated, labels)
     assert 0 < share < 1
@@ -58,6 +65,7 @@ def test_the_record_is_fitted_by_the_functions(found):
         "max",
         share,
         (1 - share) * prior_weight,
+        frequencies,
     )
 
 
@@ -94,6 +102,7 @@ def test_without_logits_the_gaussians_stand_alone(found):
     fitted = Probability(softmax_temperature=3.0, network_weight=0.4, gaussian_weight=0.5).fit(described, labels)
     assert (fitted.network_weight, fitted.gaussian_weight, fitted.softmax_temperature) == (0, 1, 3)
     expected = log_posterior(described.squared_distances, WEIGHTS, CLUSTERS, fitted.temperature)
+    expected = mix_frequencies(expected, PRIORS, fitted.frequency_share)
     np.testing.assert_array_equal(fitted.log_pooled(described), expected)
     with pytest.raises(UsageError, match="logits"):
         fitted.network_probabilities(described)
@@ -101,8 +110,10 @@ def test_without_logits_the_gaussians_stand_alone(found):
 
 def test_log_probabilities_are_the_raised_pool(found):
     described, _ = found
-    record = Probability(3.0, network_weight=0.7, odds_exponent=0.5, gaussian_weight=0.6, prior_weight=0.2)
+    weights = {"network_weight": 0.7, "gaussian_weight": 0.6, "prior_weight": 0.2, "frequency_share": 0.1}
+    record = Probability(3.0, odds_exponent=0.5, **weights)
     alone = log_posterior(described.squared_distances, WEIGHTS, CLUSTERS, 3.0)
+    alone = np.log(0.9 * np.exp(alone) + 0.1 * np.exp(PRIORS))
     pooled = log_softmax(0.6 * alone + 0.7 * described.log_softmax + 0.2 * PRIORS, axis=1)
     np.testing.assert_allclose(record.log_pooled(described), pooled, atol=1e-12)
     np.testing.assert_allclose(record.log_probabilities(described), raise_odds(pooled, 0.5), atol=1e-12)
@@ -118,13 +129,14 @@ def test_the_network_is_calibrated_on_the_classes_of_its_head(found):
     assert fitted.softmax_temperature == expected
     before = Probability(1.0, 0.25, 1.0, 3.0, "sum", 0.2, 0.1)
     only_new = before.fit(described, np.full(400, 2))
-    assert only_new == replace(before, temperature=only_new.temperature, odds_exponent=only_new.odds_exponent)
+    changed = {name: getattr(only_new, name) for name in ("temperature", "frequency_share", "odds_exponent")}
+    assert only_new == replace(before, **changed)
 
 
 def test_the_record_survives_plain_values_of_old_and_new_runs():
-    record = Probability(2.0, 0.5, 0.8, 1.5, "max", 0.3, 0.2)
+    record = Probability(2.0, 0.5, 0.8, 1.5, "max", 0.3, 0.2, 0.1)
     values = record.to_dict()
     assert Probability.from_dict({**values, "class_names": ["a"]}) == record
-    for name in ("odds_exponent", "gaussian_weight", "prior_weight"):
+    for name in ("odds_exponent", "gaussian_weight", "prior_weight", "frequency_share"):
         del values[name]
-    assert Probability.from_dict(values) == Probability(2.0, 0.5, 1.0, 1.5, "max", 1.0, 0.0)
+    assert Probability.from_dict(values) == Probability(2.0, 0.5, 1.0, 1.5, "max", 1.0, 0.0, 0.0)

@@ -11,6 +11,7 @@ import numpy as np
 from scipy.special import logsumexp, softmax
 
 ClassRule = Literal["sum", "max"]
+SMALLEST_PRIOR = 1e-30  # of a class without training images
 LOWEST = -1e300  # stands for log 0 where log probabilities are subtracted from each other
 
 
@@ -43,6 +44,22 @@ def pool(
     if gaussian_weight:
         pooled = pooled + gaussian_weight * log_posterior
     return pooled - logsumexp(pooled, axis=1, keepdims=True)
+
+
+def mix_frequencies(log_posterior: np.ndarray, log_priors: np.ndarray, share: float) -> np.ndarray:
+    """Log class probabilities (N, C) of Gaussians that say nothing of a share of the images.
+
+    p(c) = (1 - s) p_Gaussians(c) + s prior(c): tails of real embeddings are heavier than Gaussian, and one image whose
+    class the Gaussians find impossible would otherwise need a temperature that spoils the probability of all others.
+    ``log_priors`` (C,) are the frequencies of the classes.
+
+    >>> np.exp(mix_frequencies(np.log([[0.99, 0.01]]), np.log([0.5, 0.5]), 0.1)).round(3)
+    array([[0.941, 0.059]])
+    """
+    if not share:
+        return log_posterior
+    priors = np.exp(log_priors - logsumexp(log_priors))
+    return np.log((1 - share) * np.exp(log_posterior) + share * np.maximum(priors, SMALLEST_PRIOR))
 
 
 def weigh_network(log_softmax: np.ndarray, log_priors: np.ndarray, weight: float, prior_weight: float) -> np.ndarray:

@@ -1,7 +1,8 @@
 """Fits of the parameters of class probabilities to validation images: maximum likelihood, checked by cross-validation.
 
-The softmax of the network at its fitted temperature is the simplest form. Class frequencies get a weight, the Gaussians
-a share and the odds an exponent only where that makes images more likely that it was not fitted to (ten folds).
+The softmax of the network at its fitted temperature is the simplest form. Class frequencies get a weight and a share,
+the Gaussians a share and the odds an exponent only where that makes images more likely that it was not fitted to (ten
+folds).
 Shapes: N images, C classes, M clusters.
 """
 
@@ -25,6 +26,8 @@ TEMPERATURE_RANGE = (1e-3, 1e6)
 LOG_TEMPERATURE_DEVIATION = log(10)
 _LOG_EXPONENT_DEVIATION = log(2)  # of the prior on the logarithm of the exponent of the odds
 _SMALLEST_EXPONENT = 0.05
+_TEMPERATURE_STEPS = np.geomspace(1 / 64, 2, 25)  # of Gaussians with class frequencies, relative to those without
+_SMALLEST_FREQUENCY_SHARE, _LARGEST_FREQUENCY_SHARE = 1e-4, 0.5
 _SMALLEST_WEIGHT = 0.01  # of the softmax, relative to that at its temperature
 _FOLDS = 10
 
@@ -74,6 +77,72 @@ def fit_softmax_temperature(log_softmax: np.ndarray, labels: np.ndarray) -> floa
     """The temperature of the network's log class probabilities (N, C) (Guo et al. 2017): the case d² = -2 log p."""
     n_classes = log_softmax.shape[1]
     return fit_temperature(-2 * log_softmax, labels, np.zeros(n_classes), np.arange(n_classes))
+
+
+# --------------------------------------------------------------------------------------------------------- gaussians
+
+
+def choose_gaussians(
+    squared_distances: np.ndarray,
+    labels: np.ndarray,
+    log_weights: np.ndarray,
+    cluster_to_class: np.ndarray,
+    log_priors: np.ndarray,
+) -> tuple[float, float]:
+    """Temperature and share of :func:`~maple.decisions.pool.mix_frequencies`; the share is 0 unless it helps.
+
+    Arguments as for :func:`fit_temperature`; ``log_priors`` (C,) are the frequencies of the classes. The share has to
+    make held-out images more likely than :func:`fit_temperature` does. Both are those of greatest likelihood, less
+    s² / 2.
+
+    >>> rng = np.random.default_rng(0)
+    >>> logits, log_priors = 4 * rng.normal(size=(5000, 3)), np.log(np.full(3, 1 / 3))
+    >>> labels = (logits + rng.gumbel(size=logits.shape)).argmax(axis=1)
+    >>> strange = rng.random(5000) < 0.2
+    >>> labels[strange] = rng.integers(0, 3, strange.sum())
+    >>> np.round(choose_gaussians(-2 * logits, labels, np.zeros(3), np.arange(3), log_priors), 1)
+    array([1. , 0.2])
+    """
+    simple = fit_temperature(squared_distances, labels, log_weights, cluster_to_class)
+    known = np.isin(labels, cluster_to_class)
+    squared_distances, labels = as_array(squared_distances)[known], as_array(labels)[known]
+    priors = np.exp(log_priors - logsumexp(log_priors))[labels]  # (N,)
+
+    def of_labels(temperature: float) -> np.ndarray:  # (N,) their probabilities
+        return np.exp(-losses(log_posterior(squared_distances, log_weights, cluster_to_class, temperature), labels))
+
+    temperatures = simple * _TEMPERATURE_STEPS
+    gaussians, mixed = np.stack([of_labels(each) for each in temperatures]), np.empty(len(labels))
+    for others, rows in folds(labels):
+        fits = [_fit_frequencies(each[others], priors[others]) for each in gaussians]
+        best, share = _first(fits)
+        mixed[rows] = -np.log((1 - share) * gaussians[best, rows] + share * priors[rows])
+    alone = losses(log_posterior(squared_distances, log_weights, cluster_to_class, simple), labels)
+    if mixed.sum() >= alone.sum():
+        return simple, 0.0
+    best, _ = _first([_fit_frequencies(each, priors) for each in gaussians])
+    bounds = np.log(temperatures[[max(best - 1, 0), min(best + 1, len(temperatures) - 1)]])
+    found = minimize_scalar(
+        lambda x: _fit_frequencies(of_labels(np.exp(x)), priors)[0], bounds=bounds, method="bounded"
+    )
+    temperature = float(np.exp(found.x))
+    return temperature, _fit_frequencies(of_labels(temperature), priors)[1]
+
+
+def _fit_frequencies(gaussians: np.ndarray, priors: np.ndarray) -> tuple[float, float]:
+    """Loss and share of ``priors`` (N,) beside ``gaussians`` (N,) that makes the labels most likely."""
+
+    def loss(share: float) -> float:
+        return float(-np.log((1 - share) * gaussians + share * priors).sum() + share**2 / 2)
+
+    found = minimize_scalar(loss, bounds=(_SMALLEST_FREQUENCY_SHARE, _LARGEST_FREQUENCY_SHARE), method="bounded")
+    return float(found.fun), float(found.x)
+
+
+def _first(fits: list[tuple[float, float]]) -> tuple[int, float]:
+    """Place and share of the fit with the least loss."""
+    best = min(range(len(fits)), key=lambda i: fits[i][0])
+    return best, fits[best][1]
 
 
 # ----------------------------------------------------------------------------------------------------------- network

@@ -1,9 +1,10 @@
 """Calibrated class probabilities from the Gaussians and the network together, fitted on validation images.
 
-The class posterior of the Gaussians at temperature T, the softmax of the network and the frequencies of the classes are
-pooled with weights g, a and c; then the odds of the most probable class are raised to the power b::
+The class posterior of the Gaussians at temperature T, mixed with a share s of the class frequencies, the softmax of the
+network and these frequencies are pooled with weights g, a and c; then the odds of the most probable class are raised to
+the power b::
 
-    log p = raise_odds(pool(log_posterior(d², T), a log_softmax + c log_priors, g), b)
+    log p = raise_odds(pool(mix_frequencies(log_posterior(d², T), s), a log_softmax + c log_priors, g), b)
 
 The softmax at its own temperature, g = c = 0 and b = 1, is one case; the others are used where cross-validation finds
 them more likely. :class:`Probability` holds the fitted numbers; :mod:`maple.decisions.pool` has the algebra,
@@ -18,8 +19,22 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from maple.decisions.pool import ClassRule, class_probabilities, has_column, pool, raise_odds, weigh_network
-from maple.decisions.pool_fit import choose_network, choose_odds, choose_share, fit_softmax_temperature, fit_temperature
+from maple.decisions.pool import (
+    ClassRule,
+    class_probabilities,
+    has_column,
+    mix_frequencies,
+    pool,
+    raise_odds,
+    weigh_network,
+)
+from maple.decisions.pool_fit import (
+    choose_gaussians,
+    choose_network,
+    choose_odds,
+    choose_share,
+    fit_softmax_temperature,
+)
 from maple.errors import UsageError
 from maple.stats.arrays import as_array
 from maple.stats.gaussians import log_posterior
@@ -64,7 +79,8 @@ class Probability:
     >>> logits = rng.normal(size=(2000, 3))
     >>> labels = (logits + rng.gumbel(size=logits.shape)).argmax(axis=1)
     >>> found = SimpleNamespace(
-    ...     squared_distances=-10 * logits, log_weights=np.zeros(3), cluster_to_class=np.arange(3), logits=None
+    ...     squared_distances=-10 * logits, log_weights=np.zeros(3), cluster_to_class=np.arange(3), logits=None,
+    ...     class_log_priors=np.log(np.full(3, 1 / 3)),
     ... )
     >>> fitted = Probability().fit(found, labels)
     >>> round(fitted.temperature), fitted.network_weight
@@ -80,18 +96,20 @@ class Probability:
     class_rule: ClassRule = "sum"  # class probability of the network from its clusters: their sum or the largest
     gaussian_weight: float = 1.0  # of the log posterior of the Gaussians in the pool; 0: the network alone
     prior_weight: float = 0.0  # of the log frequencies of the classes, which a balanced training hides from the network
+    frequency_share: float = 0.0  # of class frequencies in the posterior of the Gaussians
 
     def fit(self, found: Evidence, labels: np.ndarray) -> Probability:
         """Fit all numbers to validation images of known class; the class rule stays.
 
-        Each model is calibrated by itself: :func:`~maple.decisions.pool_fit.fit_temperature` the Gaussians,
+        Each model is calibrated by itself: :func:`~maple.decisions.pool_fit.choose_gaussians` the Gaussians,
         :func:`~maple.decisions.pool_fit.choose_network` the network. :func:`~maple.decisions.pool_fit.choose_share`
         divides the weight among them, :func:`~maple.decisions.pool_fit.choose_odds` fits the exponent. What concerns
         the network is fitted to images of the classes that its head has a column for, and stays without such images.
         """
         labels = as_array(labels)
         distances = (found.squared_distances, labels, found.log_weights, found.cluster_to_class)
-        fitted = replace(self, temperature=fit_temperature(*distances))
+        temperature, share = choose_gaussians(*distances, found.class_log_priors)
+        fitted = replace(self, temperature=temperature, frequency_share=share)
         if found.logits is None:
             fitted = replace(fitted, network_weight=0.0, gaussian_weight=1.0, prior_weight=0.0)
         else:
@@ -134,8 +152,9 @@ class Probability:
         return pool(gaussians, network, gaussian_weight=self.gaussian_weight)
 
     def _log_gaussians(self, found: Evidence) -> np.ndarray:
-        """Log class posterior of the Gaussians (N, C)."""
-        return log_posterior(found.squared_distances, found.log_weights, found.cluster_to_class, self.temperature)
+        """Log class posterior of the Gaussians (N, C), with its share of class frequencies."""
+        logs = log_posterior(found.squared_distances, found.log_weights, found.cluster_to_class, self.temperature)
+        return mix_frequencies(logs, found.class_log_priors, self.frequency_share)
 
     def network_probabilities(self, found: Evidence) -> np.ndarray:
         """Class probabilities of the network alone (N, C), by the class rule."""
@@ -158,6 +177,7 @@ class Probability:
         early = {
             "odds_exponent": 1.0,
             "gaussian_weight": 1.0,
+            "frequency_share": 0.0,
             "prior_weight": 0.0,
         }  # which the files of early runs lack
         values = {**early, **values}

@@ -24,7 +24,6 @@ from maple.errors import MapleError, TrainError, UsageError
 from maple.networks import bfloat16_is_fast, use_fast_allocator
 from maple.training.options import TrainOptions
 
-
 logging.getLogger("lightning_fabric.utilities.rank_zero").setLevel(logging.WARNING)  # names its precision every time
 
 

@@ -61,13 +61,20 @@ def test_a_network_without_all_classes_shares_what_they_have_together(rng):
 
 
 @settings(max_examples=30, deadline=None)
-@given(st.sampled_from([3, 5]), st.floats(0, 1), st.floats(0.01, 2), st.floats(0, 1), st.floats(0.2, 1))
-def test_every_weight_of_the_pool_is_in_the_graph(n_columns, gaussian_weight, weight, prior_weight, exponent):
+@given(
+    st.sampled_from([3, 5]),
+    st.floats(0, 1),
+    st.floats(0.01, 2),
+    st.floats(0, 1),
+    st.floats(0.2, 1),
+    st.sampled_from([0.0, 0.1]),
+)
+def test_every_weight_of_the_pool_is_in_the_graph(n_columns, gaussian_weight, weight, prior_weight, exponent, share):
     """Three classes, one of two clusters; with three columns, two classes were added after training."""
     rng, clusters = np.random.default_rng(0), np.array([0, 1, 0, 2, 3])
     log_weights = np.log([0.4, 0.1, 0.3, 0.15, 0.05])
     squared, logits = rng.gamma(4, size=(6, 5)), rng.normal(size=(6, n_columns))
-    probability = Probability(2.0, weight, exponent, 1.0, "sum", gaussian_weight, prior_weight)
+    probability = Probability(2.0, weight, exponent, 1.0, "sum", gaussian_weight, prior_weight, share)
     part = ClassProbabilities(log_weights, log_weights, clusters, n_columns, probability)
     said, _ = part(torch.from_numpy(squared), torch.from_numpy(logits))
     padded = np.pad(logits, ((0, 0), (0, 5 - n_columns)), constant_values=-np.inf)

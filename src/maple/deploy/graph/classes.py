@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import torch
+from scipy.special import logsumexp
 from torch import Tensor, nn
 
-from maple.decisions.pool import LOWEST, ClassRule
+from maple.decisions.pool import LOWEST, SMALLEST_PRIOR, ClassRule
 from maple.decisions.probability import Probability
 from maple.deploy.graph._constants import constant
 from maple.stats.gaussians import class_logsumexp
@@ -98,21 +99,31 @@ class ClassProbabilities(nn.Module):
                 self.register_buffer(name, constant(ids, torch.int64))
         self.of_network = ByClass(np.searchsorted(head, cluster_to_class[:n_columns])) if weight else None
         self.adds_priors = probability.prior_weight != 0
-        of_classes = class_logsumexp(log_priors[None], cluster_to_class)[0, head]  # (C,) of the head
-        self.register_buffer("priors", constant(probability.prior_weight * of_classes))
+        of_classes = class_logsumexp(log_priors[None], cluster_to_class)[0]  # (C,)
+        self.register_buffer("priors", constant(probability.prior_weight * of_classes[head]))
+        self.share = share = probability.frequency_share
+        frequencies = np.exp(of_classes - logsumexp(of_classes))
+        self.register_buffer("frequencies", constant(share * np.maximum(frequencies, SMALLEST_PRIOR)))
 
     def forward(self, squared_distances: Tensor, logits: Tensor | None) -> tuple[Tensor, Tensor]:
         if self.of_network is None or logits is None:
-            return self.normalise(self.by_class(squared_distances))
+            return self.normalise(self._of_gaussians(squared_distances))
         network = self.of_network(logits) * self.weight
         network = network + self.get_buffer("priors") if self.adds_priors else network
         if self.knows_all:
-            return self.normalise(self._add(network, self.by_class(squared_distances)))
-        logs = self.by_class(squared_distances).log_softmax(1)
+            return self.normalise(self._add(network, self._of_gaussians(squared_distances)))
+        logs = self._of_gaussians(squared_distances).log_softmax(1)
         own = logs.index_select(1, self.get_buffer("head"))
         pooled = own.logsumexp(1, keepdim=True) + self._add(network, own).log_softmax(1)
         both = torch.cat([pooled, logs.index_select(1, self.get_buffer("others"))], dim=1)
         return self.normalise(both.index_select(1, self.get_buffer("order")))
+
+    def _of_gaussians(self, squared_distances: Tensor) -> Tensor:
+        """Unnormalised logs of the Gaussians (N, C), with their share of class frequencies."""
+        logs = self.by_class(squared_distances)
+        if not self.share:
+            return logs
+        return (logs.softmax(1) * (1 - self.share) + self.get_buffer("frequencies")).log()
 
     def _add(self, network: Tensor, gaussians: Tensor) -> Tensor:
         """Weighted logs of the network (N, C) plus those of the Gaussians (N, C) times their weight."""
