@@ -23,13 +23,26 @@ def asked(monkeypatch) -> list[Any]:
 
 def test_arguments_of_train_become_a_request(asked, tmp_path):
     (tmp_path / "c.toml").write_text("[train]\nepochs = 3\n")
-    options = ("--config", tmp_path / "c.toml", "--set", "sngp.features=64", "--ood", "a=x=y", "--learning-rate", 0.5)
+    options = (
+        "--config",
+        tmp_path / "c.toml",
+        "--set",
+        "sngp.features=64",
+        "--ood",
+        "a=simulated-diatoms?n=9",
+        "--learning-rate",
+        0.5,
+    )
     assert run("train", "some/digits", "--preset", "paper", "--resume", "--recipe", "sngp", *options) == 0
     (request,) = asked
     assert isinstance(request, TrainRequest) and request.command.startswith("maple train some/digits")
     assert request.source == "some/digits" and request.folder == Path("runs/digits") and request.resume
     assert request.flags == {"recipe": "sngp", "learning_rate": "0.5", "sngp.features": "64"}
-    assert request.file == {"train": {"epochs": 3}} and request.ood == {"a": "x=y"} and request.preset == "paper"
+    assert (
+        request.file == {"train": {"epochs": 3}}
+        and request.ood == {"a": "simulated-diatoms?n=9"}
+        and request.preset == "paper"
+    )
     assert request.trust is False and request.init is None
 
 

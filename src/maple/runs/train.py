@@ -31,7 +31,7 @@ from maple.progress import is_first_process, say, warn
 from maple.runs.fit import Fitted, finish_run, fit_as, prepare_folder
 from maple.runs.folder import RunFolder
 from maple.runs.requests import TrainRequest
-from maple.runs.setup.auto import AUTO, SIZE, advertise_auto, choose_pretrained, require_pretrained
+from maple.runs.setup.auto import SIZE, advertise_auto, choose_pretrained, require_pretrained
 from maple.runs.setup.config import RunConfig, given_options, preset_options_unused, resolve_config
 from maple.runs.setup.init import (
     Start,
@@ -44,7 +44,7 @@ from maple.runs.setup.init import (
     why_new_head,
 )
 from maple.runs.setup.presets import read_preset
-from maple.runs.setup.request import absolute_source, check_unknown, describe_request
+from maple.runs.setup.request import AUTO, absolute_source, check_start, check_unknown, describe_request
 from maple.runs.setup.splits import announce_images, describe_classes, open_splits, order_like_head
 from maple.training.distributed import make_fabric, together
 from maple.training.head import prepare_backbone
@@ -187,8 +187,7 @@ def _make_plan(request: TrainRequest) -> _Plan:
         request, config = _as_started(dataclasses.replace(request, init=chosen), config)
     check_options(config.train)
     check_unknown(request)
-    if request.init in (None, AUTO) and (request.weights or request.head):
-        raise UsageError("--weights and --head describe the network to start from: give it with --init")
+    check_start(request)
     if request.init == AUTO:
         return _make_auto_plan(request, config)
     start = None if request.init is None else _open_start(request, config)

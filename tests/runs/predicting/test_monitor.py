@@ -47,7 +47,8 @@ def folder(tmp_path_factory):
         write_images(folder / f"{name}.parquet", n, seed, contrast)
     code = run(
         "train", folder / "train.parquet", "--calibration", folder / "calibration.parquet", "--out", folder / "run",
-        "--epochs", 1, "--batch-size", 16, "--splits", "0.7,0.2,0,0.1", "--score-by", "normalised", "--workers", 0,
+        "--backbone", "resnet9", "--epochs", 1, "--batch-size", 16,
+        "--splits", "0.7,0.2,0,0.1", "--score-by", "normalised", "--workers", 0,
     )  # fmt: skip
     assert code == 0
     return folder

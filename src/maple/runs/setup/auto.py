@@ -18,7 +18,6 @@ from maple.networks.pretrained import Pretrained, find_pretrained
 from maple.progress import say, warn
 from maple.text import percent, plural
 
-AUTO = "auto"
 SIZE = 128  # pixels, unless --size says otherwise: the networks' own 224 take three times as long
 PROBE_IMAGES = 512  # of training and of validation
 _RIDGE = 1.0

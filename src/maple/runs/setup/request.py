@@ -8,10 +8,12 @@ from typing import Any
 
 from maple.data.catalogue.table import CORRUPTED, is_built_in, is_corrupted
 from maple.data.sources.names import SPLIT_NAMES, clean_source, find_source
+from maple.errors import UsageError
 from maple.files import check_weights_file, expand_home
 from maple.runs.folder import RunOrigin
 from maple.runs.requests import RunRequest, TrainRequest
 
+AUTO = "auto"  # --init that takes the best of the pretrained networks on this machine
 LEFT_OUT = "left-out"  # source of unknown images: those of the classes that the run left out
 
 
@@ -63,8 +65,16 @@ def check_unknown(request: RunRequest) -> None:
             find_source(source, request.data_root)
 
 
+def check_start(request: TrainRequest) -> None:
+    """Refuse a description of a network to start from that is not named."""
+    if request.init in (None, AUTO) and (request.weights or request.head):
+        raise UsageError("--weights and --head describe the network to start from: give it with --init")
+
+
 def check_files(request: RunRequest) -> None:
     """Refuse a missing weights file or source of unknown images, before torch is imported and a network is built."""
+    if isinstance(request, TrainRequest):
+        check_start(request)
     if request.weights is not None:
         check_weights_file(request.weights)
     check_unknown(request)
