@@ -109,13 +109,16 @@ def _run_batch(backbone: Backbone, x: Tensor, logits: bool) -> dict[str, np.ndar
 
 
 def channel_responses(activations: Tensor) -> Tensor:
-    """log of the mean absolute activation of each channel (N, F), from (N, F, H, W).
+    """log of the mean absolute activation of each channel (N, F), from maps (N, F, H, W) or tokens (N, T, F).
 
     >>> channel_responses(torch.full((1, 2, 4, 4), 3.0)).exp().round()
     tensor([[3., 3.]])
     """
+    if activations.ndim == 3:
+        return (activations.float().abs().mean(dim=1) + SMALLEST_RESPONSE).log()
     if activations.ndim != 4:
-        raise UsageError(f"the shallow layer returns {tuple(activations.shape)}, not (N, F, H, W): name another layer")
+        found = tuple(activations.shape)
+        raise UsageError(f"the shallow layer returns {found}, not (N, F, H, W) or (N, T, F): name another layer")
     means = F.adaptive_avg_pool2d(activations.float().abs(), 1).flatten(1)  # in the layout of the convolution
     return (means + SMALLEST_RESPONSE).log()
 
@@ -155,9 +158,11 @@ def _no_outputs(backbone: Backbone, cluster_to_class: np.ndarray | None) -> Outp
 
 
 def _no_responses(backbone: Backbone) -> np.ndarray | None:
-    """Responses (0, F) of the shallow layer to no images; F from its last convolution or normalisation."""
+    """Responses (0, F) of the shallow layer to no images; F of a black image, else of its last convolution."""
     if backbone.shallow is None:
         return None
+    if backbone.size is not None:
+        return _run_batch(backbone, torch.zeros(1, 3, backbone.size, backbone.size), logits=False)["shallow"][:0]
     layers = backbone.body.get_submodule(backbone.shallow).modules()
     widths = [getattr(layer, "num_features", None) or getattr(layer, "out_channels", 0) for layer in layers]
     return np.empty((0, next((width for width in reversed(widths) if width), 0)), dtype=np.float32)

@@ -16,6 +16,7 @@ from maple.networks.backbone import UNCHANGED, Backbone, Preprocessing
 from maple.networks.embedding import as_image_batch
 from maple.networks.hooks import evaluating, listening
 from maple.networks.origin import Origin
+from maple.networks.shallow_finder import AUTO, OFF, find_shallow
 
 Array = Tensor | np.ndarray
 EXAMPLE_SIZES = (32, 64, 224)  # tried in turn where the size of a module's images is not known
@@ -50,7 +51,7 @@ def wrap_backbone(
     mean: Sequence[float] | None = None,
     std: Sequence[float] | None = None,
     example: Array | None = None,
-    shallow: str | None = None,
+    shallow: str | None = AUTO,
 ) -> Backbone:
     """A trained classifier as a backbone: its embedding is the input of the linear layer that gives its logits.
 
@@ -61,7 +62,8 @@ def wrap_backbone(
 
     ``mean`` and ``std`` are those of the module's training; the default is that of a timm model's configuration, else
     (0, 0, 0) and (1, 1, 1), so the module gets images in [0, 1]. ``shallow`` names an intermediate layer with channels
-    (N, F, H, W) for the ``shallow`` score ("layer2").
+    (N, F, H, W) or tokens (N, T, F) for the ``shallow`` score ("layer2"); "auto" finds one, if there is one
+    (:mod:`maple.networks.shallow_finder`), and "none" or ``None`` does without.
 
     >>> classifier = nn.Sequential(nn.Conv2d(3, 8, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 5))
     >>> wrap_backbone(classifier).embedding_size
@@ -80,14 +82,18 @@ def wrap_module(
     check_dtype(module)
     wanted = wanted.over(timm_preprocessing(module)).over(UNCHANGED)
     module = copy.deepcopy(module)
-    if shallow is not None and shallow not in dict(module.named_modules()):
-        raise UsageError(f"the module has no layer '{shallow}': {suggest(shallow, dict(module.named_modules()))}")
+    if shallow not in (None, AUTO, OFF) and shallow not in dict(module.named_modules()):
+        raise UsageError(f"the module has no layer '{shallow}': {suggest(str(shallow), dict(module.named_modules()))}")
     layers = _possible_heads(module, head)
     with evaluating(module):
         x, calls, output = run_example(module, wanted, layers, example)
         name, path = _find_head(calls, dict(leaves(output)), head)
         body, found = split_head(module, name, path)
         embedding = _check_split(name, calls[name], body, found, x)
+        if shallow == AUTO:
+            layer = find_shallow(body, x)
+        else:
+            layer = None if shallow in (None, OFF) else f"module.{shallow}" if path else shallow
     backbone = Backbone(
         body,
         found,
@@ -96,7 +102,7 @@ def wrap_module(
         std=wanted.std,
         name=type(module).__name__,
         size=wanted.size,
-        shallow=f"module.{shallow}" if shallow and path else shallow,
+        shallow=layer,
     )
     backbone.origin = Origin(head=name, path=path)
     return backbone.to(embedding.device)

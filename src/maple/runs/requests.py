@@ -142,7 +142,7 @@ class FitRequest(_Folder):
     drop_head: bool = flag(False, "use only the embedding: for classes that the network was not trained for")
     mean: tuple[float, ...] | None = channels("mean that the network subtracts from images in 0..1", "--mean", "0")
     std: tuple[float, ...] | None = channels("standard deviation that it divides by", "--std", "1")
-    shallow: str | None = flag(None, "intermediate layer for the `shallow` score", shown="none")
+    shallow: str = flag("auto", "intermediate layer for the `shallow` score; none does without", shown="found")
     trust: Trust = False
     ood: OodSources = field(default_factory=dict)
     data_root: DataRoot = None

@@ -21,6 +21,7 @@ from maple.networks.hub import _modules, _transformers
 from maple.networks.hub._graphs import Graph, load_graph, open_graph, split_graph
 from maple.networks.hub._onnx import open_onnx
 from maple.networks.origin import Kind, Origin
+from maple.networks.shallow_finder import AUTO, OFF
 from maple.networks.weights import load_state, load_weights, read_state, rename_state
 
 RUNS_CODE = {  # why some kinds need trust
@@ -61,7 +62,7 @@ def open_model(
     size: int | None = None,
     mean: Sequence[float] | None = None,
     std: Sequence[float] | None = None,
-    shallow: str | None = None,
+    shallow: str | None = AUTO,
     drop_head: bool = False,
     trust: bool = False,
 ) -> Backbone:
@@ -212,7 +213,7 @@ def _check_request(request: _Request, kind: str) -> None:
     spec = request.spec
     if request.weights is not None and kind not in (*_ARCHITECTURES, "python"):
         raise UsageError(f"'{spec}' includes its weights: leave out --weights")
-    if request.shallow is not None and kind in ("own", *GRAPHS, "onnx"):
+    if request.shallow not in (None, AUTO, OFF) and kind in ("own", *GRAPHS, "onnx"):
         raise UsageError(f"a shallow layer cannot be chosen in '{spec}': leave it out, or open the network by python:")
     if request.head is not None and kind == "own":
         raise UsageError(f"'{spec}' has one head, called 'head': leave out --head")
@@ -230,6 +231,8 @@ def _open_own(request: _Request) -> Backbone:
         n_classes = len(named["head.weight"]) if "head.weight" in named else 1  # loading reports what is missing
     backbone = create(_require_classes(n_classes, request.spec))
     backbone.size = wanted.size
+    if request.shallow in (None, OFF):
+        backbone.shallow = None
     return backbone if weights is None else load_weights(backbone, weights)
 
 

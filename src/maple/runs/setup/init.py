@@ -113,11 +113,15 @@ def follow_network(config: RunConfig, size: int | None, fit: Fit | None, given: 
 
 
 def describe_network(backbone: Backbone) -> str:
-    """One line about a network: embedding, logits and what it does to images."""
+    """One line about a network: embedding, logits, what it does to images, and its intermediate layer."""
     mean, std = (", ".join(f"{value:g}" for value in part.tolist()) for part in (backbone.mean, backbone.std))
     n_outputs = 0 if backbone.head is None else count_outputs(backbone.head, backbone.head_size)
     head = f"{n_outputs} logits" if n_outputs else "no head"
-    return f"{backbone.name}: embedding of {backbone.embedding_size}, {head}; mean {mean} and deviation {std} of images"
+    shallow = "none" if backbone.shallow is None else f"'{backbone.shallow}'"
+    return (
+        f"{backbone.name}: embedding of {backbone.embedding_size}, {head}; mean {mean} and deviation {std} of images; "
+        f"intermediate layer for the score: {shallow}"
+    )
 
 
 # --- its head ---------------------------------------------------------------------------------------------------------

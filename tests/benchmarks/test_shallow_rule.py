@@ -1,0 +1,42 @@
+"""The comparison of scores with and without the layer that was found, on a small network and simulated outputs."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+if not BENCHMARKS.exists():
+    pytest.skip("the benchmarks are not part of a source distribution", allow_module_level=True)
+sys.path.insert(0, str(BENCHMARKS))
+
+import shallow_rule  # noqa: E402
+from maple.data.image_set import ImageSet  # noqa: E402
+from maple.networks import create_backbone  # noqa: E402
+
+
+def test_best_single_score_is_no_sum():
+    scores = {"energy": 0.9, "distance": 0.8, "fused": 0.95, "fused without": 0.91}
+    assert shallow_rule.best_single(scores) == ("energy", 0.9)
+
+
+def test_a_row_has_every_score_with_and_without_the_layer(monkeypatch, capsys):
+    rng = np.random.default_rng(0)
+    names = ("train", "test", *shallow_rule.OOD)
+    sets = {
+        name: ImageSet.from_arrays(rng.integers(0, 256, (200, 16, 16, 3), dtype=np.uint8), np.arange(200) % 4)
+        for name in names
+    }
+    sets["svhn"] = ImageSet.from_arrays(np.repeat(sets["svhn"].pixels[:, :, :, :1] // 4, 3, axis=3))  # dark and grey
+    monkeypatch.setitem(shallow_rule.MAKERS, "resnet20", lambda train, arguments: create_backbone("resnet9", 4))
+    row = shallow_rule.measure("resnet20", sets, argparse.Namespace(train=200, images=200, epochs=1))
+    assert row["shallow"] == "blocks.2" and set(row["auroc"]) == {*shallow_rule.OOD, "mean"}
+    svhn = row["auroc"]["svhn"]
+    assert svhn["shallow"] > 0.9
+    assert row["auroc"]["cifar100"]["fused"] != row["auroc"]["cifar100"]["fused without"]
+    shallow_rule.print_table([row])
+    assert capsys.readouterr().out.count("| resnet20 |") == 4
