@@ -20,6 +20,7 @@ from maple.reporting.comparison import (
     score_table,
 )
 from maple.stats import metrics
+from maple.text import number
 from run_folders import change_results
 
 
@@ -64,6 +65,17 @@ def test_columns_of_methods_and_rows_of_measures(results: Results) -> None:
     names = [group.measure.name for group in table.groups]
     assert names[0] == "accuracy" and names[-3:] == ["accuracy above 0.5", "accuracy above 0.8", "accuracy above 0.9"]
     assert all(len(group.rows[0].cells) == 3 for group in table.groups)
+
+
+def test_calibration_errors_are_shown_with_those_of_chance(results: Results) -> None:
+    """In results of earlier versions, which do not know them, alone."""
+    maple = results.methods["maple"]
+    assert maple.classification is not None
+    for floor, ending in ((0.0123, " (0.012)"), (math.nan, number(maple.classification.ece))):
+        judged = replace(maple, classification=replace(maple.classification, ece_floor=floor))
+        table = quality_table(replace(results, methods={**results.methods, "maple": judged}))
+        (row,) = next(group.rows for group in table.groups if group.measure.key == "ece")
+        assert row.cells[0].text.startswith(number(maple.classification.ece)) and row.cells[0].text.endswith(ending)
 
 
 def test_groups_of_unknown_images_have_a_column(results: Results) -> None:

@@ -21,6 +21,7 @@ from maple.reporting.sections import (
     cluster_section,
     confusion_section,
     coverage_section,
+    draw_projections,
     draw_training,
     example_sections,
     list_confusions,
@@ -105,6 +106,16 @@ def test_projections_are_titled_with_their_epoch(copied: Path) -> None:
     history = (copied / RunFile.HISTORY).read_text().replace("zero;one", "")
     (copied / RunFile.HISTORY).write_text(history)
     assert titles() == ["During training, epoch 4", "After training, epoch 12"]
+
+
+def test_projections_share_limits_that_hold_all_of_them(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    record, used = read_run(run), []
+    monkeypatch.setattr("maple.reporting.plots.plot_projection", lambda *arguments: used.append(arguments[-1]))
+    draw_projections(record)
+    projections = record.gallery.projections
+    assert len(used) == len(projections) > 1 and len(set(used)) == 1
+    low, high = np.transpose(used[0])
+    assert all((low < each.points).all() and (each.points < high).all() for each in projections.values())
 
 
 def make_cluster(cluster: int, name: str, count: int) -> ClusterExemplars:
