@@ -26,7 +26,10 @@ def attach_stub(package: str, file: str):  # the stub annotates the result: typi
 
         if name not in modules:
             raise AttributeError(f"module '{package}' has no attribute '{name}'")
-        return getattr(import_module(modules[name]), name)
+        module = import_module(modules[name])
+        if not hasattr(module, name):  # a module in a package, as in an import statement
+            return import_module(f"{modules[name]}.{name}")
+        return getattr(module, name)
 
     return import_name, modules
 

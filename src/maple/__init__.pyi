@@ -8,6 +8,7 @@ from maple.data.splits import load_splits as load_splits
 from maple.decisions.calibration import Calibration as Calibration
 from maple.decisions.conformal import benjamini_hochberg as benjamini_hochberg
 from maple.decisions.drift import StreamMonitor as StreamMonitor, compare_scores as compare_scores
+from maple.deploy import mlflow as mlflow
 from maple.deploy.export import export_onnx as export_onnx
 from maple.detectors.estimator import MahalanobisClassifier as MahalanobisClassifier
 from maple.detectors.maple import MapleDetector as MapleDetector
@@ -31,6 +32,8 @@ from maple.prediction.predictor import Predictor as Predictor
 from maple.prediction.store import load_predictor as load_predictor
 from maple.prediction.update import update_predictor as update_predictor
 from maple.reporting.report import write_report as write_report
+from maple.runs.hub import push_run as push_run
+from maple.runs.loading import load as load
 from maple.runs.requests import TuneRequest as TuneRequest
 from maple.runs.tune.search import tune_recipe as tune_recipe
 from maple.stats.gmeans import GMeans as GMeans

@@ -32,6 +32,9 @@ EXTRAS = {  # which extra of the package installs a package that is imported onl
     "h11": "serve",
     "python_multipart": "serve",
     "prometheus_client": "serve",
+    "huggingface_hub": "hub",
+    "mlflow": "mlflow",
+    "pandas": "mlflow",
     "optuna": "tune",
     "gpytorch": "due",
 }

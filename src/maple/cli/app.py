@@ -35,7 +35,7 @@ COMMANDS = {
         *(commands.demo, commands.train, commands.fit, commands.tune),
         *(commands.predict, commands.explain, commands.evaluate, commands.update, commands.clean),
         *(commands.benchmark, methods, commands.report, commands.monitor),
-        *(commands.export, commands.serve, data),
+        *(commands.export, commands.push, commands.serve, data),
     )
 }
 

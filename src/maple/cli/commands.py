@@ -226,6 +226,25 @@ def export(request: requests.ExportRequest, as_json: requests.AsJson = False) ->
     print(json.dumps(report.to_dict()) if as_json else report.describe())
 
 
+@cli.command(plugins=False)
+def push(
+    run: requests.Run,
+    place: Annotated[str, Flag("hf://ORG/NAME, or hf://ORG/NAME@BRANCH", metavar="PLACE", positional=True)],
+    gallery: Annotated[bool, Flag("include the gallery: thumbnails of training images")] = False,
+    private: Annotated[bool, Flag("make a new repository private")] = False,
+    message: Annotated[str | None, Flag("message of the commit")] = None,
+    as_json: requests.TextAsJson = False,
+) -> None:
+    """Push a run to the Hugging Face Hub with a model card; maple.load("hf://ORG/NAME") loads it.
+
+    It uses the token of hf auth login or HF_TOKEN. Training images stay here, unless with --gallery, and so do their
+    folder and the command of the run.
+    """
+    from maple.runs.hub import push_run
+
+    print_described(push_run(run, place, gallery=gallery, private=private, message=message), as_json)
+
+
 @cli.command("serve", "decision", rare=True, default="the model's")
 def serve(
     model: Annotated[

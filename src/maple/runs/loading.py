@@ -43,6 +43,19 @@ def open_predictor(source: Path, trust: bool = False) -> BasePredictor:
     return load_predictor(source, trust=trust)
 
 
+def load(source: str | Path, *, trust: bool = False) -> BasePredictor:
+    """The predictor of a run folder, of an exported ``.onnx`` file, or of a run on the Hugging Face Hub.
+
+    The hub is asked only for ``hf://ORG/NAME``, or ``hf://ORG/NAME@REVISION`` for a branch, tag or commit; ``trust``
+    allows a network that runs code.
+    """
+    if str(source).startswith("hf:"):
+        from maple.runs.hub import fetch_run
+
+        source = fetch_run(str(source), trust)
+    return open_predictor(Path(source), trust)
+
+
 def is_graph(source: Path) -> bool:
     """Whether a path names an exported graph rather than a run folder."""
     return source.suffix.lower() == _GRAPH_SUFFIX and not source.is_dir()
