@@ -51,7 +51,7 @@ class Command:
     """A function as a command: of a ``request``, of ``flags``, and of parameters with a :class:`~maple.options.Flag`.
 
     Each option of the ``sections`` becomes a flag; values given arrive in ``flags``, of the request or of the function.
-    ``settings`` adds ``--set``, whose values arrive there by ``name.option``; ``plugins`` adds ``--plugin``. ``rare``
+    ``settings`` adds ``--set``, whose values arrive there by ``name.option``; all commands have ``--plugin``. ``rare``
     options are hidden from the help unless asked for. ``default`` is shown for flags whose default is not the option's
     own. ``settable`` is what ``--set`` takes, for the help. Options in ``without`` get no flag.
 
@@ -63,7 +63,6 @@ class Command:
     sections: tuple[str, ...]
     without: tuple[str, ...] = ()
     settings: bool = False
-    plugins: bool = True
     rare: bool = False
     default: str = ""
     settable: str = "any option of a method or section, such as sngp.features=1024"
@@ -102,9 +101,9 @@ class Command:
         return run
 
     def _shared_flags(self) -> Iterator[Declared]:
-        """The flags of commands that know methods."""
+        """``--set`` of commands that know methods, and ``--plugin`` of all."""
         from maple.options import Flag
-        from maple.runs._flag_values import load_plugins
+        from maple.runs._flag_values import load_all_plugins
 
         if self.settings:
             help = f"{self.settable}; may be repeated; see maple methods NAME"
@@ -112,11 +111,9 @@ class Command:
                 "settings",
                 Flag(help, "--set", panel="Methods", metavar="NAME.OPTION=VALUE", takes=list[str], read=read_settings),
             )
-        if self.plugins:
-            help = "Python module that registers methods, installed or in the current folder; may be repeated"
-            yield _declare(
-                "plugins", Flag(help, "--plugin", panel="Methods", metavar="MODULE", takes=list[str], read=load_plugins)
-            )
+        help = "Python module with methods, or TOML file that also adds data sets and suites; may be repeated"
+        flag = Flag(help, "--plugin", panel="Plug-ins", metavar="MODULE|FILE", takes=list[str], read=load_all_plugins)
+        yield _declare("plugins", flag)
 
     def _section_flags(self, name: str) -> Iterator[inspect.Parameter]:
         section = SECTIONS[name]

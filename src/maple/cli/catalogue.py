@@ -103,7 +103,7 @@ def _option_rows(found: MethodFacts) -> list[dict[str, Any]]:
     ]
 
 
-@cli.command(plugins=False)
+@cli.command()
 def data(
     source: Annotated[
         str | None, Flag("data set to describe [dim]\\[default: list all][/]", metavar="SOURCE", positional=True)

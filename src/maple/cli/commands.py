@@ -24,7 +24,7 @@ _TRAINING = ("data", "model", "train", "maple", "detector", "decision")  # panel
 # --- making a run, searching settings ---------------------------------------------------------------------------------
 
 
-@cli.command(plugins=False)
+@cli.command()
 def demo(
     out: Annotated[Path, Flag("run folder to write")] = Path("runs/demo"),
     seed: Annotated[int, Flag("seed")] = 0,

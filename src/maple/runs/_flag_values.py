@@ -6,6 +6,7 @@ This module imports nothing heavy, so that ``--help`` is quick.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +26,26 @@ def read_config(path: Path | None) -> dict[str, Any]:
     return sections
 
 
-def load_plugins(modules: Sequence[str] | None) -> None:
-    """Import the modules of ``--plugin``."""
-    if modules:
-        from maple.registry import load_plugin
+def load_plugins(names: Sequence[str] | None) -> None:
+    """Load what ``--plugin`` names: Python modules and plug-in files."""
+    for name in names or ():
+        if name.endswith(".toml"):
+            from maple.runs.plugins import load_plugin_file
 
-        for module in modules:
-            load_plugin(module)
+            load_plugin_file(Path(name))
+        else:
+            from maple.registry import load_plugin
+
+            load_plugin(name)
+
+
+def load_all_plugins(names: Sequence[str] | None) -> None:
+    """Load the plug-in files of installed packages, then what ``--plugin`` names."""
+    if entry_points(group="maple.plugins"):
+        from maple.runs.plugins import load_installed
+
+        load_installed()
+    load_plugins(names)
 
 
 def list_names(text: str | None) -> tuple[str, ...]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from maple.data.catalogue.rows import READERS, Row
+from maple.errors import UsageError
 
 BUILT_IN = ("digits", "simulated-diatoms", "simulated-diatoms/near", "simulated-diatoms/far")
 CORRUPTED = "corrupted:"  # prefix of a source that is another one, corrupted
@@ -72,6 +73,7 @@ class DataSet:
     splits: tuple[Split, ...] = ()
     as_folder: bool = False  # image folders instead of Parquet
     note: str = ""  # further advice for getting or using it
+    path: str = ""  # file or folder of a data set that a plug-in adds
 
 
 def _load_catalogue() -> dict[str, DataSet]:
@@ -120,7 +122,15 @@ def _corrupted_splits(archive: str) -> Iterator[dict[str, Any]]:
         yield {"name": split, "images": 10_000, **made}
 
 
-CATALOGUE: Mapping[str, DataSet] = _load_catalogue()
+CATALOGUE: dict[str, DataSet] = _load_catalogue()
+
+
+def register_data_set(data_set: DataSet) -> None:
+    """Make a data set of a plug-in known by its name, which must be free."""
+    known = CATALOGUE.get(data_set.name)
+    if "/" in data_set.name or "?" in data_set.name or data_set.name in BUILT_IN or (known and not known.path):
+        raise UsageError(f"the name '{data_set.name}' of a data set is taken or has '/' or '?': choose another name")
+    CATALOGUE[data_set.name] = data_set
 
 
 def is_corrupted(source: Any) -> bool:
@@ -147,6 +157,6 @@ def find_data_set(source: str) -> DataSet | None:
     """
     name, _, split = str(source).partition("?")[0].partition("/")
     data_set = CATALOGUE.get(name)
-    if data_set is None or is_built_in(source):
+    if data_set is None or data_set.path or is_built_in(source):
         return data_set
     return data_set if split in ("", *(part.name for part in data_set.splits)) else None

@@ -46,6 +46,8 @@ def find_source(source: str | Path, data_root: str | Path | None) -> Path:
     path = expand_home(source)
     if path.exists():
         return path
+    if (placed := find_placed(str(source))) is not None:
+        return placed
     root = find_data_root(data_root)
     if root is not None and not path.is_absolute():
         for candidate in (root / path, *(root / f"{path}{suffix}" for suffix in TABLE_SUFFIXES)):
@@ -60,6 +62,17 @@ def find_source(source: str | Path, data_root: str | Path | None) -> Path:
     else:
         looked = f"{here}, in the current folder and in the data root '{root}'"
     raise UsageError(f"no data set, file or folder '{source}': {hint} ({looked})")
+
+
+def find_placed(source: str) -> Path | None:
+    """The existing file or folder of a data set of a plug-in, or of its split; None for other sources."""
+    known = find_data_set(source)
+    if known is None or not known.path:
+        return None
+    inside = source.partition("/")[2]
+    path = Path(known.path) / inside
+    candidates = (path, *(Path(f"{path}{suffix}") for suffix in TABLE_SUFFIXES))
+    return next((each for each in candidates if each.exists()), None)
 
 
 def locate_split(source: str | Path, data_root: str | Path | None, split: str | None) -> tuple[Path, str]:

@@ -9,12 +9,14 @@ runs here: :mod:`maple.runs.benchmark.trainings` trains and evaluates, :mod:`map
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from maple.errors import UsageError, suggest
-from maple.evaluation.paper.profiles import Profile
+from maple.evaluation.paper.columns import describe_columns
+from maple.evaluation.paper.profiles import PROFILES, Profile, Protocol, simulate
 from maple.evaluation.paper.rows import (
     READ_NORMALISED,
     READ_OURS,
@@ -49,6 +51,7 @@ class Suite:
     registry: bool = False  # one row per registered detector
     figure: str = ""  # kind of drawing: latent, clusters, calibration, qq
     reference: str = PAPER  # whose figures ``paper`` holds
+    where: str = ""  # section of the plug-in file that it comes from
 
     @property
     def subtitle(self) -> str:
@@ -103,6 +106,22 @@ SUITES = {
     for file in ("suites.toml", "openood.toml")
     for name, section in read_toml(Path(__file__).with_name(file)).items()
 }
+
+
+def register_suite(name: str, section: Mapping[str, Any], protocol: Protocol, where: str) -> None:
+    """Make a suite of a plug-in known, from a section as in ``suites.toml``, with images of its own."""
+    if name in SUITES and SUITES[name].where != where:
+        raise UsageError(f"the name '{name}' of a suite in {where} is taken: choose another name")
+    try:
+        suite = _read_suite(name, {**section, "protocol": name, "where": where})
+        describe_columns(suite.columns)
+        if not (suite.columns and suite.rows(PROFILES["cpu"])):
+            raise UsageError(f"{where} has no columns or rows: give both, as docs/howto/extend.md shows")
+    except (KeyError, TypeError, ValueError) as error:
+        raise UsageError(f"{where} is no suite ({error}): see docs/howto/extend.md") from None
+    for profile in PROFILES.values():
+        profile.protocols[name] = simulate(protocol) if profile.simulated else protocol
+    SUITES[name] = suite
 
 
 def find_suite(name: str) -> Suite:

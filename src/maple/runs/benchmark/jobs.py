@@ -55,7 +55,7 @@ class Job:
 
     @property
     def preset(self) -> str | None:
-        return self.protocol.preset if self.profile.as_paper else None
+        return (self.protocol.preset or None) if self.profile.as_paper else None
 
     @property
     def recipe(self) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from maple.data.catalogue.table import CORRUPTED, is_built_in, is_corrupted
-from maple.data.sources.names import SPLIT_NAMES, clean_source, find_source
+from maple.data.sources.names import SPLIT_NAMES, clean_source, find_placed, find_source
 from maple.errors import UsageError
 from maple.files import check_weights_file, expand_home
 from maple.runs.folder import RunOrigin
@@ -32,18 +32,22 @@ def describe_request(request: RunRequest) -> RunOrigin:
 
 
 def absolute_source(source: str | Path | None) -> str | None:
-    """A source with an existing path made absolute; the name of a data set stays as it is.
+    """A source with an existing path made absolute, also that of a plug-in; other names of data sets stay.
 
     >>> absolute_source("digits"), absolute_source(".") == absolute_source(Path()) == str(Path.cwd())
     ('digits', True)
     """
     if isinstance(source, Path):
         return str(expand_home(source).resolve())
-    if source is None or is_built_in(clean := clean_source(source)) or not expand_home(clean).exists():
+    if source is None or is_built_in(clean := clean_source(source)):
+        return source
+    path = expand_home(clean)
+    place = path if path.exists() else find_placed(clean)
+    if place is None:
         return source
     prefix = CORRUPTED if is_corrupted(source) else ""
     query = source.removeprefix(prefix)[len(clean) :]
-    return f"{prefix}{expand_home(clean).resolve()}{query}"
+    return f"{prefix}{place.resolve()}{query}"
 
 
 def default_out(source: str) -> Path:
