@@ -317,11 +317,12 @@ def parse_only(self, args=None, namespace=None):
 
 
 def parse(line: str) -> None:
-    """Parse a command of ours; others pass. Configuration files are taken to be empty."""
+    """Parse a command of ours; others pass. Configuration files that the page does not have are taken to be empty."""
     program, *arguments = shlex.split(line)
     if program == "maple":
         with contextlib.suppress(Parsed):
-            code = run(*(os.devnull if argument.endswith(".toml") else argument for argument in arguments))
+            own = {name: path if (path := Path(sys.path[0]) / name).is_file() else os.devnull for name in arguments}
+            code = run(*(own[argument] if argument.endswith(".toml") else argument for argument in arguments))
             assert code == 0, f"exit code {code}: {line}"
     elif program == "python" and arguments[0].startswith("benchmarks/"):
         script = ROOT / arguments[0]
