@@ -226,7 +226,7 @@ def export(request: requests.ExportRequest, as_json: requests.AsJson = False) ->
     print(json.dumps(report.to_dict()) if as_json else report.describe())
 
 
-@cli.command(plugins=False)
+@cli.command()
 def push(
     run: requests.Run,
     place: Annotated[str, Flag("hf://ORG/NAME, or hf://ORG/NAME@BRANCH", metavar="PLACE", positional=True)],
