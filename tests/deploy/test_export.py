@@ -20,8 +20,9 @@ from maple.deploy.graph import OUTPUTS
 from maple.deploy.trace import trace_onnx
 from maple.detectors.maple import MapleDetector
 from maple.errors import RunError, UsageError
-from maple.networks import create_backbone, embed
+from maple.networks import create_backbone, embed, wrap_backbone
 from maple.prediction.fit import fit_predictor
+from maple.prediction.onnx import OnnxPredictor
 from maple.prediction.predictor import Predictor
 from maple.reporting.gallery import write_cluster_gallery
 
@@ -283,3 +284,36 @@ def test_a_thousand_images_of_cifar(network, shared_dir, tmp_path, onnx, monkeyp
     found = report.differences
     assert found["squared_distance"] <= 1e-4 and found["probabilities"] <= 1e-4 and found["typicality"] <= 1e-6
     assert found["class_id"] == 0 and found["is_ood"] == 0
+
+
+class Tokens(torch.nn.Module):
+    """A transformer of three blocks without normalisation."""
+
+    def __init__(self, n_classes: int) -> None:
+        super().__init__()
+        self.patches = torch.nn.Conv2d(3, 16, 4, 4)
+        self.blocks = torch.nn.ModuleList(torch.nn.Linear(16, 48) for _ in range(3))
+        self.head = torch.nn.Linear(16, n_classes)
+
+    def forward(self, x):
+        tokens = self.patches(x).flatten(2).transpose(1, 2)  # (N, T, 16)
+        for block in self.blocks:
+            q, k, v = block(tokens).chunk(3, dim=2)
+            tokens = tokens + (q @ k.transpose(1, 2) / 4).softmax(2) @ v
+        return self.head(tokens.mean(1))
+
+
+def test_the_layer_of_a_transformer_is_in_the_graph(tmp_path, onnx):
+    """Its responses are means over tokens."""
+    from maple.deploy.export import export_onnx
+
+    torch.manual_seed(0)
+    images = [pictures(200, seed=seed) for seed in range(3)]
+    backbone = wrap_backbone(
+        Tokens(len(images[0].class_names)), example=torch.rand(2, 3, images[0].size, images[0].size)
+    )
+    predictor = fit_predictor(backbone, *images)
+    assert backbone.shallow == "blocks.1" and "shallow" in predictor.detector.learned_.surprises
+    export_onnx(predictor, tmp_path / "model.onnx")
+    said = OnnxPredictor.open(tmp_path / "model.onnx")(images[2])
+    np.testing.assert_allclose(said.score, predictor(images[2]).score, rtol=1e-3, atol=1e-3)
