@@ -42,6 +42,7 @@ SGD = "--optimizer sgd --learning-rate 0.1 --weight-decay 5e-4 --set train.momen
 MUON = "--optimizer muon --learning-rate 0.24 --weight-decay 1e-3 --set train.momentum=0.6 --set train.schedule=linear"
 NETWORKS = {  # options of ``maple train``
     "default": "",
+    "default, cross-entropy": "--recipe cross-entropy",
     "resnet9, SGD": f"--backbone resnet9 {SGD}",
     "resnet9, Muon": f"--backbone resnet9 {MUON}",
     "airbench-32, Muon": f"--backbone airbench-32-average {MUON}",
