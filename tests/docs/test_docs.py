@@ -300,9 +300,9 @@ def check_options(request: Any) -> None:
 @pytest.fixture
 def no_work(monkeypatch):
     """Commands and scripts end with ``Parsed`` where their work would begin."""
-    for work in list(find_work()):  # first all imports: a module must not bind a function that is stopped already
-        module = import_module(work.module)
-        monkeypatch.setattr(module, work.name, stop(getattr(module, work.name)))
+    # First all imports: a module must not bind a function that is stopped already. Two commands may share one.
+    for module, name in dict.fromkeys((import_module(work.module), work.name) for work in list(find_work())):
+        monkeypatch.setattr(module, name, stop(getattr(module, name)))
     monkeypatch.setattr("argparse.ArgumentParser.parse_args", parse_only)
 
 
