@@ -209,8 +209,9 @@ def names() -> str:
     rows = []
     for name in maple.__all__:
         described = MADE_OF.get(name, name)
-        found = getattr(import_module(maple._EXPORTS[name]), described)
-        rows.append((f"[`maple.{name}`][{found.__module__}.{described}]", _cell(_summary(found))))
+        found = getattr(maple, name) if described == name else getattr(import_module(maple._EXPORTS[name]), described)
+        place = found.__name__ if inspect.ismodule(found) else f"{found.__module__}.{described}"
+        rows.append((f"[`maple.{name}`][{place}]", _cell(_summary(found))))
     return _table(("name", "summary"), rows)
 
 
