@@ -14,7 +14,7 @@ their last epoch, and rows that exist are not measured again. ``minutes`` are CP
 two idle cores, which makes trainings on a busy machine comparable. On a busy machine set OMP_NUM_THREADS=1: threads
 then do not wait for each other; with two threads on two idle cores the minutes agree within a few per cent. FLOPs are
 those of convolutions and matrix products in the forward pass, times three. ``curve`` draws the accuracy of the
-cross-entropy rows against their minutes.
+rows of cross-entropy and of rotations against their minutes.
 """
 
 from __future__ import annotations
@@ -209,23 +209,26 @@ def print_table(rows: list[dict[str, Any]]) -> None:
         print("| " + " | ".join(f"{cell:.4g}" if isinstance(cell, float) else str(cell) for cell in cells) + " |")
 
 
+LINES = {  # of the curve: kind of network, recipe, colour
+    "airbench": ("airbench", "cross-entropy", LIGHT["c0"]),
+    "airbench, rotations": ("airbench", "rotations", LIGHT["c2"]),
+    "resnet9": ("resnet9", "cross-entropy", LIGHT["c4"]),
+}
+
+
 def draw_curve(rows: list[dict[str, Any]], path: Path) -> None:
-    """Accuracy against minutes of plain cross-entropy in float32: one line per kind of network, one dot per row."""
-    plain = [
-        row
-        for row in rows
-        if row["mode"] == "final" and row["recipe"] == "cross-entropy" and row["precision"] == "32-true"
-    ]
-    colours = {"airbench": LIGHT["c0"], "resnet9": LIGHT["c4"]}
+    """Accuracy against minutes in float32: one line per kind of network and recipe, one dot per row."""
+    finals = [row for row in rows if row["mode"] == "final" and row["precision"] == "32-true"]
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(5.2, 3.0), layout="constrained")
         axes = figure.subplots()
-        for kind, colour in colours.items():
-            own = sorted((row for row in plain if row["network"].startswith(kind)), key=lambda row: row["minutes"])
+        for label, (kind, recipe, colour) in LINES.items():
+            own = [row for row in finals if row["network"].startswith(kind) and row["recipe"] == recipe]
+            own.sort(key=lambda row: row["minutes"])
             best = np.maximum.accumulate([row["accuracy"] for row in own])
             minutes = [row["minutes"] for row in own]
             axes.plot(minutes, best, color=colour, lw=1.5, drawstyle="steps-post")
-            axes.plot(minutes, [row["accuracy"] for row in own], "o", color=colour, ms=4, label=kind)
+            axes.plot(minutes, [row["accuracy"] for row in own], "o", color=colour, ms=4, label=label)
         axes.set(xscale="log", xlabel="minutes of training on two cores", ylabel="accuracy, CIFAR-10 test")
         axes.xaxis.set_major_formatter("{x:g}")
         axes.set_xticks([1, 2, 5, 10, 20, 40, 75], minor=False)
