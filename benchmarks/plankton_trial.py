@@ -1,11 +1,13 @@
 """A biologist's first hour: train on a small folder of plankton and sort new images, with the commands that she types.
 
     python benchmarks/plankton_trial.py --shared ../shared --seeds 0 1
+    python benchmarks/plankton_trial.py --shared ../shared --half 1 --networks default "default, cross-entropy"
 
 Of the 36 most common taxa of PlanktonSet every second one is taken: 15 known ones with 150 images each to learn from,
-and 3 unknown ones. The images to be sorted are up to 60 others of each of the 18 taxa. Everything is written to folders
-of PNG files, and only commands run on them: ``maple train``, ``maple predict``. Figures of the new images come from
-the file of predictions alone, those of softmax and energy from the run's own test.
+and 3 unknown ones. The others (``--half 1``) are for choices: what is chosen on them is shown on the first half. The
+images to be sorted are up to 60 others of each of the 18 taxa. Everything is written to folders of PNG files, and only
+commands run on them: ``maple train``, ``maple predict``. Figures of the new images come from the file of predictions
+alone, those of softmax and energy from the run's own test.
 
 - ``minutes``: of each command, on this machine as it is;
 - ``false_alarms``: share of the new images of known taxa that are flagged at 1, 5, 10 and 20 %, and of unknown ones;
@@ -43,6 +45,8 @@ MUON = "--optimizer muon --learning-rate 0.24 --weight-decay 1e-3 --set train.mo
 NETWORKS = {  # options of ``maple train``
     "default": "",
     "default, cross-entropy": "--recipe cross-entropy",
+    "default, triplets": "--recipe triplet --set triplet.prototype_weight=0",
+    "default, prototypes": "--recipe triplet --set triplet.triplet_weight=0",
     "resnet9, SGD": f"--backbone resnet9 {SGD}",
     "resnet9, Muon": f"--backbone resnet9 {MUON}",
     "airbench-32, Muon": f"--backbone airbench-32-average {MUON}",
@@ -50,7 +54,7 @@ NETWORKS = {  # options of ``maple train``
 METHODS = ("maple", "softmax", "softmax-scaled", "energy")
 
 
-def write_images(shared: Path, folder: Path) -> None:
+def write_images(shared: Path, folder: Path, half: int) -> None:
     """The folders ``known``, ``unknown`` and ``new``, a folder per taxon in each; nothing if they exist."""
     if (folder / "new").is_dir():
         return
@@ -58,7 +62,7 @@ def write_images(shared: Path, folder: Path) -> None:
     table = pa.concat_tables([pq.read_table(file) for file in files])
     names = np.array(table["label_name"].to_pylist())
     taxa, counts = np.unique(names, return_counts=True)
-    chosen = taxa[np.argsort(-counts, kind="stable")][:COMMON:EVERY]
+    chosen = taxa[np.argsort(-counts, kind="stable")][half:COMMON:EVERY]
     for i, taxon in enumerate(chosen):
         rows = np.flatnonzero(names == taxon)
         is_unknown = i % UNKNOWN_EVERY == UNKNOWN_EVERY - 1
@@ -83,7 +87,7 @@ def maple(*arguments: str | Path) -> float:
     return round((time.perf_counter() - start) / 60, 2)
 
 
-def measure(folder: Path, network: str, seed: int) -> dict[str, Any]:
+def measure(folder: Path, network: str, seed: int, half: int) -> dict[str, Any]:
     """Train, sort the new images, and judge what was written."""
     name = network.replace(", ", "-")
     run, predictions = folder / f"{name}-{seed}", folder / f"{name}-{seed}.csv"
@@ -99,6 +103,7 @@ def measure(folder: Path, network: str, seed: int) -> dict[str, Any]:
     test = {row["method"]: row for row in results.rows()}
     return {
         "network": network,
+        "half": half,
         "seed": seed,
         "options": NETWORKS[network],
         "minutes": minutes,
@@ -148,17 +153,18 @@ def bootstrap(confidence: np.ndarray, right: np.ndarray, seed: int, draws: int =
 def table(rows: list[dict[str, Any]]) -> Iterator[str]:
     """The rows as Markdown."""
     yield (
-        "| network | seed | minutes | accuracy | ECE (interval; floor) | false alarms at 1, 5, 10, 20 % | "
+        "| network | half | seed | minutes | accuracy | ECE (interval; floor) | false alarms at 1, 5, 10, 20 % | "
         "AUROC new | test: MAPLE / softmax / energy | errors found: report / probability / uncertainty |"
     )
-    yield "|---" * 9 + "|"
+    yield "|---" * 10 + "|"
     for row in rows:
         low, high = row["ece_interval"]
         alarms = ", ".join(f"{share:.3f}" for share in row["false_alarms"].values())
         test = " / ".join(f"{row['test'][name]['auroc/unknown']:.3f}" for name in METHODS if name in row["test"])
         errors = " / ".join(f"{value:.3f}" for value in row["error_auroc"].values())
         yield (
-            f"| {row['network']} | {row['seed']} | {sum(row['minutes'].values()):.1f} | {row['accuracy']:.3f} | "
+            f"| {row['network']} | {row['half']} | {row['seed']} | {sum(row['minutes'].values()):.1f} | "
+            f"{row['accuracy']:.3f} | "
             f"{row['ece']:.3f} ({low:.3f} to {high:.3f}; {row['ece_floor']:.3f}) | {alarms} | {row['auroc']:.3f} | "
             f"{test} | {errors} |"
         )
@@ -169,15 +175,18 @@ def main() -> None:
     parser.add_argument("--shared", type=Path, default=Path("../shared"), help="folder with data/")
     parser.add_argument("--networks", nargs="*", choices=NETWORKS, default=["default"])
     parser.add_argument("--seeds", nargs="*", type=int, default=[0])
+    parser.add_argument("--half", type=int, choices=[0, 1], default=0, help="of the common taxa; 1 is for choices")
     parser.add_argument("--folder", type=Path, default=Path("runs/benchmarks/plankton_trial"), help="images and runs")
     parser.add_argument("--json", type=Path, default=Path("results/plankton_trial.json"), help="rows, read and written")
     arguments = parser.parse_args()
-    write_images(arguments.shared, arguments.folder)
+    folder = arguments.folder / f"half-{arguments.half}"
+    write_images(arguments.shared, folder, arguments.half)
     rows = json.loads(arguments.json.read_text())["rows"] if arguments.json.exists() else []
     for seed in arguments.seeds:
         for network in arguments.networks:
-            rows = [row for row in rows if (row["network"], row["seed"]) != (network, seed)]
-            rows.append(measure(arguments.folder, network, seed))
+            key = (network, arguments.half, seed)
+            rows = [row for row in rows if (row["network"], row["half"], row["seed"]) != key]
+            rows.append(measure(folder, network, seed, arguments.half))
             arguments.json.write_text(json.dumps({"rows": rows}, indent=1) + "\n")
     print(*table(rows), sep="\n")
 
