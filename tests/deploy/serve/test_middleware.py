@@ -36,7 +36,7 @@ def test_whoever_sends_too_much_still_hears_why():
     with server(0.0) as (_, port):
         for path, sent_as, status in (
             ("v1/predict", kind, 413),
-            ("v1/predict", "image/png", 415),
+            ("v1/predict", "image/png", 413),
             ("healthz", kind, 405),
         ):
             request = urllib.request.Request(f"http://127.0.0.1:{port}/{path}", body, {"Content-Type": sent_as})

@@ -65,7 +65,7 @@ def test_json(everything, capsys):
 
 def test_every_suite_runs(everything):
     _, found = everything
-    assert [each.suite.name for each in found.values()] == list(SUITES)
+    assert [each.suite.name for each in found.values()] == [name for name in SUITES if not name.startswith("openood")]
     for page, each in found.items():
         ElementTree.fromstring(re.sub(r"<!DOCTYPE[^>]*>", "", page.read_text(encoding="utf-8")))
         assert {"table.md", "table.csv", "results.json", "report.html"} <= {file.name for file in page.parent.iterdir()}

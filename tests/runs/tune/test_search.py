@@ -92,9 +92,9 @@ def test_finished_trials_are_never_repeated(tmp_path, formula, capsys):
 
 
 def test_bayes_begins_with_the_settings_as_they_are_and_learns(tmp_path, formula):
-    names, flags = ["margin", "weight_decay"], {**FLAGS, "seed": 2}
+    names, flags = ["margin", "weight_decay"], {**FLAGS, "seed": 2, "backbone": "resnet9"}
     tuning = tune_recipe(request_for(tmp_path, search="bayes", parameters=names, trials=20, prune=False, flags=flags))
-    assert formula[0] == {"margin": 0.5, "weight_decay": 1e-3}
+    assert formula[0] == {"margin": 0.5, "weight_decay": 5e-4}
     assert len(tuning.trials) == 20 == len({tuple(call.values()) for call in formula})
     values = [trial.criteria["nll"] for trial in tuning.trials]
     assert np.mean(values[-8:]) < 0.8 * np.mean(values[1:9]), "later proposals are better than random ones"
@@ -245,7 +245,7 @@ def test_a_killed_study_goes_on_from_the_checkpoint_of_its_trial(tmp_path):
     assert 1 < len(rows) < 9, "killed in the middle of the first training"
     assert [attempt.state.name for attempt in attempts_of(tmp_path)] == ["RUNNING"]
 
-    flags = {**FLAGS, "epochs": 8, "learning_rate": 0.1}
+    flags = {**FLAGS, "epochs": 8, "learning_rate": 0.24}
     tuning = tune_recipe(request_for(tmp_path, values={"margin": [0.3, 0.7]}, prune=False, flags=flags))
     assert [attempt.state.name for attempt in attempts_of(tmp_path)] == ["FAIL", "COMPLETE", "COMPLETE"]
     assert [trial.state for trial in tuning.trials] == ["finished", "finished"]

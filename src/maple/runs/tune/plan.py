@@ -90,7 +90,7 @@ def make_plan(request: TuneRequest) -> Plan:
     >>> request = TuneRequest("digits", search="grid", flags={"epochs": 30})
     >>> print(make_plan(request).describe())
     48 trials of 30 epochs, 1,440 epochs at most; trials that fall behind are stopped early
-    search: grid, of recipe maple with resnet9
+    search: grid, of recipe maple with airbench-32
     criterion: nll, negative log-likelihood of the class probabilities
     parameters:
       hard_class_error  0.1, 0.3, 0.5
