@@ -29,7 +29,7 @@ CORES = 2  # that the seconds are for
 NEVER_SHOWN = ["Pinnularia", "Achnanthidium", "Epithemia", "Surirella"]
 IMAGES = 13_500  # of twelve taxa
 SPLITS = (0.545, 0.078, 0.078, 0.299)  # 4,900 training images of eight taxa, 700 for validation and for calibration
-RESNET9: Values = {"epochs": 14, "batch_size": 64}
+RESNET9: Values = {"backbone": "resnet9", "epochs": 14, "batch_size": 64}
 RECIPES: dict[str, Values] = {
     "demo": {**TRAINING, **MAPLE},
     "cross-entropy": {**TRAINING, "recipe": "cross-entropy"},
