@@ -13,16 +13,7 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 from maple.options import Flag, Values, flag, named_sources, named_values, read_names, read_numbers
-from maple.runs._flag_values import (
-    as_tuple,
-    channels,
-    describe_presets,
-    list_detectors,
-    list_names,
-    ood_group,
-    paths,
-    read_config,
-)
+from maple.runs import _flag_values as flag_values
 
 # --- flags that commands share ----------------------------------------------------------------------------------------
 
@@ -79,9 +70,10 @@ class _TrainingRequest(_Folder):
     _: KW_ONLY
     data_root: DataRoot = None
     file: Annotated[
-        Values, Flag("TOML file with options; flags take precedence", "--config", takes=Path, read=read_config)
+        Values,
+        Flag("TOML file with options; flags take precedence", "--config", takes=Path, read=flag_values.read_config),
     ] = field(default_factory=dict)  # its sections
-    preset: str | None = flag(None, describe_presets)
+    preset: str | None = flag(None, flag_values.describe_presets)
     validation: str | None = flag(None, "validation images, instead of a share of DATA")
 
 
@@ -136,12 +128,14 @@ class FitRequest(_Folder):
         shown="the network's, if it names those of the data, else in the order of the data",
         metavar="NAME,...",
         takes=str,
-        read=list_names,
+        read=flag_values.list_names,
     )
     head: str | None = flag(None, "layer that gives the logits; of ONNX the tensor with the embedding", shown="found")
     drop_head: bool = flag(False, "use only the embedding: for classes that the network was not trained for")
-    mean: tuple[float, ...] | None = channels("mean that the network subtracts from images in 0..1", "--mean", "0")
-    std: tuple[float, ...] | None = channels("standard deviation that it divides by", "--std", "1")
+    mean: tuple[float, ...] | None = flag_values.channels(
+        "mean that the network subtracts from images in 0..1", "--mean", "0"
+    )
+    std: tuple[float, ...] | None = flag_values.channels("standard deviation that it divides by", "--std", "1")
     shallow: str = flag("auto", "intermediate layer for the `shallow` score; none does without", shown="found")
     trust: Trust = False
     ood: OodSources = field(default_factory=dict)
@@ -287,14 +281,14 @@ class EvaluateRequest:
     """
 
     run: Run
-    others: tuple[Path, ...] = paths(
+    others: tuple[Path, ...] = flag_values.paths(
         "runs of other seeds, evaluated alike: figures become mean ± deviation", metavar="OTHER_RUNS", positional=True
     )
     ind: str | None = flag(None, "in-distribution test images", shown="the run's test split")
     ood: OodSources = field(default_factory=dict)
-    near: tuple[str, ...] = ood_group("near")
-    far: tuple[str, ...] = ood_group("far")
-    tables: tuple[Path, ...] = paths(
+    near: tuple[str, ...] = flag_values.ood_group("near")
+    far: tuple[str, ...] = flag_values.ood_group("far")
+    tables: tuple[Path, ...] = flag_values.paths(
         "table to write: .tex (LaTeX, booktabs), .md, or .csv (every run, unrounded); may be repeated",
         name="--table",
         metavar="FILE",
@@ -306,7 +300,7 @@ class EvaluateRequest:
         shown="softmax,energy; all: maple methods",
         metavar="NAME,...",
         takes=str,
-        read=list_detectors,
+        read=flag_values.list_detectors,
     )
     ood_validation: str | None = flag(None, "unknown images for lee-md-ood, the detector that is tuned on them")
     workers: Workers = 2
@@ -329,7 +323,7 @@ class BenchmarkRequest:
         metavar="NAMES",
         positional=True,
         takes=list[str],
-        read=as_tuple,
+        read=flag_values.as_tuple,
     )
     profile: str = flag("cpu", "how networks are trained", metavar="paper|cpu|tiny")
     _: KW_ONLY
@@ -360,7 +354,7 @@ class UpdateRequest:
     )
     _: KW_ONLY
     only: tuple[str, ...] = flag(
-        (), "classes of --data to learn", shown="all", metavar="NAME,...", takes=str, read=list_names
+        (), "classes of --data to learn", shown="all", metavar="NAME,...", takes=str, read=flag_values.list_names
     )
     out: Path | None = flag(None, "run folder to write", shown="replace RUN")
     workers: Workers = 2
