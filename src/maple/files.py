@@ -49,7 +49,7 @@ class RunFile(StrEnum):
     WEIGHTS = "weights.safetensors"  # the network
     DETECTOR = "detector.safetensors"  # Gaussians, calibration and decision; a folder with it holds a finished run
     RESULTS = "results.json"  # figures of the last evaluation
-    LABELS = "labels.csv"  # the labels of its test images, those first that are probably wrong
+    LABELS = "labels.csv"  # the labels of its test images, those first that may be wrong
     REPORT = "report.html"
     GALLERY = "gallery"  # folder: images and projections drawn by the report
     MEMBERS = "members"  # folder: checkpoints of the members of an ensemble

@@ -20,7 +20,7 @@ from run_folders import DIGITS, Page, build_run, check_page
 
 @pytest.fixture(scope="module")
 def mislabelled(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run with a few probable wrong labels."""
+    """A run with a few labels that may be wrong."""
     return build_run(tmp_path_factory.mktemp("labels") / "run", DIGITS)
 
 
@@ -33,7 +33,7 @@ def test_issues_are_listed_and_offered_as_csv(mislabelled: Path, tmp_path: Path)
     page = Page(write_report(mislabelled, tmp_path / "report.html"))
     check_page(page)
     issues = [each for each in read_labels(mislabelled / RunFile.LABELS) if each.is_label_issue]
-    assert 5 < len(issues) < MAX_LABELS and f"{len(issues)} labels of 898 test images are probably wrong" in page.text
+    assert 5 < len(issues) < MAX_LABELS and f"{len(issues)} labels of 898 test images may be wrong" in page.text
     assert all(each.file in page.text for each in issues)
     assert linked_csv(page) == labels_csv(issues)
     first = next(csv.DictReader(linked_csv(page).splitlines()))

@@ -153,7 +153,7 @@ def evaluate(request: requests.EvaluateRequest, as_json: requests.AsJson = False
 
 @cli.command()
 def clean(request: requests.CleanRequest, as_json: requests.TextAsJson = False) -> None:
-    """List labels that are probably wrong, first those that are most so; correct the list and train with it."""
+    """List labels that may be wrong, first those that are most so; correct the list and train with it."""
     from maple.runs.clean import clean_run
 
     print_described(clean_run(request), as_json)

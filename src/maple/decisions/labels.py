@@ -1,6 +1,6 @@
 """Probable wrong labels, by confident learning (Northcutt, Jiang and Chuang, 2021), and the list of them.
 
-The list has one row per image, probable errors first, with the columns of cleanlab, and is itself a source: correct the
+The list has one row per image, possible errors first, with the columns of cleanlab, and is itself a source: correct the
 column ``label`` and train again with ``maple train LIST``.
 """
 
@@ -32,7 +32,7 @@ def class_thresholds(probabilities: np.ndarray, labels: np.ndarray) -> np.ndarra
 
 
 def find_label_issues(probabilities: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Which labels are probably wrong (N,) bool, and the class that is confident instead, else the label (N,).
+    """Which labels may be wrong (N,) bool, and the class that is confident instead, else the label (N,).
 
     A class j is confident for an image if its probability reaches the class's threshold, p_j >= t_j
     (:func:`class_thresholds`). The most probable of the confident classes is j*; the label k is an issue if there is
@@ -91,7 +91,7 @@ def judge_labels(
 
 
 def labels_csv(judged: Iterable[JudgedLabel]) -> str:
-    """The list as CSV, probable errors first, the least probable labels first among them."""
+    """The list as CSV, possible errors first, the least probable labels first among them."""
     ordered = sorted(judged, key=lambda each: (not each.is_label_issue, each.label_quality))
     return to_csv(map(asdict, ordered), [each.name for each in fields(JudgedLabel)], header=True)
 

@@ -1,4 +1,4 @@
-"""The section of a report about labels: those of the test images that are probably wrong, as a table and as CSV."""
+"""The section of a report about labels: those of the test images that may be wrong, as a table and as CSV."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ class RunRecord:
     classes: RunClasses | None
     history: History | None
     results: Results | None
-    labels: tuple[JudgedLabel, ...] | None  # of the images of the last evaluation, probable errors first
+    labels: tuple[JudgedLabel, ...] | None  # of the images of the last evaluation, possible errors first
     gallery: Gallery
 
     @property

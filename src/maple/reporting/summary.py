@@ -196,7 +196,7 @@ def _point_at_defeats(results: Results) -> Iterator[Pointer]:
 def _point_at_labels(labels: Sequence[JudgedLabel] | None) -> Iterator[Pointer]:
     n = sum(each.is_label_issue for each in labels or ())
     if n:
-        text = f"{plural(n, 'label')} of test images {'is' if n == 1 else 'are'} probably wrong."
+        text = f"{plural(n, 'label')} of test images may be wrong."
         yield Pointer(text, "labels", "Labels")
 
 

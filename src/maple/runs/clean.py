@@ -1,4 +1,4 @@
-"""``maple clean``: which labels of a run's images are probably wrong, as a list to correct."""
+"""``maple clean``: which labels of a run's images may be wrong, as a list to correct."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _SPLITS = ("train", "validation", "calibration", "test")
 
 @dataclass(frozen=True)
 class Cleaned:
-    """How many labels of how many images are probably wrong, and where they are listed."""
+    """How many labels of how many images may be wrong, and where they are listed."""
 
     out: str
     images: dict[str, int]  # by split
@@ -38,19 +38,17 @@ class Cleaned:
         """One line in all, and one per split.
 
         >>> print(Cleaned("labels.csv", {"train": 100, "test": 20}, {"train": 1, "test": 2}).describe())
-        3 labels of 120 images are probably wrong, listed first in labels.csv
+        3 labels of 120 images may be wrong, listed first in labels.csv
         train: 1 of 100
         test: 2 of 20
         """
         n, total = sum(self.issues.values()), plural(sum(self.images.values()), "image")
-        first = (
-            f"{plural(n, 'label')} of {total} {'is' if n == 1 else 'are'} probably wrong, listed first in {self.out}"
-        )
+        first = f"{plural(n, 'label')} of {total} may be wrong, listed first in {self.out}"
         return "\n".join([first, *(f"{name}: {self.issues[name]:,} of {n:,}" for name, n in self.images.items())])
 
 
 def clean_run(request: CleanRequest) -> Cleaned:
-    """Write the list of all labelled images of a run, or of a source, with those first whose label is probably wrong.
+    """Write the list of all labelled images of a run, or of a source, with those first whose label may be wrong.
 
     Training images are judged apart from the others: the network has learned their labels, also the wrong ones, and is
     surer of them.
