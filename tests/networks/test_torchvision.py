@@ -83,17 +83,21 @@ def test_a_missing_torchvision_says_what_to_do(monkeypatch):
         import_torchvision()
 
 
+def run_script(script: str) -> subprocess.CompletedProcess[str]:
+    """Run Python code in a process of its own: an import that failed once cannot be made to fail again."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
+    return subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment, check=False)
+
+
 @pytest.mark.skipif(not find_spec("torchvision"), reason="torchvision is not installed")
 def test_the_installed_torchvision_imports():
-    """In a process of its own: an import that failed once cannot be made to fail again."""
     script = (
         "from maple.networks._torchvision import import_torchvision\n"
         "assert import_torchvision() is import_torchvision()\n"
         "import torch, torchvision.transforms, torchvision.models\n"
         "print(*torchvision.transforms.Resize(4)(torch.zeros(3, 8, 8)).shape)\n"
     )
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
-    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment, check=False)
+    run = run_script(script)
     assert run.stdout.split() == ["3", "4", "4"], run.stderr
 
 
@@ -106,8 +110,7 @@ def test_one_import_is_enough_for_own_scripts():
         "assert torchvision.models.resnet18(num_classes=3).eval()(torch.zeros(1, 3, 32, 32)).shape == (1, 3)\n"
         "print(len(torchvision.datasets.FakeData(5)), timm.create_model('test_vit', num_classes=4).num_classes)\n"
     )
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
-    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment, check=False)
+    run = run_script(script)
     assert run.stdout.split() == ["5", "4"], run.stderr
 
 
