@@ -187,7 +187,7 @@ def _values(annotation: Any) -> str:
     """The values that an option takes, with spaces where a narrow column may break them."""
     from maple.cli._flags import value_text
 
-    text = value_text(annotation) or ("true|false" if annotation is bool else "TEXT")
+    text = "true|false" if annotation is bool else value_text(annotation)
     return _cell(text.replace("|", " | "))
 
 

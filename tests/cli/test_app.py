@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from PIL import Image
 
 from commands import flat, run
+from maple.cli.app import COMMANDS
 from maple.runs.setup.presets import list_presets
 
 # --- bad input: a sentence that says what to do, the right exit code, no traceback
@@ -69,3 +72,11 @@ def test_help_is_complete(capsys):
     for flag in ("--relabel-every", "--hard-class-error", "--max-clusters", "--devices", "--resume", "--preset"):
         assert flag in text
     assert all(name in flat(text).replace("│ │ ", "") for name in list_presets())
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_names_no_types_of_python(name, capsys):
+    assert run(name, "--help") == 0
+    text = capsys.readouterr().out
+    assert not re.search(r"<(bool|str|path|int|float|list)|\bFalse\b|\bTrue\b", text)
+    assert re.search(r"--help +show this help", text)

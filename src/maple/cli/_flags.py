@@ -7,7 +7,9 @@ import shlex
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import MISSING, dataclass, fields
+from pathlib import Path
 from pkgutil import resolve_name
+from types import NoneType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import typer
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
 Declared = tuple[str, "Flag", inspect.Parameter]  # name, flag, and the parameter for Typer
 Flags = dict[str, str | bool]  # values of flags as they were given, by option or by name.option
 SWITCH = " "  # in place of a value in the help
+WORDS = {bool: SWITCH, int: "NUMBER", float: "NUMBER", str: "TEXT", Path: "PATH"}  # of the help, for values
 _NO_DEFAULT = inspect.Parameter.empty
 
 
@@ -181,26 +184,26 @@ def _keyword(name: str, annotation: Any, default: Any) -> inspect.Parameter:
 
 def _default_text(default: Any) -> str:
     shown = ",".join(map(str, default)) if isinstance(default, tuple) else default
+    if isinstance(default, bool):
+        shown = "yes" if default else "no"
     return "" if shown in (None, "") else f" [dim]\\[default: {shown}][/]"
 
 
-def value_text(annotation: Any) -> str | None:
-    """What an option takes: ``sgd|adam``, ``NUMBER``, ``auto|NUMBER``, nothing for a switch, or None for plain text.
+def value_text(annotation: Any) -> str:
+    """What an option takes: ``sgd|adam``, ``NUMBER``, ``auto|NUMBER``, ``PATH``, ``TEXT``, or nothing for a switch.
 
-    >>> value_text(Literal["auto"] | int)
-    'auto|NUMBER'
+    >>> value_text(Literal["auto"] | int), value_text(Path | None)
+    ('auto|NUMBER', 'PATH')
     """
-    if annotation in (int, float):
-        return "NUMBER"
-    if annotation is bool:
-        return SWITCH
+    if annotation in WORDS:
+        return WORDS[annotation]
     if get_origin(annotation) is Annotated:
         return value_text(get_args(annotation)[0])
     if get_origin(annotation) is Literal:
         return "|".join(get_args(annotation))
     if get_origin(annotation) is tuple:
         return "NAME,..." if str in get_args(annotation) else "NUMBER,..."
-    return "|".join(filter(None, map(value_text, get_args(annotation)))) or None
+    return "|".join(value_text(each) for each in get_args(annotation) if each is not NoneType)
 
 
 def read_settings(pairs: list[str] | None) -> dict[str, str]:

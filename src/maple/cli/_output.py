@@ -53,6 +53,7 @@ def make_grid(rows: Iterable[tuple[str, str]], style: str = "bold") -> Table:
     """Names in this style, each with a text, which may have markup."""
     table = Table.grid(padding=(0, 2))
     table.add_column(no_wrap=True, style=style)
+    table.add_column(overflow="fold")  # a long list of values is shown to its end
     for row in rows:
         table.add_row(*row)
     return table

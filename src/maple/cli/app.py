@@ -17,12 +17,13 @@ from rich.markup import escape
 from rich.padding import Padding
 from rich.panel import Panel
 from rich.text import Text
-from typer.core import TyperGroup
+from typer.core import TyperArgument, TyperCommand, TyperGroup
 from typer.main import get_command_from_info
 from typer.models import CommandInfo
 
 from maple import __version__
 from maple.cli import commands
+from maple.cli._flags import SWITCH
 from maple.cli._output import make_grid, output
 from maple.cli.catalogue import data, methods
 from maple.errors import MapleError, naming_extras
@@ -40,6 +41,23 @@ COMMANDS = {
 }
 
 
+class Described(TyperCommand):
+    """A command whose help has no names of Python types: arguments have their name, switches take nothing."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        params = super().get_params(ctx)
+        for each in params:
+            if isinstance(each, TyperArgument):
+                each.display_type_rich = _show_nothing  # type: ignore[method-assign]
+            elif each.name == "help":
+                each.metavar, each.help = SWITCH, "show this help"  # type: ignore[attr-defined]
+        return params
+
+
+def _show_nothing(ctx: Any) -> None:
+    return None
+
+
 class Overview(TyperGroup):
     """The commands: each is made when it is asked for, and listed by its name and the first paragraph of its help."""
 
@@ -50,7 +68,7 @@ class Overview(TyperGroup):
         if cmd_name not in COMMANDS:
             return None
         function = COMMANDS[cmd_name].with_flags()
-        info = CommandInfo(cmd_name, callback=function, help="\n\n".join(_paragraphs(function.__doc__)))
+        info = CommandInfo(cmd_name, cls=Described, callback=function, help="\n\n".join(_paragraphs(function.__doc__)))
         return get_command_from_info(info, pretty_exceptions_short=False, rich_markup_mode=self.rich_markup_mode)
 
     def format_help(self, ctx: Any, formatter: Any) -> None:

@@ -95,7 +95,7 @@ def _option_rows(found: MethodFacts) -> list[dict[str, Any]]:
     return [
         {
             "name": name,
-            "takes": "true|false" if annotation is bool else cli.value_text(annotation) or "TEXT",
+            "takes": "true|false" if annotation is bool else cli.value_text(annotation),
             "default": list(each.default) if isinstance(each.default, tuple) else each.default,
             "help": each.metadata.get("help", ""),
         }

@@ -164,7 +164,7 @@ class TuneRequest(_TrainingRequest):
     parameters: Sequence[str] | None = flag(
         None,
         "options to search, such as max_clusters,margin",
-        shown="hard_class_error,relabel_every,max_clusters; bayes: also learning rate, margin and weights",
+        shown="hard_class_error, relabel_every, max_clusters; bayes: also learning rate, margin and weights",
         metavar="NAME,...",
         takes=str,
         read=lambda text: None if text is None else read_names(text),
