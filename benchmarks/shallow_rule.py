@@ -1,13 +1,16 @@
 """Compare the default score with and without the shallow layer that wrap_backbone finds: results/shallow_rule.json.
 
     python benchmarks/shallow_rule.py --shared ../shared
-    python benchmarks/shallow_rule.py --shared ../shared --networks densenet --train 5000 --images 2000
+    python benchmarks/shallow_rule.py --shared ../shared --networks wrn --precision bf16-mixed
     python benchmarks/shallow_rule.py --table
 
-Each network knows CIFAR-10. Gaussians are fitted on the first ``--train`` training images, the score on one half of
-``--images`` test images, AUROC is that of the other half against the first ``--images`` of each OOD set. ``resnet20``
-and ``densenet`` are the public ones beside the data. ``cnn`` and ``vit`` are small networks of timm, trained here for
-``--epochs`` passes over the training images used, with random flips; their accuracy is part of the row.
+Each network knows CIFAR-10. Gaussians are fitted on the first ``--fit`` training images, the score on one half of
+``--images`` test images, AUROC is that of the other half against the first ``--images`` of each OOD set.
+
+``resnet20``, ``densenet`` and ``wrn`` (weights of one bit) are the public ones beside the data. ``cnn`` and ``vit`` are
+small networks of timm, trained here from scratch for ``--epochs`` passes over the first ``--train`` images, with random
+flips. ``efficientnet`` is EfficientNet-Lite0 of the extra ``pretrained``, fine-tuned in the same way at 64 pixels for
+``TUNED`` passes over the images of the Gaussians. The accuracy of each is part of its row.
 """
 
 from __future__ import annotations
@@ -24,6 +27,7 @@ import torch
 from torch import nn
 
 import peers
+from efficientnet_lite import PREPROCESSING, efficientnet_lite0
 from maple.data.image_set import ImageSet
 from maple.data.sources import open_images
 from maple.detectors.description import Description
@@ -33,22 +37,23 @@ from maple.networks._torchvision import import_extra
 from maple.networks.backbone import use_channels_last
 from maple.stats.metrics import auroc
 from maple.types import Outputs
-from public import load_public
+from public import load_network, load_public
 from resnet20 import public_resnet20
 
 OOD = {"cifar100": "cifar100/test", "tiny_imagenet": "tiny_imagenet/val", "svhn": "svhn/test"}
 HALF = (0.5, 0.5, 0.5)
+SIZES = {"efficientnet": 64}  # in pixels; others take 32
+TUNED = 3  # epochs of fine-tuning
 
 
-def open_sets(arguments: argparse.Namespace) -> dict[str, ImageSet]:
-    """The first images of each set."""
+def open_sets(name: str, arguments: argparse.Namespace) -> dict[str, ImageSet]:
+    """The first images of each set, in the size of the network; ``train`` has the images of the Gaussians."""
     sources = {"train": "cifar10/train", "test": "cifar10/test", **OOD}
-    counts = {"train": arguments.train}
     return {
-        name: open_images(source, size=32, data_root=arguments.shared / "data").subset(
-            np.arange(counts.get(name, arguments.images))
+        key: open_images(source, size=SIZES.get(name, 32), data_root=arguments.shared / "data").subset(
+            np.arange(arguments.fit if key == "train" else arguments.images)
         )
-        for name, source in sources.items()
+        for key, source in sources.items()
     }
 
 
@@ -68,9 +73,15 @@ def make_densenet(train: ImageSet, arguments: argparse.Namespace) -> Backbone:
     return wrap(network, mean=mean, std=std)
 
 
+def make_wrn(train: ImageSet, arguments: argparse.Namespace) -> Backbone:
+    network, mean, std = load_network("wrn-cifar10", arguments.shared)
+    network.half_maps = arguments.precision == "bf16-mixed"
+    return wrap(network, mean=mean, std=std)
+
+
 def make_cnn(train: ImageSet, arguments: argparse.Namespace) -> Backbone:
     module = import_extra("timm").create_model("test_resnet", num_classes=10, stem_type="")
-    return wrap(train_module(module, train, arguments.epochs), mean=HALF, std=HALF)
+    return from_scratch(module, arguments)
 
 
 def make_vit(train: ImageSet, arguments: argparse.Namespace) -> Backbone:
@@ -78,14 +89,34 @@ def make_vit(train: ImageSet, arguments: argparse.Namespace) -> Backbone:
     module = transformer(
         img_size=32, patch_size=4, embed_dim=96, depth=6, num_heads=3, num_classes=10, global_pool="avg"
     )
-    return wrap(train_module(module, train, arguments.epochs), mean=HALF, std=HALF)
+    return from_scratch(module, arguments)
+
+
+def from_scratch(module: nn.Module, arguments: argparse.Namespace) -> Backbone:
+    images = open_images("cifar10/train", size=32, data_root=arguments.shared / "data")
+    torch.manual_seed(0)
+    for layer in module.modules():
+        if hasattr(layer, "reset_parameters"):
+            layer.reset_parameters()  # type: ignore[operator]
+    trained = train_module(module, images.subset(np.arange(arguments.train)), arguments.epochs, rate=2e-3)
+    return wrap(trained, mean=HALF, std=HALF)
+
+
+def make_efficientnet(train: ImageSet, arguments: argparse.Namespace) -> Backbone:
+    torch.manual_seed(0)
+    module = efficientnet_lite0()
+    module._fc = nn.Linear(module._fc.in_features, 10)  # type: ignore[union-attr, arg-type]
+    trained = train_module(module, train, TUNED, rate=1e-3)
+    return wrap(trained, mean=PREPROCESSING["mean"], std=PREPROCESSING["std"])
 
 
 MAKERS: dict[str, Callable[[ImageSet, argparse.Namespace], Backbone]] = {
     "resnet20": make_resnet20,
     "densenet": make_densenet,
+    "wrn": make_wrn,
     "cnn": make_cnn,
     "vit": make_vit,
+    "efficientnet": make_efficientnet,
 }
 
 
@@ -93,18 +124,14 @@ def wrap(module: nn.Module, **preprocessing: Any) -> Backbone:
     return use_channels_last(wrap_backbone(module.eval(), example=torch.zeros(2, 3, 32, 32), **preprocessing))
 
 
-def train_module(module: nn.Module, train: ImageSet, epochs: int) -> nn.Module:
+def train_module(module: nn.Module, train: ImageSet, epochs: int, rate: float) -> nn.Module:
     """Cross-entropy with AdamW and one cycle, on images (x - 0.5) / 0.5 that are mirrored at random."""
-    torch.manual_seed(0)
-    for layer in module.modules():
-        if hasattr(layer, "reset_parameters"):
-            layer.reset_parameters()  # type: ignore[operator]
     assert train.pixels is not None
     x = torch.from_numpy(train.pixels).permute(0, 3, 1, 2).float().div(127.5).sub(1)
     labels, size = torch.from_numpy(train.labels), 128
-    optimizer = torch.optim.AdamW(module.parameters(), 2e-3, weight_decay=0.05)
+    optimizer = torch.optim.AdamW(module.parameters(), rate, weight_decay=0.05)
     steps = epochs * (len(x) // size)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 2e-3, total_steps=steps)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, rate, total_steps=steps)
     module.train()
     for _ in range(epochs):
         for rows in torch.randperm(len(x))[: len(x) // size * size].split(size):
@@ -123,12 +150,14 @@ def measure(name: str, sets: dict[str, ImageSet], arguments: argparse.Namespace)
     """AUROC of every score by OOD set; ``fused`` with the layer that was found, ``fused without`` without it."""
     backbone = MAKERS[name](sets["train"], arguments)
     outputs = {key: embed(backbone, images) for key, images in sets.items()}
-    trained_here = name in ("cnn", "vit")
+    trained = {"cnn": (arguments.train, arguments.epochs), "efficientnet": (arguments.fit, TUNED)}
+    trained["vit"] = trained["cnn"]
     row = {
         "network": name,
-        "train": arguments.train,
+        "fit": arguments.fit,
         "images": arguments.images,
-        **({"epochs": arguments.epochs} if trained_here else {}),
+        "precision": arguments.precision if name == "wrn" else "32-true",
+        **(dict(zip(("train", "epochs"), trained[name], strict=True)) if name in trained else {}),
         "shallow": backbone.shallow,
         "accuracy": float((outputs["test"].logits.argmax(1) == sets["test"].labels).mean()),  # type: ignore[union-attr]
     }
@@ -179,9 +208,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shared", type=Path, default=Path("../shared"), help="folder with data/ and weights/")
     parser.add_argument("--networks", nargs="*", default=list(MAKERS), choices=list(MAKERS))
-    parser.add_argument("--train", type=int, default=5000, help="training images")
+    parser.add_argument("--fit", type=int, default=5000, help="training images for the Gaussians")
+    parser.add_argument("--train", type=int, default=50_000, help="training images of the networks trained here")
     parser.add_argument("--images", type=int, default=2000, help="images of the test set and of each OOD set")
     parser.add_argument("--epochs", type=int, default=10, help="of the networks that are trained here")
+    parser.add_argument("--precision", default="32-true", choices=["32-true", "bf16-mixed"], help="of the WRN")
     parser.add_argument("--table", action="store_true", help="only print the rows that there are")
     parser.add_argument("--json", type=Path, default=Path("results/shallow_rule.json"), help="rows, read and written")
     arguments = parser.parse_args()
@@ -189,9 +220,9 @@ def main() -> None:
     use_fast_allocator()
     rows = peers.read_rows(arguments.json)
     if not arguments.table:
-        sets = open_sets(arguments)
         for name in arguments.networks:
-            rows = [old for old in rows if old["network"] != name] + [measure(name, sets, arguments)]
+            row = measure(name, open_sets(name, arguments), arguments)
+            rows = [old for old in rows if old["network"] != name] + [row]
             arguments.json.write_text(json.dumps({"rows": rows}, indent=1) + "\n")
     print_table(rows)
 

@@ -33,7 +33,9 @@ def test_a_row_has_every_score_with_and_without_the_layer(monkeypatch, capsys):
     }
     sets["svhn"] = ImageSet.from_arrays(np.repeat(sets["svhn"].pixels[:, :, :, :1] // 4, 3, axis=3))  # dark and grey
     monkeypatch.setitem(shallow_rule.MAKERS, "resnet20", lambda train, arguments: create_backbone("resnet9", 4))
-    row = shallow_rule.measure("resnet20", sets, argparse.Namespace(train=200, images=200, epochs=1))
+    row = shallow_rule.measure(
+        "resnet20", sets, argparse.Namespace(fit=200, images=200, train=200, epochs=1, precision="32-true")
+    )
     assert row["shallow"] == "blocks.2" and set(row["auroc"]) == {*shallow_rule.OOD, "mean"}
     svhn = row["auroc"]["svhn"]
     assert svhn["shallow"] > 0.9
