@@ -10,7 +10,14 @@ import pytest
 
 from maple.errors import UsageError
 from maple.runs.requests import FitRequest, TrainRequest
-from maple.runs.setup.request import LEFT_OUT, absolute_source, check_unknown, default_out, describe_request
+from maple.runs.setup.request import (
+    LEFT_OUT,
+    absolute_source,
+    check_files,
+    check_unknown,
+    default_out,
+    describe_request,
+)
 
 
 @pytest.fixture
@@ -73,3 +80,10 @@ def test_unknown_images_that_are_missing_are_found_early(here):
 def test_only_the_path_of_a_corrupted_source_is_made_absolute(here):
     (here / "c").mkdir()
     assert absolute_source("corrupted:c?family=fog") == f"corrupted:{here / 'c'}?family=fog"
+
+
+@pytest.mark.parametrize("described", [{"head": "fc"}, {"weights": Path("net.pth")}])
+@pytest.mark.parametrize("init", [None, "auto"])
+def test_a_description_without_a_network_is_refused_before_torch_is_loaded(here, init, described):
+    with pytest.raises(UsageError, match="give it with --init"):
+        check_files(TrainRequest(source="digits", init=init, **described))
