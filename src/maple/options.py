@@ -113,6 +113,10 @@ class Flag:
     positional: bool = False
     takes: Any = None  # type of the value given, or None, of which ``read`` makes that of the field
     read: Callable[[Any], Any] | None = None
+    word: str = ""  # that may follow a switch; ``read`` gets the word, or ``ALONE`` if it does not follow
+
+
+ALONE = "yes"  # value of a switch that is followed by nothing, where a word could follow
 
 
 def flag(default: Any, help: str | Callable[[], str], name: str = "", **about: Any) -> Any:

@@ -37,6 +37,7 @@ def test_arguments_of_train_become_a_request(asked, tmp_path):
     (request,) = asked
     assert isinstance(request, TrainRequest) and request.command.startswith("maple train some/digits")
     assert request.source == "some/digits" and request.folder == Path("runs/digits") and request.resume
+    assert request.resume is True
     assert request.flags == {"recipe": "sngp", "learning_rate": "0.5", "sngp.features": "64"}
     assert (
         request.file == {"train": {"epochs": 3}}
@@ -85,3 +86,24 @@ def test_a_search_is_planned(tmp_path, monkeypatch, capsys):
     assert list(plan["parameters"]) == ["max_clusters"] and not list(tmp_path.iterdir())
     assert run("tune", "digits", *options) == 0
     assert "max_clusters" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "resume", "source"),
+    [
+        (["digits"], False, "digits"),
+        (["--resume", "digits"], True, "digits"),
+        (["--resume", "auto", "digits"], "auto", "digits"),
+        (["digits", "--resume", "auto"], "auto", "digits"),
+        (["--resume", "--seed", "1", "auto"], True, "auto"),
+        (["digits", "--resume=auto"], "auto", "digits"),
+    ],
+)
+def test_a_word_may_follow_resume(asked, words, resume, source):
+    assert run("train", *words) == 0
+    assert (asked[0].resume, asked[0].source) == (resume, source)
+
+
+def test_another_word_after_resume_is_refused(asked, capsys):
+    assert run("train", "digits", "--resume=soon") == 2
+    assert "--resume auto" in flat(capsys.readouterr().err) and not asked

@@ -165,6 +165,25 @@ def test_resume_needs_a_run(image_folder, tmp_path, monkeypatch, capsys):
     assert "checkpoint" in flat(capsys.readouterr().err)
 
 
+def test_resume_auto_starts_continues_and_ends_a_run(image_folder, tmp_path, monkeypatch, capsys):
+    """The same command line, as a job script that is put back into its queue would give it."""
+    folder = tmp_path / "queued"
+    command = (image_folder, "--out", folder, "--resume", "auto")
+    assert tiny(*command, "--overwrite") == 2 and not folder.exists()
+    with monkeypatch.context() as patch:
+        patch.setattr("maple.runs.train.train_backbone", interrupt)
+        assert tiny(*command) == 130
+    assert (folder / "config.toml").exists() and not (folder / "detector.safetensors").exists()
+    assert tiny(*command) == 0
+    assert "the training starts from the beginning" in flat(capsys.readouterr().err)
+    written = {path: path.stat().st_mtime_ns for path in folder.iterdir()}
+    assert tiny(*command, "--json") == 0
+    told = capsys.readouterr()
+    assert "nothing is left to do" in flat(told.err)
+    assert json.loads(told.out) == json.loads((folder / "results.json").read_text())
+    assert {path: path.stat().st_mtime_ns for path in folder.iterdir()} == written
+
+
 def test_too_few_calibration_images_are_reported(image_folder, tmp_path, capsys):
     folder = tmp_path / "r"
     assert tiny(image_folder, "--out", folder, "--false-alarm", 0.2) == 0

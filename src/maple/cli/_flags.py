@@ -5,14 +5,15 @@ from __future__ import annotations
 import inspect
 import shlex
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from pkgutil import resolve_name
-from types import NoneType
+from types import MappingProxyType, NoneType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import typer
+from typer.core import TyperCommand
 
 from maple.errors import UsageError
 
@@ -75,8 +76,8 @@ class Command:
         return self.function.__name__
 
     def with_flags(self) -> Callable[..., None]:
-        """The function with one keyword per flag, which Typer reads."""
-        from maple.options import Flag
+        """The function with one keyword per flag, which Typer reads; ``words`` are those of :class:`WithWords`."""
+        from maple.options import Flag, flag_name
         from maple.runs import requests
 
         taken = inspect.signature(self.function).parameters
@@ -99,6 +100,7 @@ class Command:
 
         parameters = [*(each for *_, each in own), *made, *(each for *_, each in shared)]
         run.__name__, run.__doc__ = self.name, self.function.__doc__
+        run.words = {flag_name(name): flag.word for name, flag, _ in own if flag.word}  # type: ignore[attr-defined]
         run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         run.__annotations__ = {each.name: each.annotation for each in parameters}
         return run
@@ -141,6 +143,37 @@ def command(*sections: str, **about: Any) -> Callable[[Callable[..., None]], Com
     return lambda function: Command(function, sections, **about)
 
 
+class WithWords(TyperCommand):
+    """A command whose switches may be followed by a word: ``--resume`` and ``--resume auto``.
+
+    Typer's options take a value or none. Such a switch is an option with a value, which is added where it is left out.
+    """
+
+    words: Mapping[str, str] = MappingProxyType({})  # by the spelling of the switch
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, add_values(args, self.words))
+
+
+def add_values(args: Sequence[str], words: Mapping[str, str]) -> list[str]:
+    """The arguments with ``=value`` at each switch of ``words`` that has none.
+
+    >>> add_values(["--resume", "auto", "--resume", "slides", "--", "--resume"], {"--resume": "auto"})
+    ['--resume=auto', '--resume=yes', 'slides', '--', '--resume']
+    """
+    from maple.options import ALONE
+
+    left, made = list(args), []
+    while left and left[0] != "--":
+        name = left.pop(0)
+        if name in words:
+            followed = bool(left) and left[0] == words[name]
+            made.append(f"{name}={left.pop(0) if followed else ALONE}")
+        else:
+            made.append(name)
+    return made + left
+
+
 # --- parameters for Typer ---------------------------------------------------------------------------------------------
 
 
@@ -163,6 +196,7 @@ def _declare(name: str, flag: Flag, kind: Any = None, default: Any = None) -> De
 
     if flag.takes is not None:
         kind, default = flag.takes | None, None
+    metavar = f"[{flag.word}]" if flag.word else flag.metavar or value_text(kind)
     help = (flag.help if isinstance(flag.help, str) else flag.help()) + _default_text(flag.shown)
     if flag.positional:
         return name, flag, _keyword(name, Annotated[kind, typer.Argument(help=help, metavar=flag.metavar)], default)
@@ -171,7 +205,7 @@ def _declare(name: str, flag: Flag, kind: Any = None, default: Any = None) -> De
         *names,
         help=help,
         rich_help_panel=flag.panel,
-        metavar=flag.metavar or value_text(kind),
+        metavar=metavar,
         min=flag.min,
         envvar=flag.envvar,
     )

@@ -17,13 +17,13 @@ from rich.markup import escape
 from rich.padding import Padding
 from rich.panel import Panel
 from rich.text import Text
-from typer.core import TyperArgument, TyperCommand, TyperGroup
+from typer.core import TyperArgument, TyperGroup
 from typer.main import get_command_from_info
 from typer.models import CommandInfo
 
 from maple import __version__
 from maple.cli import commands
-from maple.cli._flags import SWITCH
+from maple.cli._flags import SWITCH, WithWords
 from maple.cli._output import make_grid, output
 from maple.cli.catalogue import data, methods
 from maple.errors import MapleError, naming_extras
@@ -41,7 +41,7 @@ COMMANDS = {
 }
 
 
-class Described(TyperCommand):
+class Described(WithWords):
     """A command whose help has no names of Python types: arguments have their name, switches take nothing."""
 
     def get_params(self, ctx: Any) -> list[Any]:
@@ -68,8 +68,11 @@ class Overview(TyperGroup):
         if cmd_name not in COMMANDS:
             return None
         function = COMMANDS[cmd_name].with_flags()
-        info = CommandInfo(cmd_name, cls=Described, callback=function, help="\n\n".join(_paragraphs(function.__doc__)))
-        return get_command_from_info(info, pretty_exceptions_short=False, rich_markup_mode=self.rich_markup_mode)
+        help = "\n\n".join(_paragraphs(function.__doc__))
+        info = CommandInfo(cmd_name, cls=Described, callback=function, help=help)
+        command = get_command_from_info(info, pretty_exceptions_short=False, rich_markup_mode=self.rich_markup_mode)
+        command.words = function.words  # type: ignore[attr-defined]
+        return command
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         options = [(", ".join(option.opts), getattr(option, "help", None) or "") for option in self.get_params(ctx)]

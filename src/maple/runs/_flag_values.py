@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from maple.errors import ConfigError, UsageError
-from maple.options import flag, read_names, read_numbers, read_toml
+from maple.options import ALONE, flag, read_names, read_numbers, read_toml
 
 
 def read_config(path: Path | None) -> dict[str, Any]:
@@ -46,6 +46,19 @@ def load_all_plugins(names: Sequence[str] | None) -> None:
 
         load_installed()
     load_plugins(names)
+
+
+def read_resume(value: str | None) -> bool | Literal["auto"]:
+    """The value of ``--resume``, which "auto" may follow.
+
+    >>> [read_resume(value) for value in (None, ALONE, "auto")]
+    [False, True, 'auto']
+    """
+    if value in (None, ALONE):
+        return value is not None
+    if value != "auto":
+        raise UsageError(f"--resume={value}: give --resume to continue a run, or --resume auto to start it if need be")
+    return "auto"
 
 
 def list_names(text: str | None) -> tuple[str, ...]:

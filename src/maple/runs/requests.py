@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, MISSING, dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 from maple.options import Flag, Values, flag, named_sources, named_values, read_names, read_numbers
 from maple.runs import _flag_values as flag_values
@@ -86,7 +86,13 @@ class TrainRequest(_TrainingRequest):
     test: str | None = flag(None, "test images, instead of a share of DATA")
     ood: OodSources = field(default_factory=dict)
     out: Path | None = flag(None, "run folder to write", shown="runs/<name of DATA>")
-    resume: bool = flag(False, "continue an interrupted run")
+    resume: bool | Literal["auto"] = flag(
+        False,
+        "continue an interrupted run; auto: start it if there is none, do nothing if it is finished",
+        takes=str,
+        read=flag_values.read_resume,
+        word="auto",
+    )
     overwrite: Overwrite = False
     init: str | None = flag(
         None,

@@ -64,7 +64,15 @@ def train_run(request: TrainRequest) -> Results | None:
     Returns the results; ``None`` without test images, and in all processes but the first. The request is checked
     before the run folder is touched; the folder is locked while it is written.
     """
+    if request.resume and request.overwrite:
+        raise UsageError("--resume continues a run and --overwrite replaces it: give one of them")
     run = RunFolder(request.folder)
+    if request.resume == AUTO:
+        if _is_over(run):
+            say(f"'{run.path}' is a finished run: nothing is left to do")
+            return _read_results(run)
+        # All processes decide alike: the first writes only after the others have joined it.
+        request = dataclasses.replace(request, resume=run.holds_run())
     if is_first_process():
         run.check_unlocked()
         _check_folder(request)
@@ -300,10 +308,8 @@ def _settle_start(request: TrainRequest, start: Start, splits: Splits) -> tuple[
 def _check_folder(request: TrainRequest) -> None:
     """Refuse a request that would lose a run, or resume none."""
     run = RunFolder(request.folder)
-    if request.resume and request.overwrite:
-        raise UsageError("--resume continues a run and --overwrite replaces it: give one of them")
     started = run.holds_run()
-    over = run.is_finished() and not run.has_checkpoint()  # nothing is left to train
+    over = _is_over(run)
     if started and not request.resume and not request.overwrite:
         if over:
             raise UsageError(f"'{run.path}' holds a finished run: choose another --out, or --overwrite to replace it")
@@ -317,6 +323,17 @@ def _check_folder(request: TrainRequest) -> None:
             f"'{run.path}' is a finished run, there is nothing to resume: choose another --out, or give --overwrite "
             "instead of --resume to replace it"
         )
+
+
+def _is_over(run: RunFolder) -> bool:
+    """Whether nothing is left to train."""
+    return run.is_finished() and not run.has_checkpoint()
+
+
+def _read_results(run: RunFolder) -> Results | None:
+    """The results of a finished run, in the first process and where there were test images."""
+    path = run / RunFile.RESULTS
+    return Results.from_json(path.read_bytes()) if is_first_process() and path.is_file() else None
 
 
 def _as_started(request: TrainRequest, config: RunConfig) -> tuple[TrainRequest, RunConfig]:

@@ -13,7 +13,7 @@ from maple.files import check_weights_file, expand_home
 from maple.runs.folder import RunOrigin
 from maple.runs.requests import RunRequest, TrainRequest
 
-AUTO = "auto"  # --init that takes the best of the pretrained networks on this machine
+AUTO = "auto"  # --init: the best of the pretrained networks on this machine; --resume: if there is a run
 LEFT_OUT = "left-out"  # source of unknown images: those of the classes that the run left out
 
 
