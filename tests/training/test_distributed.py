@@ -301,3 +301,9 @@ def test_missing_hardware_is_one_sentence(environment):
         pytest.skip("there is a GPU here")
     with pytest.raises(UsageError, match="cuda"):
         make_fabric(TrainOptions(accelerator="cuda"))
+
+
+def test_fabric_does_not_name_its_precision(environment, caplog):
+    with caplog.at_level("INFO"):
+        make_fabric(TrainOptions(precision="bf16-mixed", accelerator="cpu"))
+    assert not caplog.records
