@@ -1,14 +1,16 @@
 """Choose the parts of the fused score on known images alone, and say what that costs: results/score_parts.json.
 
-    python benchmarks/score_parts.py choose --shared ../shared --folds a b
+    python benchmarks/score_parts.py choose --shared ../shared --folds a b c d
     python benchmarks/score_parts.py cost --shared ../shared --cache ~/outputs --networks resnet20-cifar10
+    python benchmarks/score_parts.py cost --shared ../shared --networks --trained runs/strength/trainings/HASH
     python benchmarks/score_parts.py table
 
 ``choose`` trains networks on seven classes of CIFAR-10 (the trainings of ``strength.py screen``, cross-entropy) and
 takes as unknown what known images provide: test images of the three left-out classes (near), test images of the seven
 with shuffled patches, and fractals (far). For every candidate of ``CANDIDATES`` it stores the AUROC of each set; the
 chosen one has the highest mean of near and far over all folds. ``cost`` compares it with the present score on the OOD
-sets of ``peers.py``, which the choice has not seen. A candidate is the weight of each surprise, counted above a level.
+sets of ``peers.py``, which the choice has not seen: on public networks, and on runs that know CIFAR-10 (``--trained``).
+A candidate is the weight of each surprise, counted above a level.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Iterator
-from itertools import product
+from itertools import chain, product
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +29,7 @@ import peers
 import strength
 from maple.data.augment import make_fractals, shuffle_patches
 from maple.data.image_set import ImageSet
+from maple.data.sources import open_images
 from maple.detectors.description import Description
 from maple.detectors.maple import MapleDetector
 from maple.detectors.scores import FUSED, Part, Score, fit_surprise
@@ -38,6 +41,7 @@ from maple.runs.benchmark.trainings import ensure_trained
 from maple.runs.folder import RunFolder
 from maple.runs.setup.splits import left_out_images, reopen_splits
 from maple.stats.metrics import auroc
+from public import SHARED_OOD
 
 NETWORK, EPOCHS = "airbench-32-average", 5
 N_FAR = 2000  # pictures of each far set
@@ -152,9 +156,25 @@ def cost(name: str, chosen: Parts, arguments: argparse.Namespace) -> dict[str, A
     detector = MapleDetector().fit(study.outputs["train"], study.outputs["test"][study.halves[0]])
     validation = detector.describe(study.outputs["test"][study.halves[0]])
     scores = surprises({key: detector.describe(part) for key, part in study.measured.items()}, validation)
-    compared = {"chosen": chosen, "present": FUSED}
-    found = {key: {"parts": describe(parts), **measure(parts, scores)} for key, parts in compared.items()}
-    return {"mode": "cost", "network": name, "precision": arguments.precision, **found}
+    return {"mode": "cost", "network": name, "precision": arguments.precision, **compare(chosen, scores)}
+
+
+def cost_of_run(folder: Path, chosen: Parts, arguments: argparse.Namespace) -> dict[str, Any]:
+    """The same on a network of ``strength.py``."""
+    predictor, root = load_predictor(folder), arguments.shared / "data"
+    splits = reopen_splits(RunFolder(folder), predictor.size, root)
+    sources = {"cifar100": "cifar100/test", **SHARED_OOD}
+    ood = {name: open_images(source, size=predictor.size, data_root=root) for name, source in sources.items()}
+    sets = {"test": splits.test, "validation": splits.validation, **ood}
+    found = {name: predictor.detector.describe(embed(predictor.backbone, images)) for name, images in sets.items()}
+    scores = surprises(found, found.pop("validation"))
+    return {"mode": "cost", "network": folder.name, **compare(chosen, scores)}
+
+
+def compare(chosen: Parts, scores: Scores) -> dict[str, Any]:
+    """Both sums: their parts, and the AUROC of each OOD set."""
+    both = {"chosen": chosen, "present": FUSED, "energy": {"energy": Part(1.0)}}
+    return {key: {"parts": describe(parts), **measure(parts, scores)} for key, parts in both.items()}
 
 
 def print_table(rows: list[dict[str, Any]]) -> None:
@@ -166,7 +186,7 @@ def print_table(rows: list[dict[str, Any]]) -> None:
         both = (row["near"] + row["far"]) / 2
         print(f"| {1 + ranked.index(row)} | {row['parts']} | {row['near']:.4f} | {row['far']:.4f} | {both:.4f} |")
     for row in rows:
-        for key in ("chosen", "present") if row["mode"] == "cost" else ():
+        for key in (key for key in ("chosen", "present", "energy") if key in row):
             values = {name: value for name, value in row[key].items() if name != "parts"}
             cells = ", ".join(f"{name} {value:.4f}" for name, value in values.items())
             print(f"{row['network']}: {key} ({row[key]['parts']}): {cells}, mean {np.mean(list(values.values())):.4f}")
@@ -182,6 +202,7 @@ def main() -> None:
     parser.add_argument("--runs", type=Path, default=Path("runs/strength"), help="folder of the trainings")
     parser.add_argument("--cache", type=Path, help="of cost: folder of the outputs of peers.py")
     parser.add_argument("--networks", nargs="*", default=["resnet20-cifar10"], choices=list(peers.NETWORKS))
+    parser.add_argument("--trained", nargs="*", type=Path, default=[], help="of cost: run folders of strength.py")
     parser.add_argument("--json", type=Path, default=Path("results/score_parts.json"), help="rows, read and written")
     arguments = parser.parse_args()
     rows = peers.read_rows(arguments.json)
@@ -190,7 +211,10 @@ def main() -> None:
     elif arguments.mode == "cost":
         best = rank(rows)[0]["parts"]
         chosen = next(parts for parts in candidates() if describe(parts) == best)
-        new = (cost(name, chosen, arguments) for name in arguments.networks)
+        new = chain(
+            (cost(name, chosen, arguments) for name in arguments.networks),
+            (cost_of_run(folder, chosen, arguments) for folder in arguments.trained),
+        )
     else:
         new = iter(())
     for row in new:

@@ -48,6 +48,8 @@ FAR = ("svhn",)  # CIFAR-100 and Tiny ImageNet are near
 FOLDS = {  # left-out classes of CIFAR-10, the unknown images when recipes are compared
     "a": ["cat", "deer", "truck"],
     "b": ["airplane", "dog", "frog"],
+    "c": ["automobile", "bird", "horse"],
+    "d": ["bird", "dog", "ship"],
 }
 MUON: dict[str, Any] = {
     "optimizer": "muon",
