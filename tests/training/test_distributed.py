@@ -113,7 +113,7 @@ os._exit(0)  # without taking gloo's threads apart, which now and then aborts th
 
 # The command itself, but something goes wrong in one process only.
 FAILING = """
-import os, sys
+import os, signal, sys
 
 import maple.prediction.fit
 import maple.training.loop
@@ -131,6 +131,12 @@ def full(*_, **__):
     raise RunError("cannot write 'resume.safetensors': no space left on device")
 
 
+def killed(*_, **__):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+if os.environ["FAILURE"] == "kill" and os.environ.get("LOCAL_RANK") == "1":
+    maple.training.loop.training_batches = killed
 if os.environ["FAILURE"] == "image" and os.environ.get("LOCAL_RANK") == "1":
     maple.training.loop.training_batches = unreadable
 if os.environ["FAILURE"] == "fit" and os.environ.get("LOCAL_RANK") == "1":
@@ -251,6 +257,7 @@ def test_a_process_that_has_done_its_share_ends_before_its_threads_can_abort_it(
         ("image", "cannot use 'diatom.png'"),
         ("fit", "cannot use 'diatom.png'"),
         ("disk", "no space left on device"),
+        ("kill", "another process of this training has ended"),
     ],
 )
 def test_error_of_one_process_ends_the_command_in_both(tmp_path, failure, sentence):

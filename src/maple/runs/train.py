@@ -46,7 +46,7 @@ from maple.runs.setup.init import (
 from maple.runs.setup.presets import read_preset
 from maple.runs.setup.request import AUTO, absolute_source, check_start, check_unknown, describe_request
 from maple.runs.setup.splits import announce_images, describe_classes, open_splits, order_like_head
-from maple.training.distributed import make_fabric, together
+from maple.training.distributed import make_fabric, naming_lost_processes, together
 from maple.training.head import prepare_backbone
 from maple.training.loop import Run, snapshot_rows, train_backbone
 from maple.training.optimizers import check_schedule
@@ -80,7 +80,7 @@ def train_run(request: TrainRequest) -> Results | None:
     backbone = plan.make_backbone(plan.config.train.seed)
     fabric = make_fabric(plan.config.train)
     plan.check_recipe(fabric)
-    with ExitStack() as held:
+    with naming_lost_processes(fabric), ExitStack() as held:
         with together(fabric):
             if fabric.is_global_zero:
                 held.enter_context(run.lock(request.command))

@@ -114,6 +114,25 @@ def together(fabric: Fabric) -> Iterator[None]:
         raise error or errors[0]
 
 
+@contextmanager
+def naming_lost_processes(fabric: Fabric) -> Iterator[None]:
+    """A block in which the loss of another process, killed or on a machine that failed, is said in one sentence."""
+    try:
+        yield
+    except RuntimeError as error:
+        if fabric.world_size == 1 or not _is_of_connection(error):
+            raise
+        raise TrainError(
+            "another process of this training has ended without a message, killed or lost with its machine: finished "
+            "epochs are saved, add --resume to continue"
+        ) from None
+
+
+def _is_of_connection(error: RuntimeError) -> bool:
+    """Whether the processes could not communicate; errors of gloo are known by their text only."""
+    return isinstance(error, torch.distributed.DistError) or "/gloo/" in str(error)
+
+
 def _share(fabric: Fabric, error: Exception | None) -> list[MapleError]:
     """The errors of all processes, in order of their ranks."""
     if error is not None and not isinstance(error, MapleError):  # of a type that may not be serialisable
