@@ -7,13 +7,17 @@ from collections.abc import Sequence
 from typing import Any
 
 
-def percent(share: float, exact: bool = False) -> str:
+def percent(share: float, exact: bool = False, fixed: bool = False) -> str:
     """A measured share with one decimal; with ``exact``, a chosen share (an option) with all its digits.
+
+    With ``fixed`` the decimal stays where it is zero, so that the numbers of a column line up.
 
     >>> [percent(share) for share in (0.5, 0.973, 0.0004, 0.9999, 1.0, float("nan"))]
     ['50 %', '97.3 %', '< 0.1 %', '> 99.9 %', '100 %', '–']
     >>> [percent(share, exact=True) for share in (0.05, 0.0004, 0.9999)]
     ['5 %', '0.04 %', '99.99 %']
+    >>> [percent(share, fixed=True) for share in (0.0, 0.5, 1.0)]
+    ['0 %', '50.0 %', '100 %']
     """
     if math.isnan(share):
         return "–"
@@ -23,7 +27,8 @@ def percent(share: float, exact: bool = False) -> str:
         return "< 0.1 %"
     if 0.9995 <= share < 1:
         return "> 99.9 %"
-    return f"{100 * share:.1f}".removesuffix(".0") + " %"
+    text = f"{100 * share:.1f} %"
+    return text if fixed and 0 < share < 1 else text.replace(".0 %", " %")
 
 
 def number(value: float, digits: int = 3) -> str:

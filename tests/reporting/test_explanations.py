@@ -10,8 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from browser import open_browser
 from commands import run
 from maple.files import load_json, save_json
+from maple.prediction.store import load_predictor
 from maple.reporting.explanations import render_explanations
 from maple.reporting.gallery import read_gallery
 from maple.runs.predicting.explain import explain_images
@@ -74,6 +76,27 @@ def test_page_shows_the_exemplars_of_the_cluster_it_names(
     shown = [picture.attrib["title"] for picture in first.iter("span")]
     expected = exemplars[cases[0].explanation.nearest.cluster]
     assert [title.rpartition(": ")[2] for title in shown] == list(expected.files[:6])
+
+
+def test_long_names_fit_narrow_screens_and_unknown_images_say_so_first(
+    explained_run: Path, new_images: Path, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(explained_run, tmp_path / "run")
+    predictor = load_predictor(folder)
+    predictor.class_names = tuple(f"copepod_calanoid_with_eggs_lateral_no_{i:02d}" for i in range(10))
+    predictor.save(folder)
+    path = tmp_path / "why.html"
+    cases = explain_images(ExplainRequest(folder, [str(new_images)], path))
+    _, page = check_page(path)
+    headings = [words_of(each) for each in page.iter("h2") if words_of(each) != "Glossary"]
+    assert {case.explanation.is_ood for case in cases} == {False, True}
+    for case, heading in zip(cases, headings, strict=True):
+        assert heading.startswith("unknown most like" if case.explanation.is_ood else case.explanation.class_name)
+    with open_browser() as browser:
+        for width in (420, 1400, 1920):
+            shown = browser.new_page(viewport={"width": width, "height": 900})
+            shown.goto(path.as_uri())
+            assert shown.evaluate("() => document.documentElement.scrollWidth <= innerWidth"), width
 
 
 def test_page_shows_what_the_score_is_made_of(explained_run: Path, new_images: Path, tmp_path: Path) -> None:

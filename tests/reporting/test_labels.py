@@ -46,7 +46,7 @@ def test_a_run_without_issues_and_one_without_a_list(mislabelled: Path, tmp_path
     right = [replace(each, is_label_issue=False) for each in read_labels(folder / RunFile.LABELS)]
     (folder / RunFile.LABELS).write_text(labels_csv(right))
     page = Page(write_report(folder))
-    assert "None of 898 test images is probably labelled wrongly" in page.text and "data:text/csv" not in page.source
+    assert "No label of 898 test images looks wrong" in page.text and "data:text/csv" not in page.source
     (folder / RunFile.LABELS).unlink()  # of an earlier version
     page = Page(write_report(folder))
     check_page(page)
@@ -66,5 +66,5 @@ def test_the_browser_saves_the_file(mislabelled: Path, tmp_path: Path) -> None:
         saved = tmp_path / started.value.suggested_filename
         started.value.save_as(saved)
         assert page.evaluate("() => document.documentElement.scrollWidth <= innerWidth")
-    assert saved.name == "probable-wrong-labels.csv"
+    assert saved.name == "labels-that-may-be-wrong.csv"
     assert read_labels(saved) == [each for each in read_labels(mislabelled / RunFile.LABELS) if each.is_label_issue]

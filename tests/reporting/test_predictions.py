@@ -58,7 +58,7 @@ def test_prediction_section(run: Path, tmp_path: Path) -> None:
     assert "39 more" in page.text and "59 of 59" in page.text and "100 of 241" in page.text
     section = page.source.partition('id="predictions"')[2].partition("</section>")[0]
     headings = re.findall(
-        r"<th[^>]*>([^<]+)</th>", section.partition('class="predictions"')[2].partition("</thead>")[0]
+        r"<th[^>]*>(?:<span[^>]*>)?([^<]+)<", section.partition('class="predictions"')[2].partition("</thead>")[0]
     )
     assert headings == ["class", "probability", "decision", "p-value", "score", "file"]
     assert "uncertainty" not in section

@@ -35,7 +35,7 @@ def test_full_report(run: Path, tmp_path: Path) -> None:
 @pytest.mark.usefixtures("no_plots")
 def test_detection_by_class_is_shown_where_a_set_has_several(run: Path, tmp_path: Path) -> None:
     page = Page(write_report(run, tmp_path / "r.html"))
-    row = r'<th scope="row">(\w+)</th><td class="num">(\d+)</td><td><span class="bar"[^>]*></span> (\d+)\s?%'
+    row = r'<th scope="row">(\w+)</th><td class="num">(\d+)</td><td><span class="bar"[^>]*></span> (\d+)\.0\s?%'
     of_unknown = page.source.partition('id="unknown"')[2].partition("</section>")[0]
     assert re.findall(row, of_unknown) == [("easy", "200", "75"), ("hard", "100", "25")]  # "far" has one class only
 
@@ -185,7 +185,7 @@ def test_a_single_epoch_without_triplet_loss(copied: Path) -> None:
     (copied / RunFile.HISTORY).write_text("epoch,cross_entropy,validation_accuracy\n1,0.5,0.9\n")
     page = Page(write_report(copied))
     check_page(page)
-    assert "1 epoch in 0.0 minutes; no class was split." in page.text
+    assert "1 epoch in 0 s; no class was split." in page.text
 
 
 @pytest.mark.usefixtures("no_plots")

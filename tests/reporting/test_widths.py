@@ -75,6 +75,32 @@ def test_class_names_are_whole(page: Any) -> None:
     assert page.evaluate(HIDDEN, "#predictions tbody th, #confusion table:not(.matrix) tbody th") == 0
 
 
+BROKEN = """selector => [...document.querySelectorAll(selector)].flatMap(cell => {
+  const lines = new Map();  // top -> text
+  for (const node of cell.childNodes) {
+    for (let i = 0; i < (node.data?.length ?? 0); i++) {
+      const range = document.createRange();
+      range.setStart(node, i); range.setEnd(node, i + 1);
+      const top = Math.round(range.getBoundingClientRect().top);
+      lines.set(top, (lines.get(top) ?? '') + node.data[i]);
+    }
+  }
+  return [...lines.values()].slice(0, -1).filter(line => !line.endsWith('_'));
+})"""
+
+
+def test_class_names_break_between_words(page: Any) -> None:
+    for cells in (".predictions td.name:not(.rest)", "#confusion td.name", ".matrix tbody th"):
+        assert page.evaluate(BROKEN, cells) == [], cells
+
+
+def test_a_table_without_pictures_has_no_column_for_them(page: Any) -> None:
+    tables = page.locator("table.predictions").evaluate_all(
+        "all => all.map(each => [each.querySelectorAll('.preview').length, each.querySelectorAll('img').length])"
+    )
+    assert all((cells > 0) == (images > 0) for cells, images in tables)
+
+
 def test_labels_of_the_embeddings_do_not_cover_each_other(page: Any) -> None:
     drawings = page.evaluate(LABELS)
     assert len(drawings) == 2

@@ -204,13 +204,17 @@ def _add_floor(cell: Cell, floor: float) -> Cell:
     return cell if math.isnan(floor) else replace(cell, text=f"{cell.text} ({number(floor)})")
 
 
+def _fixed(share: float) -> str:
+    return percent(share, fixed=True)
+
+
 def quality_table(results: Results) -> Table:
     """Classification of known images: one row per measure, one column per method."""
     judged = list_classifiers(results)
     groups = []
     for measure in _QUALITY:
         values = {method: getattr(found, measure.key) for method, found in judged.items()}
-        write = percent if measure.key == "accuracy" else number
+        write = _fixed if measure.key == "accuracy" else number
         cells = compare(values, measure.direction == "higher", write, results.baseline)
         cells = _judge_by_noise(cells, results, measure.key)
         if measure.key == "ece":
@@ -218,8 +222,8 @@ def quality_table(results: Results) -> Table:
         groups.append(Group(measure, [Row("", list(cells.values()))]))
     for level in judged[OURS].accuracy_above if OURS in judged else ():
         measure = Measure(f"accuracy above {level}", "higher", "of the images with that probability (their share)")
-        cells = compare({name: found.accuracy_above[level] for name, found in judged.items()}, True, percent)
-        shares = [percent(found.share_above[level]) for found in judged.values()]
+        cells = compare({name: found.accuracy_above[level] for name, found in judged.items()}, True, _fixed)
+        shares = [_fixed(found.share_above[level]) for found in judged.values()]
         row = [Cell(f"{cell.text} ({share})", cell.best) for cell, share in zip(cells.values(), shares)]
         groups.append(Group(measure, [Row("", row)]))
     note = f"{plural(results.n_ind, 'test image')}, {plural(len(results.class_names), 'class')}"
@@ -232,7 +236,7 @@ def detection_table(results: Results) -> Table:
     rate = percent(false_alarm_rate(results))
     measure = Measure(f"detected at {rate} false alarms", "higher", "share of unknown images that are flagged")
     rates = {name: {method: detection_rate(results, method, name) for method in methods} for name in names}
-    groups = [_group(measure, rates, percent, results.baseline, results.groups)]
+    groups = [_group(measure, rates, _fixed, results.baseline, results.groups)]
     for measure in _DETECTION:
         values = {
             name: {method: getattr(found.detection[name], measure.key) for method, found in methods.items()}

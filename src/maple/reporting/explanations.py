@@ -188,7 +188,7 @@ def _plot_contributions(found: Explanation, matches: Sequence[Match]) -> tuple[P
     shown = sorted({int(c) for c in [*largest, *decisive]}, key=lambda c: -found.nearest.contributions[c])
     rest = np.setdiff1d(np.arange(found.degrees_of_freedom), shown)
     sums = join_names([number(float(match.contributions[rest].sum()), 2) for match in matches])
-    note = f"Not shown: {plural(len(rest), 'component')} with a sum of {sums}, {len(rest)} expected."
+    note = f"Not shown: {plural(len(rest), 'component')}, in sum {sums} (expected: {len(rest)})."
     plot = plot_contributions(
         [f"component {component + 1}" for component in shown],
         [1.0] * len(shown),

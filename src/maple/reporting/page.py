@@ -12,11 +12,13 @@ from typing import Any
 
 import numpy as np
 from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
 from PIL import Image, features
 
 from maple import __version__
-from maple.text import join_names, number, percent, plural, shorten_list, shorten_middle
+from maple.text import duration, join_names, number, percent, plural, shorten_list, shorten_middle
 
+_PIECES = re.compile(r"[^_\-/.]{1,18}[_\-/.]*|[_\-/.]+")  # of a name, each on one line
 CRISP = 16  # images of so few pixels a side are shown as pixels, not blurred
 # File names may hold anything; these characters are forbidden in HTML and XML, however escaped.
 _CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff\ufffe\uffff]")
@@ -39,16 +41,32 @@ def _environment() -> Environment:
     )
     environment.filters |= {
         "basename": lambda file: PurePath(file).name,
+        "breakable": breakable,
         "data_uri": data_uri,
+        "duration": duration,
         "join_names": join_names,
         "number": number,
-        "percent": percent,
+        "percent": _percent,
         "plural": plural,
         "shorten_list": shorten_list,
         "shorten_middle": shorten_middle,
     }
     environment.tests["crisp"] = is_crisp
     return environment
+
+
+def breakable(name: str) -> Markup:
+    """A name that breaks after ``_``, ``-``, ``/`` and ``.``, and elsewhere only within very long words.
+
+    >>> breakable("copepod_calanoid")
+    Markup('copepod_<wbr/>calanoid')
+    """
+    return Markup("<wbr/>").join(_PIECES.findall(name))
+
+
+def _percent(share: float, exact: bool = False) -> str:
+    """A share that stays on one line, with one decimal in all rows of a table."""
+    return percent(share, exact, fixed=True).replace(" ", "\N{NO-BREAK SPACE}")
 
 
 def data_uri(image: np.ndarray, lossless: bool = False) -> str:

@@ -138,7 +138,9 @@ def coverage_section(results: Results) -> Chart | None:
     rows, curves = [], []
     for name, found in judged.items():
         coverages = [coverage_at(found.kept, found.accuracy_kept, error) for error in ERROR_RATES]
-        rows.append(Row(method_name(name), [Cell(percent(coverage)) for coverage in coverages], name == OURS))
+        rows.append(
+            Row(method_name(name), [Cell(percent(coverage, fixed=True)) for coverage in coverages], name == OURS)
+        )
         curves.append((comparison.line_of(name), found.kept, found.accuracy_kept))
     return Chart(plots.plot_coverage(curves), rows)
 

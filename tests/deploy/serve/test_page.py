@@ -272,7 +272,7 @@ def verdicts(page: Any) -> dict[str, str]:
             ];
         })"""
     )
-    words = {"in": "In distribution", "out": "Out of distribution", "none": "Not calibrated: no verdict"}
+    words = {"in": "Known", "out": "Unknown", "none": "Not calibrated: no verdict"}
     for name, verdict, text, classes, label in rows:
         assert text == words[verdict]
         assert {"in", "out"} & set(classes) == {verdict} - {"none"}
@@ -332,7 +332,7 @@ def test_dropped_images_show_what_the_service_says(page, address, files, said):
     wait_until(
         page,
         "text => document.querySelector('#summary').textContent === text",
-        f"12 images, {n_out} out of distribution at level 0.05.",
+        f"12 images, {n_out} unknown at level 0.05.",
     )
 
 
@@ -566,10 +566,10 @@ def test_the_map_has_a_table(page, address, files, said):
     rows = page.locator("#map-table table").first.locator("tbody tr").all()
     assert len(rows) == len(files)
     cells = rows[-1].locator("td").all_text_contents()
-    verdict = "out" if said[-1]["is_ood"] else "in"
+    verdict = "unknown" if said[-1]["is_ood"] else "known"
     assert cells[:5] == ["12", "noise.png", said[-1]["class"], verdict, str(said[-1]["cluster"])]
     set_level(page, 0.5)
-    assert rows[-1].locator("td").nth(3).text_content() == ("out" if said[-1]["p_value"] <= 0.5 else "in")
+    assert rows[-1].locator("td").nth(3).text_content() == ("unknown" if said[-1]["p_value"] <= 0.5 else "known")
 
 
 # --- other models ----------------------------------------------------------------------------------------------------
@@ -756,6 +756,41 @@ def test_nothing_is_wider_than_the_window(empty_page, files):
     for width in (360, 390, 600, 768, 950, 1280):
         page.set_viewport_size({"width": width, "height": 900})
         assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+@pytest.mark.parametrize("width", [420, 1400, 1920])
+def test_names_of_40_letters_are_told_apart_and_break_between_words(visit, run, files, width):
+    predictor = load_predictor(run)
+    predictor.class_names = tuple(f"copepod_calanoid_with_eggs_lateral_no_{i:02d}" for i in range(10))
+    with served(run, predictor) as address:
+        page = visit(address, viewport={"width": width, "height": 900})
+        drop(page, files)
+        drawn = page.locator("#map .label").evaluate_all(INSIDE)
+        words = page.locator(".card h3").evaluate_all(LINES)
+    assert len({text for text, _ in drawn}) == len(drawn) > 1
+    assert all(is_inside for _, is_inside in drawn)
+    assert {"".join(lines) for lines in words} <= set(predictor.class_names)
+    assert all(line.endswith("_") for lines in words for line in lines[:-1])
+
+
+INSIDE = """(labels) => labels.map((label) => {
+    const own = label.getBoundingClientRect();
+    const map = label.ownerSVGElement.getBoundingClientRect();
+    return [label.textContent, own.left >= map.left && own.right <= map.right];
+})"""
+LINES = """(titles) => titles.map((title) => {
+    const lines = new Map(); // top -> text
+    for (const node of title.childNodes) {
+        for (let i = 0; i < (node.data?.length ?? 0); i++) {
+            const range = document.createRange();
+            range.setStart(node, i);
+            range.setEnd(node, i + 1);
+            const top = Math.round(range.getBoundingClientRect().top);
+            lines.set(top, (lines.get(top) ?? "") + node.data[i]);
+        }
+    }
+    return [...lines.values()];
+})"""
 
 
 def test_less_motion_where_it_is_asked_for(page):

@@ -90,6 +90,16 @@ def test_scores_leave_out_the_far_end_of_other_sets() -> None:
     assert max(ticks) <= 6
 
 
+def test_reliability_of_few_images_has_fewer_bins() -> None:
+    def n_intervals(n: int) -> int:
+        share = [i / 15 for i in range(16)]
+        curve = Reliability(share, [n] * 15, [0.5] * 15, share[1:])
+        drawing = check_plot(plot_reliability([(Line("MAPLE", BLUE, "-"), curve)]))
+        return sum("stroke-width: 0.9" in each.get("style", "") for each in drawing.iter("path"))
+
+    assert (n_intervals(15), n_intervals(100)) == (5, 15)
+
+
 def test_reliability_leaves_out_empty_bins() -> None:
     nan = float("nan")
     curve = Reliability([0, 0.5, 1], [0, 9], [nan, 0.8], [nan, 0.7])

@@ -78,7 +78,8 @@ def _add_routes(app: FastAPI, endpoints: Endpoints) -> None:
     no_exemplars = error_answers({404: "no exemplars", 422: "not a number"})
     png: Responses = {200: {"content": {"image/png": {"schema": {"type": "string", "format": "binary"}}}}}
     text: Responses = {200: {"content": {"text/plain": {"schema": {"type": "string"}}}}}
-    guarded = partial(app.add_api_route, dependencies=guards)
+    add = partial(app.add_api_route, response_description="answered")
+    guarded = partial(add, dependencies=guards)
     guarded(
         "/v1/predict",
         endpoints.predict,
@@ -96,9 +97,9 @@ def _add_routes(app: FastAPI, endpoints: Endpoints) -> None:
     )
     guarded("/metrics", endpoints.prometheus, response_class=Response, responses=refusals | text)
     guarded("/openapi.json", lambda: JSONResponse(app.openapi()), include_in_schema=False)
-    app.add_api_route("/healthz", endpoints.healthz, response_model=StatusAnswer)
+    add("/healthz", endpoints.healthz, response_model=StatusAnswer)
     app.add_api_route("/healthz", endpoints.healthz, methods=["HEAD"], include_in_schema=False)
-    app.add_api_route("/readyz", endpoints.readyz, response_model=StatusAnswer, responses=busy)
+    add("/readyz", endpoints.readyz, response_model=StatusAnswer, responses=busy)
     for path, file in (("/", "index.html"), ("/docs", "docs.html")):
         app.add_api_route(path, _page(file), methods=["GET", "HEAD"], include_in_schema=False)
     app.mount("/static", StaticFiles(directory=STATIC))

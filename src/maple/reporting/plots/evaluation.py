@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -17,6 +18,7 @@ from maple.stats.metrics import spaced_rows, wilson_interval
 from maple.text import percent, shorten_middle, shorten_names
 
 MIN_BIN_IMAGES = 10  # a bin with fewer is drawn as a dot beside the line
+BIN_IMAGES = 50  # on average in a bin, or three bins are drawn as one
 
 Curve = tuple[Line, Sequence[float], Sequence[float]]  # how it is drawn, x, y
 
@@ -27,7 +29,8 @@ def plot_reliability(curves: Sequence[tuple[Line, Reliability]]) -> tuple[Figure
     figure = Figure(figsize=(4.6, 5.3), layout="constrained")
     upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=(4, 1))
     upper.plot([0, 1], [0, 1], color=MUTED, linewidth=1, linestyle=DOTTED)
-    for order, (line, curve) in enumerate(curves):
+    for order, (line, fine) in enumerate(curves):
+        curve = _coarse(fine)
         share = np.array(curve.count) / max(sum(curve.count), 1)
         _draw_bins(upper, line, curve, share, zorder=3 - order / 10)
         lower.stairs(share, curve.edges, linewidth=1.6, clip_on=False, **line.style())
@@ -40,6 +43,27 @@ def plot_reliability(curves: Sequence[tuple[Line, Reliability]]) -> tuple[Figure
     percent_axes(upper, lower)
     names = ", ".join(line.label for line, _ in curves)
     return figure, f"Reliability diagram of {names}: the nearer to the diagonal, the better calibrated"
+
+
+def _coarse(curve: Reliability) -> Reliability:
+    """The curve, or with few images three bins as one: many bins of a handful each are dots and intervals only."""
+    count = np.array(curve.count)
+    if sum(curve.count) >= BIN_IMAGES * len(count) or len(count) % 3:
+        return curve
+    thirds = count.reshape(-1, 3)
+    total = thirds.sum(axis=1)
+
+    def mean(values: Sequence[float]) -> list[float]:
+        weighted = np.where(thirds > 0, np.array(values).reshape(-1, 3) * thirds, 0.0)  # an empty bin has no mean
+        return (weighted.sum(axis=1) / np.maximum(total, 1)).tolist()
+
+    return replace(
+        curve,
+        edges=list(curve.edges[::3]),
+        count=total.tolist(),
+        confidence=mean(curve.confidence),
+        accuracy=mean(curve.accuracy),
+    )
 
 
 def _draw_bins(axes: Axes, line: Line, curve: Reliability, share: np.ndarray, zorder: float) -> None:

@@ -8,24 +8,31 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.patches import PathPatch
 from matplotlib.path import Path as Outline
 
 from maple.reporting.gallery.store import Projection
 from maple.reporting.plots._figure import as_plot, make_axes
-from maple.reporting.plots._style import BLUE, CARD, INK, ORANGE, REST
-from maple.text import percent, shorten_middle, shorten_names
+from maple.reporting.plots._style import BLUE, CARD, INK, LEGEND_ROW, ORANGE, REST
+from maple.text import percent, shorten_middle
 
-MAX_LABEL = 22  # characters of a class
-_LETTER = np.array([0.021, 0.055])  # width and height of a letter of a label, as shares of the axes
+_LETTER = np.array([0.026, 0.055])  # width and height of a digit of a label, as shares of the axes
+_SHORT = 20  # characters of names that leave room for two in a row of the legend
 
 Limits = tuple[tuple[float, float], tuple[float, float]]  # of x and y
 
 
 def shared_limits(projections: Iterable[Projection], margin: float = 0.06) -> Limits:
-    """Limits that hold all points, so that projections drawn with them can be compared."""
+    """Limits for all projections, so that they can be compared: of all points, but of few that lie far out.
+
+    A side ends at half the width of the middle 96 % of the points beyond them; points further out would press all
+    others together.
+    """
     points = np.concatenate([each.points for each in projections])  # (n, 2)
-    low, high = points.min(axis=0), points.max(axis=0)
+    bulk = np.quantile(points, (0.02, 0.98), axis=0)
+    reach = 0.5 * (bulk[1] - bulk[0])
+    low, high = np.maximum(points.min(axis=0), bulk[0] - reach), np.minimum(points.max(axis=0), bulk[1] + reach)
     pad = margin * np.where(high > low, high - low, 1.0)
     (x0, y0), (x1, y1) = (low - pad).tolist(), (high + pad).tolist()
     return (x0, x1), (y0, y1)
@@ -35,26 +42,38 @@ def shared_limits(projections: Iterable[Projection], margin: float = 0.06) -> Li
 def plot_projection(
     title: str, shown: Projection, names: Mapping[int, str], colours: Mapping[int, str], limits: Limits
 ) -> tuple[Figure, str]:
-    """One dot per image; classes with a colour are labelled, all others are grey."""
-    figure, axes = make_axes(5.0, 4.7)
+    """One dot per image, at the border if it lies outside; classes with a colour have a number, all others are grey.
+
+    The legend below says the name of each number: names at the dots would cover them.
+    """
+    present = {class_id: colour for class_id, colour in colours.items() if (shown.class_ids == class_id).any()}
+    labels = [f"{i}  {names.get(class_id, str(class_id))}" for i, class_id in enumerate(present, 1)]
+    n_columns = 2 if max(map(len, labels), default=0) <= _SHORT + 4 else 1
+    figure, axes = make_axes(5.0, 4.7 + LEGEND_ROW * -(-len(labels) // n_columns))
     axes.set(xlim=limits[0], ylim=limits[1])
-    rest = ~np.isin(shown.class_ids, list(colours))
-    _draw_dots(axes, shown.points[rest], REST, 2.2)
-    labels, places = [], []
-    for class_id, colour in colours.items():
+    points = np.clip(shown.points, *np.transpose(limits))
+    _draw_dots(axes, points[~np.isin(shown.class_ids, list(colours))], REST, 2.2)
+    places = np.zeros((len(present), 2))
+    for i, (class_id, colour) in enumerate(present.items()):
         own = shown.class_ids == class_id
-        if own.any():
-            _draw_dots(axes, shown.points[own], colour, 3.2)
-            _mark_clusters(axes, shown.points[own], shown.cluster_ids[own], colour)
-            labels.append((names.get(class_id, str(class_id)), colour))
-            places.append(np.median(shown.points[own], axis=0))
-    texts = shorten_names([name for name, _ in labels], MAX_LABEL)
-    widths = np.array([len(text) for text in texts])
-    for text, (_, colour), (x, y) in zip(texts, labels, _spread(np.array(places).reshape(-1, 2), widths, axes)):
-        axes.text(x, y, text, color=colour, ha="center", va="center", weight="bold", fontsize=9, gid="label")
+        _draw_dots(axes, points[own], colour, 3.2)
+        _mark_clusters(axes, points[own], shown.cluster_ids[own], colour)
+        places[i] = np.median(points[own], axis=0)
+    n_digits = np.array([len(str(i + 1)) for i in range(len(present))])
+    for i, (colour, (x, y)) in enumerate(zip(present.values(), _spread(places, n_digits, axes)), 1):
+        axes.text(x, y, str(i), color=colour, ha="center", va="center", weight="bold", fontsize=11, gid="label")
+    _name_numbers(figure, labels, list(present.values()), n_columns)
     axes.set(title=title, xlabel=f"axis 1: {percent(shown.explained[0])} of the variance", xticks=[], yticks=[])
     axes.set_ylabel(f"axis 2: {percent(shown.explained[1])}")
     return figure, f"{title}: {len(shown.points)} images on the two main axes of the latent space, by class"
+
+
+def _name_numbers(figure: Figure, labels: Sequence[str], colours: Sequence[str], n_columns: int) -> None:
+    """The legend: a dot of the colour of each class, its number and its name."""
+    dots = [Line2D([], [], color=colour, marker="o", markersize=6, linestyle="") for colour in colours]
+    shown = [shorten_middle(label, 48) for label in labels]
+    if dots:
+        figure.legend(dots, shown, loc="outside lower left", ncols=n_columns, handletextpad=0.2, labelspacing=0.35)
 
 
 def _draw_dots(axes: Axes, points: np.ndarray, colour: str, size: float) -> None:
@@ -105,7 +124,9 @@ def plot_contributions(
     for order, ((name, values), colour) in enumerate(zip(clusters, (BLUE, ORANGE))):
         middle = places - 0.4 + height * (order + 0.5)
         drawn.append(axes.barh(middle, values, 0.86 * height, color=colour, label=shorten_middle(name, 48)))
-    drawn.append(axes.vlines(usual, places - 0.46, places + 0.46, color=INK, linewidth=1.6, label="expected"))
+    drawn.append(
+        axes.vlines(usual, places - 0.46, places + 0.46, color=INK, linewidth=1.6, label="expected of a known image")
+    )
     axes.set_yticks(places, parts)
     axes.set(xlim=(0, None), ylim=(len(parts) - 0.5, -0.5), xlabel="contribution to the squared distance")
     axes.grid(axis="y", visible=False)

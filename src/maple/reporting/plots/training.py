@@ -52,6 +52,7 @@ def plot_clusters(history: Mapping[str, np.ndarray], events: Sequence[int]) -> t
     axes.step(history["epoch"], history["clusters"], where="post", color=BLUE, **_dot(history))
     _draw_epochs(axes, events)
     axes.set_ylabel("clusters")
+    axes.set_ylim(0, 1.08 * float(np.nan_to_num(history["clusters"]).max(initial=1.0)))
     axes.yaxis.set_major_locator(MaxNLocator(integer=True))
     return figure, "Number of clusters per epoch"
 

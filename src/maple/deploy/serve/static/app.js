@@ -172,7 +172,7 @@ class Page {
     const parts = [];
     if (nSaid + nRefused < n) parts.push(`${nSaid + nRefused} of ${plural(n, "image")} answered`);
     else parts.push(plural(n, "image"));
-    if (nSaid && this.level.isCalibrated) parts.push(`${nOut} out of distribution at level ${this.level.value}`);
+    if (nSaid && this.level.isCalibrated) parts.push(`${nOut} unknown at level ${this.level.value}`);
     if (nRefused) parts.push(`${nRefused} without a prediction`);
     this.#say(n ? `${parts.join(", ")}.` : "None yet.");
     find("results").hidden = n === 0;

@@ -1,12 +1,12 @@
 // One card per image: the picture, what is said of it, and the training images it was compared with.
 
 import { fetchExemplars } from "./api.js";
-import { html, svg } from "./dom.js";
+import { breakable, html, svg } from "./dom.js";
 import { figure, share } from "./format.js";
 
 const VERDICTS = {
-  true: ["out", "Out of distribution"],
-  false: ["in", "In distribution"],
+  true: ["out", "Unknown"],
+  false: ["in", "Known"],
   null: ["none", "Not calibrated: no verdict"],
 };
 const TICK = "M2 6.5L5 9.5L10 3";
@@ -130,7 +130,7 @@ export class Card {
 
   #state(state, title) {
     this.node.dataset.state = state;
-    this.title.textContent = title;
+    this.title.replaceChildren(...breakable(title));
     this.title.title = title;
   }
 }
@@ -153,7 +153,7 @@ function measure(name, kind, value, text, place = value) {
 /** What an image was compared with: a class, a cluster of it, and a strip of its exemplars where there are any. */
 function compared(words, name, detail, cluster, model) {
   const known = model.clusters.find((other) => other.cluster === cluster);
-  const title = html("span", { title: name }, `${words} `, html("strong", {}, name));
+  const title = html("span", { title: name }, `${words} `, html("strong", {}, ...breakable(name)));
   const node = html("figure", {}, html("figcaption", {}, title, html("span", {}, detail)));
   if (!known?.n_exemplars) return { node, cluster, strip: null };
   const alt = `Training images of cluster ${cluster}, ${name}, those nearest to its centre first`;

@@ -14,6 +14,15 @@ export function svg(tag, attributes = {}, ...children) {
   return fill(document.createElementNS(SVG, tag), attributes, children);
 }
 
+const PIECE = 18; // letters that stay on one line
+
+/** A name as children of an element: it breaks after "_", "-", "/" and ".", and only very long words elsewhere. */
+export function breakable(name) {
+  const words = name.match(/[^_\-/.]*[_\-/.]+|[^_\-/.]+/g) ?? [];
+  const pieces = words.flatMap((word) => word.match(new RegExp(`.{1,${PIECE}}`, "gsu")));
+  return pieces.flatMap((piece, i) => (i ? [html("wbr"), piece] : [piece]));
+}
+
 function fill(node, attributes, children) {
   for (const [name, value] of Object.entries(attributes)) {
     if (value === null || value === undefined || value === false) continue;

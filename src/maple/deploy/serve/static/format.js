@@ -14,6 +14,15 @@ export function figure(value) {
   return String(Number(value.toPrecision(3))).replace("-", "−");
 }
 
+/** Names without their middle, since they often differ in their ends; those that would look the same stay whole. */
+export function shortNames(names, longest) {
+  const tail = Math.floor((longest - 1) / 2);
+  const short = names.map((name) =>
+    name.length > longest ? `${name.slice(0, longest - 1 - tail)}…${name.slice(-tail)}` : name,
+  );
+  return names.map((name, i) => (short.filter((other) => other === short[i]).length > 1 ? name : short[i]));
+}
+
 /** A share as a percentage: 0.05 is 5 %. */
 export const percent = (value) => `${Number((100 * value).toPrecision(6))} %`;
 

@@ -1,7 +1,7 @@
 // The training clusters on a plane and the new images among them. One standard deviation is as long in x as in y.
 
 import { html, svg } from "./dom.js";
-import { figure } from "./format.js";
+import { figure, shortNames } from "./format.js";
 
 const WIDTH = 340;
 const SHAPES = [0.8, 1]; // of height to width, at least and at most
@@ -10,7 +10,7 @@ const BORDER = MARKER + 7; // markers keep this far from the border, so that the
 const COLOURS = 10; // classes beyond take them again
 const MANY = 80; // markers with numbers; more of them are dots
 const DOT = 4; // radius of a cluster that has no circle
-const LETTER = 6.6; // about the width of a letter in a label
+const LONGEST = 24; // letters of a label
 const LINE = 14; // height of a label
 
 const CIRCLE = `M${-MARKER} 0a${MARKER} ${MARKER} 0 1 1 ${2 * MARKER} 0a${MARKER} ${MARKER} 0 1 1 ${-2 * MARKER} 0Z`;
@@ -43,7 +43,7 @@ export class ClusterMap {
   #drawClusters() {
     const { model, view } = this;
     const classIds = new Map(model.classes.map((name, i) => [name, i]));
-    const labels = new Labels(view);
+    const labels = new Labels(view, this.circleLayer);
     const r = model.map_radius === null ? DOT : 2 * model.map_radius * view.scale;
     for (const cluster of model.clusters) {
       const [x, y] = view.at(cluster.position);
@@ -56,10 +56,10 @@ export class ClusterMap {
       this.#circles.set(cluster.cluster, shape);
       this.circleLayer.append(shape);
     }
-    for (const name of model.classes) {
+    const names = shortNames(model.classes, LONGEST);
+    for (const [i, name] of model.classes.entries()) {
       const own = model.clusters.filter((cluster) => cluster.class === name).map((cluster) => cluster.position);
-      const label = labels.place(name, own.map((position) => view.at(position)), r);
-      if (label) this.circleLayer.append(label);
+      labels.place(names[i], own.map((position) => view.at(position)), r);
     }
   }
 
@@ -135,7 +135,7 @@ export class ClusterMap {
 
   #describe(image, isOut) {
     const { prediction } = image;
-    const verdict = isOut === null ? "" : isOut ? ", out of distribution" : ", in distribution";
+    const verdict = isOut === null ? "" : isOut ? ", unknown" : ", known";
     const far = this.view.clamp(prediction.position).angle === null ? "" : ", outside the map";
     return `Image ${image.number}, ${image.name}: ${prediction.class}${verdict}${far}`;
   }
@@ -170,7 +170,7 @@ export class ClusterMap {
 
   /** The same for those who do not see it: a table of the images, and one of the clusters. */
   table(images, isOut) {
-    const verdict = { true: "out", false: "in", null: "–" };
+    const verdict = { true: "unknown", false: "known", null: "–" };
     const placed = images.filter((image) => image.prediction);
     return [
       grid(
@@ -241,28 +241,33 @@ class View {
 class Labels {
   #boxes = [];
 
-  constructor(view) {
+  constructor(view, layer) {
     this.view = view;
+    this.layer = layer; // in the page, or the width of a text would be unknown
   }
 
   /** Try above and below the clusters of a class, the most central first, where few markers are; then within them. */
   place(name, points, r) {
-    if (!points.length) return null;
-    const text = name.length > 22 ? `${name.slice(0, 21)}…` : name;
+    if (!points.length) return;
+    const text = svg("text", { class: "label", dy: "0.35em" }, name);
+    this.layer.append(text);
     const mean = [0, 1].map((axis) => points.reduce((sum, point) => sum + point[axis], 0) / points.length);
     const toMean = ([x, y]) => Math.hypot(x - mean[0], y - mean[1]);
     const near = points.toSorted((a, b) => toMean(a) - toMean(b));
-    const half = (LETTER * text.length) / 2;
-    for (const lift of [-r - LINE / 3, r + LINE / 3, 0, -LINE, LINE]) {
+    const half = text.getComputedTextLength() / 2;
+    const lifts = 2 * half + 4 > WIDTH ? [] : [-r - LINE / 3, r + LINE / 3, 0, -LINE, LINE];
+    for (const lift of lifts) {
       for (const [x, y] of near) {
         const cx = Math.min(Math.max(x, half + 2), WIDTH - half - 2);
         const box = [cx - half, y + lift - LINE / 2, cx + half, y + lift + LINE / 2];
         if (box[1] < 0 || box[3] > this.view.height || this.#boxes.some((other) => overlap(box, other))) continue;
         this.#boxes.push(box);
-        return svg("text", { class: "label", x: cx, y: y + lift, dy: "0.35em" }, text);
+        text.setAttribute("x", cx);
+        text.setAttribute("y", y + lift);
+        return;
       }
     }
-    return null;
+    text.remove();
   }
 }
 
