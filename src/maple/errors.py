@@ -37,6 +37,7 @@ EXTRAS = {  # which extra of the package installs a package that is imported onl
     "pandas": "mlflow",
     "optuna": "tune",
     "gpytorch": "due",
+    "ray": "ray",
 }
 
 

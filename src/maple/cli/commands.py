@@ -94,6 +94,14 @@ def predict(request: requests.PredictRequest) -> None:
 
     Memory does not grow with the number of images. If the command is interrupted or killed, rerun it to resume.
     """
+    if request.on_ray:
+        from maple.deploy.ray.cluster import prepare
+
+        prepare(request)
+        from maple.deploy.ray.predict import predict_on_ray
+
+        predict_on_ray(request)
+        return
     from maple.runs.predicting.predict import predict_images
 
     predict_images(request)

@@ -126,8 +126,9 @@ def iterate_predictions(path: Path) -> Iterator[PredictionRow]:
 
 def _read_rows(path: Path) -> Iterator[Any]:
     try:
-        if path.suffix.lower() == ".parquet":
-            yield from _read_parquet(path)
+        if path.suffix.lower() == ".parquet" or path.is_dir():
+            for part in sorted(path.glob("part-*.parquet")) if path.is_dir() else [path]:
+                yield from _read_parquet(part)
             return
         with path.open(encoding="utf-8-sig", newline="") as file:
             if path.suffix.lower() == ".csv":

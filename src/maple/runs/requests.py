@@ -14,6 +14,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from maple.options import Flag, Values, flag, named_sources, named_values, read_names, read_numbers
 from maple.runs import _flag_values as flag_values
+from maple.runs._engine import EngineFlags
 
 # --- flags that commands share ----------------------------------------------------------------------------------------
 
@@ -212,10 +213,10 @@ class ImagesRequest:
 
 
 @dataclass(frozen=True)
-class PredictRequest(ImagesRequest):
+class PredictRequest(EngineFlags, ImagesRequest):
     """The arguments of ``maple predict``; ``flags`` are decision options that differ from the model's."""
 
-    out: str = flag("-", "file to write or replace, .csv, .jsonl or .parquet; - prints CSV")
+    out: str = flag("-", "file to write or replace, .csv, .jsonl or .parquet; on Ray also a folder; - prints CSV")
     _: KW_ONLY
     fdr: float | None = flag(
         None,
@@ -236,7 +237,7 @@ class PredictRequest(ImagesRequest):
         panel=_FLAGGED,
     )
     batch_size: BatchSize = 256
-    workers: int = flag(2, "processes that decode images ahead", min=0)
+    workers: int = flag(2, "processes that decode images ahead; on Ray, workers with one model each", min=0)
     overwrite: bool = flag(False, "discard the unfinished predictions of another request")
     data_root: DataRoot = None
     trust: Trust = False

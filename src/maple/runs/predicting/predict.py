@@ -2,7 +2,7 @@
 
 Images are decoded, predicted and written chunk by chunk in constant memory (:mod:`maple.data.stream`), and an
 interrupted request is resumed (:mod:`maple.runs.predicting.writer`). Torch is imported for the predictor of a run, not
-for an exported graph.
+for an exported graph. Another engine, such as :mod:`maple.deploy.ray`, replaces only the step that fills the file.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import shutil
 import sys
 import tempfile
 from bisect import bisect_left
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
@@ -35,7 +35,8 @@ from maple.prediction.base import BasePredictor
 from maple.progress import CountDisplay, say, warn
 from maple.runs.loading import MORE_CALIBRATION, describe_skipped, ready_model, too_few_images
 from maple.runs.predicting.flagged import check_files, check_flagged, place_flagged
-from maple.runs.predicting.writer import PARQUET_SUFFIX, SUFFIXES, ResumableFile, Tally, skipped_path
+from maple.runs.predicting.parts import Tally
+from maple.runs.predicting.writer import PARQUET_SUFFIX, SUFFIXES, ResumableFile, skipped_path
 from maple.runs.requests import PredictRequest
 from maple.text import percent, plural
 from maple.types import DOUBTFUL_PROBABILITY, PREDICTION_COLUMNS, Counts, Skipped
@@ -43,21 +44,22 @@ from maple.types import DOUBTFUL_PROBABILITY, PREDICTION_COLUMNS, Counts, Skippe
 _NO_SCORE = "its embedding or score is NaN or infinite"
 
 
-def predict_images(request: PredictRequest) -> int:
+def predict_images(request: PredictRequest, fill: Fill | None = None) -> int:
     """Write one row per image to ``out`` and return the number of rows; list skipped files beside it.
 
     An interrupted request is resumed by an equal one. The last lines on standard error say how many images were found,
-    predicted, flagged, doubtful and skipped, and where the files are.
+    predicted, flagged, doubtful and skipped, and where the files are. ``fill`` is another engine: it records all parts
+    that are missing in a scattered file.
     """
     path = request.path
-    if path is not None and path.suffix not in SUFFIXES:
+    if path is not None and path.suffix not in (SUFFIXES if fill is None else (*SUFFIXES, "")):
         raise UsageError(
             f"--out '{path}': end the name in {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}, or use - to print"
         )
     check_flagged(request)
     with CountDisplay(f"loading '{request.model}'") as display:
         work = _open_work(request, display)
-        done = _predict(work)
+        done = _predict(work, fill)
     if done.tally.first_skipped is not None:
         where = "" if path is None else f"; all are listed in '{skipped_path(path)}'"
         warn(describe_skipped([done.tally.first_skipped], count=done.tally.skipped) + where)
@@ -74,22 +76,23 @@ class _Done(NamedTuple):
     counts: Counts
 
 
-def _open_work(request: PredictRequest, display: CountDisplay) -> _Work:
+def _open_work(request: PredictRequest, display: CountDisplay) -> Work:
     """Load the model and list the images."""
     check = partial(_check_request, request=request)
     predictor = ready_model(request.model, request.flags, fdr=request.fdr, check=check, trust=request.trust)
     source = open_source(request.sources, size=predictor.size, fit=predictor.fit, data_root=request.data_root)
     check_files(request, source)
-    return _Work(request, predictor, source, display)
+    return Work(request, predictor, source, display)
 
 
-def _predict(work: _Work) -> _Done:
+def _predict(work: Work, fill: Fill | None) -> _Done:
     request, path = work.request, work.request.path
     if path is None:
         return _print(work) if request.fdr is None else _print_at_last(work)
     _check_place(path, work.source, request.sources)
-    class_names = work.predictor.class_names
-    return _write(work, ResumableFile(path, work.columns, class_names, _identify(work), request.overwrite))
+    class_names, scattered = work.predictor.class_names, fill is not None
+    file = ResumableFile(path, work.columns, class_names, _identify(work), request.overwrite, scattered)
+    return _write(work, file, fill or _fill_in_order)
 
 
 def _summarise(done: _Done, path: Path | None, predictor: BasePredictor) -> Iterator[str]:
@@ -108,7 +111,7 @@ def _summarise(done: _Done, path: Path | None, predictor: BasePredictor) -> Iter
 
 
 @dataclass(frozen=True, eq=False)
-class _Work:
+class Work:
     """A request with its predictor and images opened."""
 
     request: PredictRequest
@@ -122,41 +125,50 @@ class _Work:
         probabilities = [f"p_{name}" for name in self.predictor.class_names if self.request.all_probabilities]
         return [*PREDICTION_COLUMNS, *sets, *probabilities]
 
+    @property
+    def decoding(self) -> Decoding:
+        return Decoding(self.predictor.size, self.predictor.fit)
+
+    @property
+    def extras(self) -> Extras:
+        return Extras(self.request.coverage, self.request.all_probabilities)
+
     def chunks(self, start: int = 0) -> Generator[tuple[list[Row], Decoded]]:
         """The rows of each chunk of images, from image ``start`` on."""
-        decoded = decode_stream(
-            self.source,
-            Decoding(self.predictor.size, self.predictor.fit),
-            chunk_size=self.request.batch_size,
-            start=start,
-            workers=self.request.workers,
-        )
+        size, workers = self.request.batch_size, self.request.workers
+        decoded = decode_stream(self.source, self.decoding, chunk_size=size, start=start, workers=workers)
         self.display.begin("predicting", start, len(self.source))
         with closing(decoded):
             for chunk in decoded:
-                yield self._predict(chunk)
+                yield predict_chunk(self.predictor, chunk, self.extras)
                 self.display.update(chunk.stop, len(self.source))
 
-    def _predict(self, chunk: Decoded) -> tuple[list[Row], Decoded]:
-        """The rows of a chunk; images without a finite embedding and score join those that were skipped."""
-        if not chunk.files:
-            return [], chunk
-        said, usable = self.predictor.predict_usable(chunk.pixels)
-        unusable = [Skipped(file, _NO_SCORE) for file in compress(chunk.files, ~usable)]
-        coverage = self.request.coverage
-        sets = None if coverage is None else self.predictor.prediction_sets(said, coverage)
-        rows = said.rows(list(compress(chunk.files, usable)), self.request.all_probabilities, sets)
-        return list(rows), chunk._replace(skipped=[*chunk.skipped, *unusable])
+
+Fill = Callable[[Work, ResumableFile], None]
 
 
-def _write(work: _Work, file: ResumableFile) -> _Done:
-    """Predict into a file, from the first image that it does not hold."""
+class Extras(NamedTuple):
+    """Columns beyond those that every prediction file has."""
+
+    coverage: float | None = None  # of prediction sets
+    all_probabilities: bool = False
+
+
+def predict_chunk(predictor: BasePredictor, chunk: Decoded, extras: Extras) -> tuple[list[Row], Decoded]:
+    """The rows of a chunk; images without a finite embedding and score join those that were skipped."""
+    if not chunk.files:
+        return [], chunk
+    said, usable = predictor.predict_usable(chunk.pixels)
+    unusable = [Skipped(file, _NO_SCORE) for file in compress(chunk.files, ~usable)]
+    sets = None if extras.coverage is None else predictor.prediction_sets(said, extras.coverage)
+    rows = said.rows(list(compress(chunk.files, usable)), extras.all_probabilities, sets)
+    return list(rows), chunk._replace(skipped=[*chunk.skipped, *unusable])
+
+
+def _write(work: Work, file: ResumableFile, fill: Fill) -> _Done:
+    """Predict into a file all images that it does not hold."""
     with file:
-        if not file.tally.images and work.source.skipped:
-            file.append([], work.source.skipped, images=0)
-        with closing(work.chunks(file.tally.images)) as chunks:
-            for rows, chunk in chunks:
-                file.append(rows, chunk.skipped, chunk.stop)
+        fill(work, file)
         if not file.tally.rows:
             file.discard()
         _check_losses(work.source, file.tally)
@@ -168,7 +180,16 @@ def _write(work: _Work, file: ResumableFile) -> _Done:
         return _Done(file.tally, counts)
 
 
-def _print(work: _Work) -> _Done:
+def _fill_in_order(work: Work, file: ResumableFile) -> None:
+    """Predict in this process, from the first image that the file does not hold."""
+    if not file.tally.images and work.source.skipped:
+        file.append([], work.source.skipped, images=0)
+    with closing(work.chunks(file.tally.images)) as chunks:
+        for rows, chunk in chunks:
+            file.append(rows, chunk.skipped, chunk.stop)
+
+
+def _print(work: Work) -> _Done:
     """Predict to standard output."""
     tally, counts = Tally().add(0, work.source.skipped), Counts()
     with closing(work.chunks()) as chunks:
@@ -181,11 +202,11 @@ def _print(work: _Work) -> _Done:
     return _Done(tally, counts)
 
 
-def _print_at_last(work: _Work) -> _Done:
+def _print_at_last(work: Work) -> _Done:
     """Predict to standard output once all images have been seen, which decisions with ``--fdr`` need."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "predictions.csv"
-        done = _write(work, ResumableFile(path, work.columns, work.predictor.class_names))
+        done = _write(work, ResumableFile(path, work.columns, work.predictor.class_names), _fill_in_order)
         with path.open(encoding="utf-8", newline="") as file:
             shutil.copyfileobj(file, sys.stdout)
     return done
@@ -248,7 +269,7 @@ def flag_together(p_values: np.ndarray, fdr: float, n_calibration: int) -> np.nd
     return flagged
 
 
-def _identify(work: _Work) -> dict[str, Any]:
+def _identify(work: Work) -> dict[str, Any]:
     """Everything that an interrupted request and the one that resumes it must share.
 
     The batch size is left out: a request that ran out of memory may be resumed with a smaller one.
@@ -276,7 +297,7 @@ def _digest_model(model: Path) -> str:
     return found.hexdigest()
 
 
-def _describe_file(work: _Work, n_images: int) -> dict[str, str]:
+def _describe_file(work: Work, n_images: int) -> dict[str, str]:
     """Metadata of a Parquet file: the model, and the guarantees of decisions and prediction sets."""
     predictor, fdr, coverage = work.predictor, work.request.fdr, work.request.coverage
     about = {"version": __version__, "network": predictor.network, "score": predictor.score_name}

@@ -1,21 +1,19 @@
 """Prediction files: rows are saved in parts, the file appears once it is complete, and a rerun skips finished parts.
 
-While ``said.csv`` is being written, its rows lie in the folder ``said.csv.partial`` as Parquet files
-``000000.part``, ``000001.part``, …, whatever the format of the final file. A part is written under a temporary
-name, flushed to the disk and renamed, and its footer records the request, the number of images read so far and the
-images that were skipped. Resuming needs nothing but the parts: the complete ones are kept, everything else is predicted
-again. CSV, JSON Lines and Parquet files are written from the parts at the end.
+While ``said.csv`` is being written, its rows lie in the folder ``said.csv.partial`` as parts
+(:mod:`maple.runs.predicting.parts`), whatever the format of the final file. Resuming needs nothing but the parts: the
+complete ones are kept, everything else is predicted again. CSV, JSON Lines and Parquet files are written from the parts
+at the end; so is a folder of Parquet files with a manifest, which readers of Parquet open as one table.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from itertools import count, takewhile
 from pathlib import Path
 from typing import Any, BinaryIO, Self
@@ -26,26 +24,30 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from maple.errors import RunError, UsageError
-from maple.files import Row, is_full, take_lock, to_csv
+from maple.files import Row, draft_folder, is_full, save_json, take_lock, to_csv
 from maple.progress import say, warn
+from maple.runs.predicting.parts import (
+    CLASS_COLUMNS,
+    METADATA_KEY,
+    Footer,
+    Tally,
+    part_number,
+    part_path,
+    replacing,
+    row_schema,
+    write_part,
+)
 from maple.text import plural, shorten_list
 from maple.types import Counts, Skipped
 
 PARQUET_SUFFIX = ".parquet"
 SUFFIXES = (".csv", ".jsonl", ".ndjson", PARQUET_SUFFIX)
 SAVE_SECONDS = 1.0  # between two parts: a kill costs at most this much work
-CLASS_COLUMNS = ("class", "md_class", "softmax_class")
-_COLUMN_TYPES = {  # of columns that are not numbers
-    **{name: pa.string() for name in ("file", *CLASS_COLUMNS)},
-    "is_ood": pa.bool_(),
-    "cluster": pa.int64(),
-    "prediction_set": pa.list_(pa.string()),
-}
 READ_ROWS = 4096  # at a time, from the parts,
 READ_VALUES = 2**18  # and rows times columns, where they become Python objects
 MAX_GROUP_ROWS = 2**16  # of a row group in Parquet,
 MAX_GROUP_VALUES = 2**23  # and its rows times columns; also the values of a part
-_METADATA_KEY = b"maple"
+MANIFEST = "_manifest.json"  # of a folder; readers of Parquet ignore names that begin so
 _LOCK = ".lock"
 
 
@@ -62,72 +64,34 @@ def to_json_lines(rows: Iterable[Row]) -> str:
     return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in known)
 
 
-# --- parts ------------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Tally:
-    """Progress of a request: images read, rows written and images skipped."""
-
-    images: int = 0  # read, usable or not
-    rows: int = 0
-    skipped: int = 0
-    first_skipped: Skipped | None = None
-
-    def add(self, rows: int, skipped: Sequence[Skipped], images: int = 0) -> Tally:
-        """Add rows and skipped images; ``images`` is the number of images read by then."""
-        first = self.first_skipped or next(iter(skipped), None)
-        return Tally(images, self.rows + rows, self.skipped + len(skipped), first)
-
-
-@dataclass(frozen=True)
-class _Footer:
-    """Metadata of a part: the request, the images read by its end, its rows and the images skipped in it."""
-
-    request: dict[str, Any]
-    images: int
-    rows: int
-    skipped: list[Skipped]
-
-    def to_json(self) -> str:
-        return json.dumps(asdict(self))
-
-    @staticmethod
-    def read(path: Path) -> _Footer:
-        footer = pq.read_metadata(path)
-        found = json.loads(footer.metadata[_METADATA_KEY])
-        skipped = [Skipped(**item) for item in found["skipped"]]
-        return _Footer(dict(found["request"]), int(found["images"]), footer.num_rows, skipped)
-
-
-@contextmanager
-def _replacing(target: Path, temporary: Path) -> Iterator[BinaryIO]:
-    """A file that replaces ``target`` once it is complete and on the disk."""
-    try:
-        with temporary.open("wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(target)
-    except BaseException:  # a full disk needs the room
-        temporary.unlink(missing_ok=True)
-        raise
-
-
 # --- the file ---------------------------------------------------------------------------------------------------------
 
 
 def skipped_path(path: Path) -> Path:
-    """The list of images that have no row in ``path``."""
-    return path.with_suffix(".skipped.csv")
+    """The list of images that have no row in ``path``: beside a file, in a folder."""
+    return path.with_suffix(".skipped.csv") if path.suffix else path / "_skipped.csv"
+
+
+def _read_footer(path: Path, lost: str) -> Footer | None:
+    """The footer of a part; None, with a warning, where it is damaged."""
+    try:
+        return Footer.read(path)
+    except (ValueError, LookupError, TypeError, OSError):
+        warn(f"'{path}' is damaged: predicting {lost} again")
+        return None
 
 
 class ResumableFile:
     """A prediction file in the making: append rows, then ``finish``; the suffix of ``path`` chooses the format.
 
+    Without a suffix it is a folder of Parquet files.
+
     ``request`` describes what was asked for, with digests of the model and the images. Parts of the same request are
     kept and ``tally`` tells from which image to go on; parts of another request are refused unless ``overwrite`` is
     set. Without a request nothing is kept. Skipped images are listed in a file beside ``path``.
+
+    With ``scattered`` parts may be written in any order and by other processes: ``found`` holds those that are
+    complete, ``record`` adds one, and ``gather`` follows the last.
     """
 
     def __init__(
@@ -137,14 +101,16 @@ class ResumableFile:
         class_names: Sequence[str],
         request: Mapping[str, Any] | None = None,
         overwrite: bool = False,
+        scattered: bool = False,
     ) -> None:
         self.path, self.columns, self.class_names = path, columns, class_names
-        self.overwrite = overwrite
+        self.overwrite, self.scattered = overwrite, scattered
+        self.found: dict[int, Footer] = {}  # complete parts when the file was opened, and those recorded since
         self.request, self._is_kept = dict(request or {}), request is not None
         self.folder = path.with_name(f"{path.name}.partial")
         self.tally = self._saved = Tally()
-        self._schema = pa.schema([(name, _COLUMN_TYPES.get(name, pa.float64())) for name in columns])
-        self._whole = self.folder / "whole"  # a file being written, part or final
+        self._schema = row_schema(columns)
+        self._whole = self.folder / "whole"  # a final file being written
         self._n_parts = 0  # complete ones
         self._waiting: list[pa.Table] = []  # rows of the next part
         self._skipped: list[Skipped] = []  # of the next part
@@ -169,18 +135,17 @@ class ResumableFile:
 
     def _resume(self) -> None:
         """Keep the complete parts of an interrupted request, and remove everything else."""
-        for footer in () if self.overwrite else self._footers():
-            self._n_parts += 1
-            self.tally = self.tally.add(footer.rows, footer.skipped, footer.images)
-        if self._n_parts:
+        for i, footer in () if self.overwrite else self._scattered() if self.scattered else enumerate(self._footers()):
+            self.record(i, footer)
+        if self.found:
             if other := [name for name, value in self.request.items() if footer.request.get(name) != value]:
                 raise UsageError(
-                    f"'{self.folder}' holds {footer.images:,} images of a request that differs in "
+                    f"'{self.folder}' holds {self.tally.images:,} images of a request that differs in "
                     f"{shorten_list(other)}: repeat that request to resume it, or add --overwrite to start again"
                 )
             say(f"resuming after {self.tally.images:,} images, from '{self.folder}'")
-        self._saved = self.tally
-        for path in {*self.folder.iterdir()} - {*self._parts(), self.folder / _LOCK}:
+        self._n_parts = len(self.found)
+        for path in {*self.folder.iterdir()} - {*map(self._part, self.found), self.folder / _LOCK}:
             path.unlink()
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
@@ -211,19 +176,37 @@ class ResumableFile:
     # --- parts
 
     def _part(self, i: int) -> Path:
-        return self.folder / f"{i:06}.part"
+        return part_path(self.folder, i)
 
     def _parts(self) -> list[Path]:
         return [self._part(i) for i in range(self._n_parts)]
 
-    def _footers(self) -> Iterator[_Footer]:
+    def _footers(self) -> Iterator[Footer]:
         """The footers of all complete parts, in order; a damaged part ends them."""
         for path in takewhile(Path.exists, map(self._part, count())):
-            try:
-                yield _Footer.read(path)
-            except (ValueError, LookupError, TypeError, OSError):
-                warn(f"'{path}' is damaged: predicting its images and all later ones again")
+            if (footer := _read_footer(path, "its images and all later ones")) is None:
                 return
+            yield footer
+
+    def _scattered(self) -> Iterator[tuple[int, Footer]]:
+        """Numbers and footers of all complete parts, with gaps."""
+        for path in sorted(self.folder.iterdir()):
+            if (i := part_number(path)) is not None and (footer := _read_footer(path, "its images")) is not None:
+                yield i, footer
+
+    def record(self, i: int, footer: Footer) -> None:
+        """Note a complete part."""
+        if i not in self.found:  # one that was written again counts once
+            self.found[i] = footer
+            done = footer.images if footer.first is None else self.tally.images + footer.images - footer.first
+            self.tally = self._saved = self.tally.add(footer.rows, footer.skipped, done)
+
+    def gather(self) -> None:
+        """Take the recorded parts, of which none is missing, as the whole, in the order of the images."""
+        self._n_parts, self.tally = len(self.found), Tally()
+        for _, footer in sorted(self.found.items()):
+            self.tally = self.tally.add(footer.rows, footer.skipped, footer.images)
+        self._saved = self.tally
 
     def append(self, rows: list[Row], skipped: Sequence[Skipped], images: int) -> None:
         """Add rows and skipped images; ``images`` is the number of images read by then."""
@@ -239,10 +222,10 @@ class ResumableFile:
         """Write the rows since the last part as the next one."""
         if self.tally.images > self._saved.images:
             n_rows = self.tally.rows - self._saved.rows
-            footer = _Footer(self.request, self.tally.images, n_rows, self._skipped)
+            footer = Footer(self.request, self.tally.images, n_rows, self._skipped)
             table = pa.concat_tables([self._schema.empty_table(), *self._waiting])
-            with self._naming_file(), _replacing(self._part(self._n_parts), self._whole) as file:
-                pq.write_table(table.replace_schema_metadata({_METADATA_KEY: footer.to_json()}), file)
+            with self._naming_file():
+                write_part(self._part(self._n_parts), table, footer)
             self._n_parts += 1
             self._waiting, self._skipped, self._saved = [], [], self.tally
         self._saved_at = time.monotonic()
@@ -269,21 +252,23 @@ class ResumableFile:
         """
         self.save()
         with self._naming_file():
-            self._write_skipped()
-            with _replacing(self.path, self._whole) as file:
-                if self.path.suffix == PARQUET_SUFFIX:
-                    self._write_parquet(file, is_ood, about or {})
-                else:
-                    self._write_text(file, is_ood)
+            if not self.path.suffix:
+                self._write_folder(is_ood, about or {})
+            else:
+                self._write_skipped(skipped_path(self.path))
+                with replacing(self.path, self._whole) as file:
+                    if self.path.suffix == PARQUET_SUFFIX:
+                        self._write_parquet(file, is_ood, about or {})
+                    else:
+                        self._write_text(file, is_ood)
             self.discard()
 
-    def _write_skipped(self) -> None:
-        target = skipped_path(self.path)
+    def _write_skipped(self, target: Path) -> None:
         if not self.tally.skipped:
             target.unlink(missing_ok=True)  # left by an earlier file of this name
             return
         columns = ["file", "reason"]
-        with _replacing(target, self._whole) as file:
+        with replacing(target, self._whole) as file:
             file.write(to_csv([], columns, header=True).encode())
             for footer in self._footers():
                 file.write(to_csv(map(asdict, footer.skipped), columns).encode())
@@ -297,11 +282,35 @@ class ResumableFile:
             file.write((to_csv(rows, self.columns) if is_csv else to_json_lines(rows)).encode())
 
     def _write_parquet(self, file: BinaryIO, is_ood: np.ndarray | None, about: Mapping[str, Any]) -> None:
-        """Write row groups; class names are encoded as indices into ``class_names``, NaN becomes null."""
+        """Write row groups."""
+        schema, tables = self._final_tables(is_ood, about)
+        with pq.ParquetWriter(file, schema) as writer:
+            for table in tables:
+                writer.write_table(table)
+
+    def _write_folder(self, is_ood: np.ndarray | None, about: Mapping[str, Any]) -> None:
+        """Write a folder of Parquet files, the list of skipped images, and a manifest of both; it appears at once."""
+        written: list[dict[str, Any]] = []
+        with draft_folder(self.path) as draft:
+            draft.mkdir()
+            for i, table in enumerate(self._final_tables(is_ood, about)[1]):
+                name = f"part-{i:06}{PARQUET_SUFFIX}"
+                with replacing(draft / name, self._whole) as file:
+                    pq.write_table(table, file)
+                written.append({"file": name, "rows": len(table)})
+            self._write_skipped(skipped_path(draft))
+            found = {"images": self.tally.rows + self.tally.skipped, "rows": self.tally.rows}
+            found["skipped"] = self.tally.skipped
+            save_json(draft / MANIFEST, {**about, **found, "request": self.request, "parts": written})
+
+    def _final_tables(
+        self, is_ood: np.ndarray | None, about: Mapping[str, Any]
+    ) -> tuple[pa.Schema, Iterator[pa.Table]]:
+        """Row groups; class names are encoded as indices into ``class_names``, NaN becomes null."""
         names, index = pa.array(self.class_names, pa.string()), pa.dictionary(pa.int32(), pa.string())
         final = pa.schema(
             [(each.name, index if each.name in CLASS_COLUMNS else each.type) for each in self._schema],
-            metadata={_METADATA_KEY: json.dumps(about)},
+            metadata={METADATA_KEY: json.dumps(about)},
         )
 
         def encode(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray | pa.Array:
@@ -311,9 +320,8 @@ class ResumableFile:
                 return pc.if_else(pc.is_nan(column), pa.scalar(None, kind), column)
             return column
 
-        with pq.ParquetWriter(file, final) as writer:
-            for table in self._tables(MAX_GROUP_ROWS, MAX_GROUP_VALUES, is_ood):
-                writer.write_table(pa.table([encode(table[each.name], each.type) for each in final], final))
+        tables = self._tables(MAX_GROUP_ROWS, MAX_GROUP_VALUES, is_ood)
+        return final, (pa.table([encode(table[each.name], each.type) for each in final], final) for table in tables)
 
     def _tables(self, max_rows: int, max_values: int, is_ood: np.ndarray | None) -> Iterator[pa.Table]:
         """All rows, regardless of how they lie in the parts, with the decisions (N,) if they are given."""

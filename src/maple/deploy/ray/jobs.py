@@ -1,0 +1,174 @@
+"""Run many tasks on a pool of stateful workers, each task to its end exactly once as far as its caller can see.
+
+A task is an argument that a worker turns into a small result. What a task does must be the same if it is done twice:
+a worker that dies takes its tasks with it, and they are given to another one. Workers that die are restarted by Ray;
+one that does not start holds up nobody.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+
+import ray
+from ray.exceptions import RayActorError, RayError, RayTaskError
+
+from maple.deploy.ray.cluster import Resources
+from maple.errors import DataError, MapleError, RunError
+
+MAX_ATTEMPTS = 4  # at a task, if the machinery under it fails
+START_SECONDS = 300.0  # in which one worker at least must be ready, whenever none is
+_POLL_SECONDS = 1.0
+
+Task = TypeVar("Task")
+Value = TypeVar("Value")
+
+
+@dataclass(frozen=True)
+class Shared(Generic[Value]):
+    """A value in the object store, which workers fetch when they need it, also after a restart."""
+
+    reference: Any  # inside a record: Ray would resolve an argument once, before the first start
+
+    @classmethod
+    def put(cls, value: Value) -> Shared[Value]:
+        return cls(ray.put(value))
+
+    def get(self) -> Value:
+        return ray.get(self.reference)
+
+
+@dataclass(eq=False)
+class _Worker:
+    """An actor, and the results that it owes."""
+
+    actor: Any
+    owed: set[Any] = field(default_factory=set)
+
+
+@dataclass(eq=False)
+class _Attempt(Generic[Task]):
+    task: Task
+    number: int = 1
+    worker: _Worker | None = None
+
+
+class Pool(Generic[Task]):
+    """Workers of one class. ``submit(actor, task)`` starts a task and returns the reference to its result.
+
+    Each worker is given ``ahead`` tasks at a time, so that it never waits for the driver. The class has a method
+    ``ready`` that loads what takes time.
+    """
+
+    def __init__(self, resources: Resources, create: Callable[[], Any], ahead: int = 2) -> None:
+        self._ahead = ahead
+        self._starting = {self._ask(worker): worker for worker in (_Worker(create()) for _ in range(resources.workers))}
+        self._ready: list[_Worker] = []
+        self._since = time.monotonic()  # when there was last a worker
+
+    @staticmethod
+    def _ask(worker: _Worker) -> Any:
+        return worker.actor.ready.remote()
+
+    def run(self, tasks: Iterator[Task], submit: Callable[[Any, Task], Any]) -> Iterator[tuple[Task, Any]]:
+        """Tasks with their results, as they are done.
+
+        A ``MapleError`` of a task is the caller's: it is raised at once if it is about the images, and after several
+        attempts, on whichever workers, otherwise.
+        """
+        again: deque[_Attempt[Task]] = deque()
+        under_way: dict[Any, _Attempt[Task]] = {}
+        left = True
+        while left or again or under_way:
+            while (worker := self._free()) is not None:
+                attempt = again.popleft() if again else _next_attempt(tasks)
+                if attempt is None:
+                    left = False
+                    break
+                attempt.worker, answer = worker, submit(worker.actor, attempt.task)
+                worker.owed.add(answer)
+                under_way[answer] = attempt
+            if not (under_way or again or left):
+                return
+            for answer in self._wait([*under_way]):
+                attempt = under_way.pop(answer)
+                assert attempt.worker is not None
+                attempt.worker.owed.discard(answer)
+                try:
+                    yield attempt.task, ray.get(answer)
+                except RayError as error:
+                    self._fail(attempt, error)
+                    again.append(_Attempt(attempt.task, attempt.number + 1))
+
+    def _free(self) -> _Worker | None:
+        """The ready worker that has least to do, if it can take more."""
+        least = min(self._ready, key=lambda worker: len(worker.owed), default=None)
+        return None if least is None or len(least.owed) >= self._ahead else least
+
+    def _wait(self, answers: list[Any]) -> list[Any]:
+        """The answers that have come; meanwhile workers may become ready."""
+        done, _ = ray.wait([*answers, *self._starting], num_returns=1, timeout=_POLL_SECONDS)
+        for answer in done:
+            if answer in self._starting:
+                self._welcome(answer)
+        if self._ready:
+            self._since = time.monotonic()
+        elif time.monotonic() - self._since > START_SECONDS:
+            raise RunError(
+                f"no Ray worker has started within {START_SECONDS:g} s; the cluster has {_describe_resources()}: ask for "
+                "fewer or smaller workers, or wait until it is free"
+            )
+        return [answer for answer in done if answer in set(answers)]
+
+    def _welcome(self, answer: Any) -> None:
+        worker = self._starting.pop(answer)
+        try:
+            ray.get(answer)
+        except RayActorError:  # it died while it started, or is being restarted
+            time.sleep(0.2)
+            self._starting[self._ask(worker)] = worker
+        except RayTaskError as error:
+            raise _own(error) from None
+        else:
+            self._ready.append(worker)
+
+    def _fail(self, attempt: _Attempt[Task], error: RayError) -> None:
+        """Raise what is not to be tried again; keep a worker that has died from new tasks until it is back."""
+        own = _own(error) if isinstance(error, RayTaskError) else None
+        if isinstance(own, DataError) or attempt.number >= MAX_ATTEMPTS:
+            raise own or RunError(
+                f"{attempt.task} failed {attempt.number} times on Ray, the last time with {type(error).__name__}: see the "
+                "logs of its workers, in /tmp/ray/session_latest/logs; rerun the same command to resume"
+            ) from None
+        worker = attempt.worker
+        if isinstance(error, RayActorError) and worker in self._ready:
+            assert worker is not None
+            self._ready.remove(worker)
+            self._starting[self._ask(worker)] = worker
+
+
+def _next_attempt(tasks: Iterator[Task]) -> _Attempt[Task] | None:
+    for task in tasks:
+        return _Attempt(task)
+    return None
+
+
+def _own(error: RayTaskError) -> MapleError | None:
+    """The error that a task raised on purpose; any other is a ``RunError``."""
+    cause = error.cause
+    while isinstance(cause, RayTaskError):
+        cause = cause.cause
+    if isinstance(cause, MapleError):
+        return cause
+    if isinstance(cause, RayError):
+        return None
+    lines = str(cause).strip().splitlines()
+    return RunError(f"a Ray worker failed with {type(cause).__name__}: {lines[-1] if lines else 'no message'}")
+
+
+def _describe_resources() -> str:
+    found = ray.cluster_resources()
+    return f"{found.get('CPU', 0):g} processors and {found.get('GPU', 0):g} GPUs on {len(ray.nodes())} nodes"

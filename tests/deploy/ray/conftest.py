@@ -1,0 +1,37 @@
+"""One Ray cluster of two nodes, and a run, for all tests of this folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("ray", reason="Ray is not installed: pip install 'maple-uncertainty[ray]'")
+
+
+@pytest.fixture(scope="session")
+def nodes(tmp_path_factory):
+    from clusters_of_ray import started
+
+    with started(tmp_path_factory.mktemp("site")) as found:
+        yield found
+
+
+@pytest.fixture(scope="session")
+def run(predictor, tmp_path_factory) -> Path:
+    """A run folder that predicts."""
+    folder = tmp_path_factory.mktemp("ray") / "run"
+    folder.mkdir()
+    predictor.save(folder)
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def _one_thread(monkeypatch):
+    """As many threads as a worker has, so that sums are taken in the same order."""
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)

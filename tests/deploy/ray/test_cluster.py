@@ -1,0 +1,87 @@
+"""Clusters that cannot be used, and why."""
+
+from __future__ import annotations
+
+import socket
+import sys
+from pathlib import Path
+
+import pytest
+
+from commands import flat
+from commands import run as maple
+from maple import __version__
+from maple.deploy.ray import cluster
+from maple.errors import RunError, UsageError
+from maple.runs._engine import EngineFlags
+
+
+@pytest.fixture
+def no_token(monkeypatch, tmp_path):
+    for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+
+
+def test_without_ray_one_line_names_the_extra(monkeypatch, capsys, tmp_path):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    assert maple("predict", tmp_path, tmp_path, "--out", tmp_path / "p.csv", "--engine", "ray") == 2
+    said = flat(capsys.readouterr().err)
+    assert "maple-uncertainty[ray]" in said and "Traceback" not in said
+
+
+@pytest.mark.parametrize(("flags", "named"), [
+    (["--engine", "rya"], "did you mean 'ray'"),
+    (["--ray-address", "auto"], "--ray-address needs --engine ray"),
+    (["--engine", "ray", "--cpus-per-worker", "-1"], "--cpus-per-worker -1"),
+    (["--engine", "ray", "--ray-address", "ray://head:10001"], "HOST:PORT"),
+    (["--engine", "ray"], "--out"),
+])  # fmt: skip
+def test_flags_that_make_no_sense_are_refused(flags, named, capsys, tmp_path):
+    assert maple("predict", tmp_path, tmp_path, *flags) == 2
+    assert named in flat(capsys.readouterr().err)
+
+
+def test_a_cluster_that_cannot_be_reached_is_named(monkeypatch):
+    with socket.socket() as taken:  # bound, but nobody listens
+        taken.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        assert cluster.CONNECT_SECONDS == 30
+        monkeypatch.setattr(cluster, "CONNECT_SECONDS", 1.0)
+        with pytest.raises(RunError, match=address):
+            cluster._wait_for(address)
+
+
+def test_a_cluster_elsewhere_needs_a_token(no_token, monkeypatch):
+    with pytest.raises(UsageError, match=r"10\.0\.0\.7:6379.*RAY_AUTH_MODE=token"):
+        cluster.prepare(EngineFlags(engine="ray", ray_address="10.0.0.7:6379"))
+    cluster.prepare(EngineFlags(engine="ray", ray_address="127.0.0.1:6379"))
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "0" * 64)
+    cluster.prepare(EngineFlags(engine="ray", ray_address="10.0.0.7:6379"))
+
+
+def test_a_cluster_of_one_command_has_a_token_that_is_in_no_file(no_token, monkeypatch):
+    cluster.prepare(EngineFlags(engine="ray"))
+    assert len(cluster.os.environ["RAY_AUTH_TOKEN"]) == 64 and not (Path.home() / ".ray").exists()
+
+
+def test_nodes_with_another_version_are_named(nodes, tmp_path):
+    package = tmp_path / "maple"
+    package.mkdir()
+    (package / "__init__.py").write_text("__version__ = '0.0.1'")
+    other = nodes.add(env_vars={"PYTHONPATH": str(tmp_path)})
+    try:
+        with (
+            pytest.raises(RunError, match=rf"maple 0\.0\.1.*maple-uncertainty=={__version__}"),
+            cluster.connected(EngineFlags(engine="ray"), cluster.Resources()),
+        ):
+            pass
+    finally:
+        nodes.cluster.remove_node(other)
+
+
+def test_a_worker_that_fits_on_no_node_is_refused(nodes):
+    import ray
+
+    with pytest.raises(UsageError, match="--gpus-per-worker"):
+        cluster._check_room(ray, cluster.Resources(1, 1, 4))
