@@ -38,10 +38,10 @@ def images(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def expected(run, images, tmp_path_factory) -> tuple[bytes, bytes]:
+def expected(graph, images, tmp_path_factory) -> tuple[bytes, bytes]:
     """The files of the one-process engine."""
     out = tmp_path_factory.mktemp("local") / "p.csv"
-    predict_images(request(run, images, out))
+    predict_images(request(graph, images, out))
     return contents(out)
 
 
@@ -76,14 +76,17 @@ def place(tmp_path: Path) -> Path:
 # --- the same rows
 
 
-def test_files_are_equal_to_the_last_byte(nodes, run, images, expected, tmp_path):
-    out = place(tmp_path)
+def test_files_are_equal_to_the_last_byte(nodes, run, images, tmp_path):
+    """With torch in the workers, as in this process."""
+    out, local = place(tmp_path), tmp_path / "local" / "p.csv"
+    local.parent.mkdir()
+    predict_images(request(run, images, local))
     assert predict_on_ray(request(run, images, out)) == N - 1
-    assert contents(out) == expected
+    assert contents(out) == contents(local)
     assert len(nodes.workers("PartWriter")) <= 2
 
 
-def test_a_table_gives_the_rows_of_one_process(nodes, run, images, tmp_path):
+def test_a_table_gives_the_rows_of_one_process(nodes, graph, images, tmp_path):
     """Its rows are read by the workers, by absolute path; other batches change numbers by rounding at most."""
     table = pa.table({"image": [path.read_bytes() for path in sorted(images.glob("*.png"))]})
     pq.write_table(table, tmp_path / "images.parquet", row_group_size=50)
@@ -91,7 +94,7 @@ def test_a_table_gives_the_rows_of_one_process(nodes, run, images, tmp_path):
     for batch_size, predict in ((BATCH, predict_on_ray), (64, predict_images)):
         out = tmp_path / f"{batch_size}.parquet"
         more = {"fdr": 0.2, "coverage": 0.9, "all_probabilities": True, "batch_size": batch_size}
-        predict(request(run, tmp_path / "images.parquet", out, **more))
+        predict(request(graph, tmp_path / "images.parquet", out, **more))
         kept[batch_size] = pq.read_table(out)
     for name, column in zip(kept[64].column_names, kept[64].columns, strict=True):
         other = kept[BATCH][name]
@@ -101,12 +104,12 @@ def test_a_table_gives_the_rows_of_one_process(nodes, run, images, tmp_path):
             assert column.to_pylist() == other.to_pylist(), name
 
 
-def test_a_folder_holds_parquet_files_and_a_manifest(nodes, run, images, expected, tmp_path):
+def test_a_folder_holds_parquet_files_and_a_manifest(nodes, graph, images, expected, tmp_path):
     out = tmp_path / "predictions"
     with pytest.raises(UsageError, match="no folder of predictions"):
-        predict_on_ray(request(run, images, images))
+        predict_on_ray(request(graph, images, images))
     for _ in range(2):  # the second replaces the first
-        predict_on_ray(request(run, images, out, workers=1))
+        predict_on_ray(request(graph, images, out, workers=1))
     names = {path.name for path in out.iterdir()}
     assert names == {"part-000000.parquet", "_manifest.json", "_skipped.csv"}
     manifest = json.loads((out / "_manifest.json").read_text())
@@ -121,7 +124,7 @@ def test_a_folder_holds_parquet_files_and_a_manifest(nodes, run, images, expecte
 # --- kills
 
 
-def test_a_worker_that_is_killed_loses_and_doubles_no_row(nodes, run, images, expected, tmp_path):
+def test_a_worker_that_is_killed_loses_and_doubles_no_row(nodes, graph, images, expected, tmp_path):
     out = place(tmp_path)
     left = []
 
@@ -130,22 +133,22 @@ def test_a_worker_that_is_killed_loses_and_doubles_no_row(nodes, run, images, ex
         left.append(15 - len(parts(out)))
 
     with when(lambda: len(parts(out)) >= 2, strike):
-        predict_on_ray(request(run, images, out))
+        predict_on_ray(request(graph, images, out))
     assert left[0] > 0
     assert contents(out) == expected
 
 
-def test_a_node_that_is_killed_loses_and_doubles_no_row(nodes, run, images, expected, tmp_path):
+def test_a_node_that_is_killed_loses_and_doubles_no_row(nodes, graph, images, expected, tmp_path):
     out = place(tmp_path)
     try:
         with when(lambda: len(parts(out)) >= 2, nodes.kill_second):
-            predict_on_ray(request(run, images, out))
+            predict_on_ray(request(graph, images, out))
     finally:
         nodes.second = nodes.add()
     assert contents(out) == expected
 
 
-def test_the_same_command_goes_on_from_the_finished_parts(nodes, run, images, expected, tmp_path, monkeypatch, capsys):
+def test_the_same_command_goes_on_from_finished_parts(nodes, graph, images, expected, tmp_path, monkeypatch, capsys):
     out = place(tmp_path)
 
     class Stopped(BaseException):
@@ -159,42 +162,42 @@ def test_the_same_command_goes_on_from_the_finished_parts(nodes, run, images, ex
     record = ResumableFile.record
     with monkeypatch.context() as patch, pytest.raises(Stopped):
         patch.setattr(ResumableFile, "record", stop)
-        predict_on_ray(request(run, images, out))
+        predict_on_ray(request(graph, images, out))
     before = {path.name: path.stat().st_mtime_ns for path in parts(out)}
     assert 4 <= len(before) < 15
     with pytest.raises(UsageError, match="--coverage"):  # another request
-        predict_on_ray(request(run, images, out, coverage=0.9))
+        predict_on_ray(request(graph, images, out, coverage=0.9))
     kept = []
     with when(lambda: len(parts(out)) > len(before), lambda: kept.extend(parts(out))):
-        predict_on_ray(request(run, images, out, workers=1))
+        predict_on_ray(request(graph, images, out, workers=1))
     assert set(before) <= {path.name for path in kept}
     assert "resuming after" in capsys.readouterr().err
     assert contents(out) == expected
 
 
-def test_a_source_that_vanishes_stops_the_command_and_one_process_can_finish_it(nodes, run, images, expected, tmp_path):
+def test_a_source_that_vanishes_stops_the_command_and_one_process_ends_it(nodes, graph, images, expected, tmp_path):
     out, gone = place(tmp_path), Path(f"{images}-gone")
     vanish = when(lambda: len(parts(out)) >= 3, lambda: images.rename(gone))  # type: ignore[func-returns-value]
     try:
         with vanish, pytest.raises(DataError, match=r"gone.*\.png"):
-            predict_on_ray(request(run, images, out))
+            predict_on_ray(request(graph, images, out))
     finally:
         gone.rename(images)
     assert not out.exists() and len(parts(out)) >= 3
-    predict_images(request(run, images, out))
+    predict_images(request(graph, images, out))
     assert contents(out) == expected
 
 
 # --- images
 
 
-def test_images_that_end_their_decoder_are_skipped_and_listed(nodes, run, tmp_path, monkeypatch):
+def test_images_that_end_their_decoder_are_skipped_and_listed(nodes, graph, tmp_path, monkeypatch):
     images, out = write_images(tmp_path / "images", 24), place(tmp_path)
     (images / "0010.png").write_text("SIGSEGV")
     (images / "0011.png").write_text("SIGKILL")
     (images / "0020.png").write_bytes(endless_jpeg())
     monkeypatch.setattr("maple.runs.predicting.predict.Decoding", partial(Decoding, seconds=1.5))
-    assert predict_on_ray(request(run, images, out)) == 20
+    assert predict_on_ray(request(graph, images, out)) == 20
     with out.with_name("p.skipped.csv").open(newline="") as file:
         reasons = {Path(name).stem: reason for name, reason in [*csv.reader(file)][1:]}
     assert set(reasons) == {"0005", "0010", "0011", "0020"}

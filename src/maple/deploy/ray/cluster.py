@@ -100,8 +100,8 @@ def _connect(ray: Any, address: str) -> None:
         ray.init(address=address, **_QUIET)
     except Exception as error:
         raise RunError(
-            f"cannot connect to the Ray cluster at {address}: {_first_line(error)}; check the address and its token, and "
-            "run the command on a machine of the cluster"
+            f"cannot connect to the Ray cluster at {address}: {_first_line(error)}; check the address and its token, "
+            "and run the command on a machine of the cluster"
         ) from None
 
 
@@ -117,8 +117,8 @@ def _wait_for(address: str) -> None:
             if time.monotonic() + 0.5 > end:
                 reason = error.strerror or error
                 raise RunError(
-                    f"the Ray cluster at {address} cannot be reached within {CONNECT_SECONDS:g} s ({reason}): check the "
-                    "address, HOST:PORT as ray start --head prints it"
+                    f"the Ray cluster at {address} cannot be reached within {CONNECT_SECONDS:g} s ({reason}): check "
+                    "the address, HOST:PORT as ray start --head prints it"
                 ) from None
         time.sleep(0.5)
 
@@ -131,7 +131,7 @@ def _first_line(error: Exception) -> str:
 
 
 def _protect() -> None:
-    """Let a cluster of this process have a token of its own: Ray asks for one by default, and would write it to a file."""
+    """Let a cluster of this process have a token of its own: Ray would write one to a file."""
     for name, value in _LOCAL.items():
         os.environ.setdefault(name, value)
     if not any(name in os.environ for name in _TOKEN):
@@ -143,7 +143,8 @@ def _check_address(address: str) -> None:
     host, _, port = address.rpartition(":")
     if address != "auto" and ("/" in address or not host or not port.isdecimal()):
         raise UsageError(
-            f"--ray-address '{address}': give HOST:PORT as ray start --head prints it, or auto, on a machine of the cluster"
+            f"--ray-address '{address}': give HOST:PORT as ray start --head prints it, or auto, on a machine of the "
+            "cluster"
         )
     has_token = any(name in os.environ for name in _TOKEN) or (Path.home() / ".ray" / "auth_token").is_file()
     if has_token:
@@ -151,8 +152,8 @@ def _check_address(address: str) -> None:
     if address == "auto" or is_loopback(host) or os.environ.get("RAY_AUTH_MODE", "").lower() == "token":
         return
     raise UsageError(
-        f"--ray-address {address}: without a token, anyone who reaches the cluster runs code on it; start all nodes and "
-        "this command with RAY_AUTH_MODE=token and the same RAY_AUTH_TOKEN (ray get-auth-token --generate makes one)"
+        f"--ray-address {address}: without a token, anyone who reaches the cluster runs code on it; start all nodes "
+        "and this command with RAY_AUTH_MODE=token and the same RAY_AUTH_TOKEN (ray get-auth-token --generate)"
     )
 
 
@@ -187,25 +188,20 @@ def _check_versions(ray: Any) -> None:
 
     nodes = [node for node in ray.nodes() if node["Alive"]]
     remote = ray.remote(num_cpus=0, max_retries=1)(ask)
-    asked = [
-        (node["NodeManagerAddress"], remote.options(scheduling_strategy=_on(NodeAffinitySchedulingStrategy, node)).remote())
-        for node in nodes
-    ]
-    for place, answer in asked:
+    here = [NodeAffinitySchedulingStrategy(node["NodeID"], soft=False) for node in nodes]
+    asked = [remote.options(scheduling_strategy=each).remote() for each in here]
+    for place, answer in zip([node["NodeManagerAddress"] for node in nodes], asked, strict=True):
         try:
             found = ray.get(answer, timeout=_PROBE_SECONDS)
         except (GetTimeoutError, RayError) as error:
-            raise RunError(f"the Ray node {place} does not answer: {_first_line(error)}; remove it or restart it") from None
+            reason = _first_line(error)
+            raise RunError(f"the Ray node {place} does not answer: {reason}; remove it or restart it") from None
         if found != __version__:
             has = found if found == "no maple" else f"maple {found}"
             raise RunError(
-                f"the Ray node {place} has {has}, and this is {__version__}: install maple-uncertainty=={__version__} on "
-                "all nodes"
+                f"the Ray node {place} has {has}, and this is {__version__}: install maple-uncertainty=={__version__} "
+                "on all nodes"
             )
-
-
-def _on(strategy: Any, node: Any) -> Any:
-    return strategy(node["NodeID"], soft=False)
 
 
 def _check_room(ray: Any, resources: Resources) -> None:
@@ -215,6 +211,6 @@ def _check_room(ray: Any, resources: Resources) -> None:
         return
     most = max((node.get("CPU", 0), node.get("GPU", 0)) for node in nodes)
     raise UsageError(
-        f"no node has {resources.cpus:g} processors and {resources.gpus:g} GPUs for a worker, the largest has {most[0]:g} and "
-        f"{most[1]:g}: give smaller --cpus-per-worker and --gpus-per-worker"
+        f"no node has {resources.cpus:g} processors and {resources.gpus:g} GPUs for a worker, the largest has "
+        f"{most[0]:g} and {most[1]:g}: give smaller --cpus-per-worker and --gpus-per-worker"
     )

@@ -61,7 +61,8 @@ def score(
     predictor = open_predictor(Path(run), trust).decide(**decision)
     model = Model.read(Path(run), as_dict(predictor.options), trust)
     how = Decoding(predictor.size, predictor.fit)
-    decoded = dataset.map_batches(decode_columns, fn_args=(how,), batch_size=batch_size, batch_format="numpy")
+    decode: Any = decode_columns
+    decoded = dataset.map_batches(decode, fn_args=(how,), batch_size=batch_size, batch_format="numpy")
     return decoded.map_batches(
         Scorer,
         fn_constructor_args=(model,),

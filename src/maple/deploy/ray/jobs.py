@@ -118,8 +118,8 @@ class Pool(Generic[Task]):
             self._since = time.monotonic()
         elif time.monotonic() - self._since > START_SECONDS:
             raise RunError(
-                f"no Ray worker has started within {START_SECONDS:g} s; the cluster has {_describe_resources()}: ask for "
-                "fewer or smaller workers, or wait until it is free"
+                f"no Ray worker has started within {START_SECONDS:g} s; the cluster has {_describe_resources()}: ask "
+                "for fewer or smaller workers, or wait until it is free"
             )
         return [answer for answer in done if answer in set(answers)]
 
@@ -131,7 +131,7 @@ class Pool(Generic[Task]):
             time.sleep(0.2)
             self._starting[self._ask(worker)] = worker
         except RayTaskError as error:
-            raise _own(error) from None
+            raise _own(error) or error from None
         else:
             self._ready.append(worker)
 
@@ -140,8 +140,8 @@ class Pool(Generic[Task]):
         own = _own(error) if isinstance(error, RayTaskError) else None
         if isinstance(own, DataError) or attempt.number >= MAX_ATTEMPTS:
             raise own or RunError(
-                f"{attempt.task} failed {attempt.number} times on Ray, the last time with {type(error).__name__}: see the "
-                "logs of its workers, in /tmp/ray/session_latest/logs; rerun the same command to resume"
+                f"{attempt.task} failed {attempt.number} times on Ray, the last time with {type(error).__name__}: see "
+                "the logs of its workers, in /tmp/ray/session_latest/logs; rerun the same command to resume"
             ) from None
         worker = attempt.worker
         if isinstance(error, RayActorError) and worker in self._ready:

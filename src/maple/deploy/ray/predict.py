@@ -94,13 +94,13 @@ def plan_parts(found: dict[int, Footer], n_images: int, step: int) -> list[Part]
     >>> [(part.number, part.first, part.stop) for part in plan_parts({1: Footer({}, 8, 4, [], first=4, step=4)}, 10, 5)]
     [(0, 0, 4), (2, 8, 10)]
     """
-    number = first = 0
+    number = begin = 0
     while number in found and found[number].step is None:
-        first = found[number].images
+        begin = found[number].images
         number += 1
     step = next((footer.step for footer in found.values() if footer.step), step)
     missing = []
-    for first in range(first, n_images, step):
+    for first in range(begin, n_images, step):
         part = Part(number, first, min(first + step, n_images), step)
         if number not in found or (found[number].first, found[number].images) != (part.first, part.stop):
             found.pop(number, None)
@@ -158,8 +158,8 @@ class PartWriter:
             write_part(path, table, footer)
         except OSError as error:
             remedy = "free some space" if is_full(error) else "let all nodes write there"
-            reason = f"{error.strerror or error} on {socket.gethostname()}"
-            raise RunError(f"cannot write '{path}': {reason}; {remedy}, then rerun the same command to resume") from None
+            failed = f"cannot write '{path}': {error.strerror or error} on {socket.gethostname()}"
+            raise RunError(f"{failed}; {remedy}, then rerun the same command to resume") from None
         return dataclasses.replace(footer, request={})
 
 

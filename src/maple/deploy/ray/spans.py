@@ -71,11 +71,10 @@ class Span:
         if sum(len(chunk.files) for chunk in chunks) < len(self):
             raise DataError(f"'{self.source.name}' has fewer images than when the command started: {_RESTORE}")
         decoded = [decode_chunk(chunk, how) for chunk in chunks]
-        items = [item for chunk in chunks for item in chunk.items]
-        if not any(chunk.files for chunk in decoded) and all(isinstance(item, str) for item in items):
-            gone = [item for item in items if not Path(str(item)).exists()]
-            if len(gone) == len(items):
-                raise DataError(f"all of {len(gone):,} images are gone, first '{gone[0]}': {_RESTORE}")
+        paths = [item for chunk in chunks for item in chunk.items if isinstance(item, str)]
+        is_nothing_left = len(paths) == len(self) and not any(chunk.files for chunk in decoded)
+        if is_nothing_left and not any(Path(path).exists() for path in paths):
+            raise DataError(f"all of {len(paths):,} images are gone, first '{paths[0]}': {_RESTORE}")
         return decoded
 
 

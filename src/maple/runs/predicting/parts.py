@@ -1,9 +1,10 @@
 """Parts of a prediction file: Parquet files of rows, each with a footer that says which images it holds.
 
-The parts of one file lie in one folder as ``000000.part``, ``000001.part``, …. A part is written under a temporary name,
-flushed to the disk and renamed, so that it is complete or not there; its footer records the request, the images that it
-covers and those that were skipped. One process writes the parts in order (:mod:`maple.runs.predicting.writer`), or many
-processes in any order, each a fixed range of images: a part that is written twice is the same part.
+The parts of one file lie in one folder as ``000000.part``, ``000001.part``, …. A part is written under a temporary
+name, flushed to the disk and renamed, so that it is complete or not there; its footer records the request, the images
+that it covers and those that were skipped. One process writes the parts in order
+(:mod:`maple.runs.predicting.writer`), or many processes in any order, each a fixed range of images: a part that is
+written twice is the same part.
 """
 
 from __future__ import annotations
