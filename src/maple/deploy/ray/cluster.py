@@ -47,10 +47,10 @@ class Resources:
         return cls(max(request.workers, 1), request.cpus_per_worker, request.gpus_per_worker)
 
 
-def prepare(flags: EngineFlags) -> None:
+def prepare(request: EngineFlags) -> None:
     """Check address and token, and that Ray is installed; before Ray is imported, which reads the environment."""
-    if flags.ray_address is not None:
-        _check_address(flags.ray_address)
+    if request.ray_address is not None:
+        _check_address(request.ray_address)
     else:
         _protect()
     with naming_extras():
@@ -58,22 +58,22 @@ def prepare(flags: EngineFlags) -> None:
 
 
 @contextmanager
-def connected(flags: EngineFlags, resources: Resources) -> Iterator[None]:
+def connected(request: EngineFlags, resources: Resources) -> Iterator[None]:
     """Within it Ray is connected: to the cluster at the address, or to one of this machine that ends with it.
 
     A caller that is connected already keeps its cluster.
     """
-    prepare(flags)
+    prepare(request)
     import ray
 
     if ray.is_initialized():
         _check_versions(ray)
         yield
         return
-    if flags.ray_address is None:
+    if request.ray_address is None:
         _start(ray, resources)
     else:
-        _connect(ray, flags.ray_address)
+        _connect(ray, request.ray_address)
     try:
         _check_versions(ray)
         _check_room(ray, resources)
