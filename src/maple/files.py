@@ -22,7 +22,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from enum import StrEnum
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 import numpy as np
@@ -288,6 +288,28 @@ def load_arrays(path: Path, otherwise: str = ANEW) -> tuple[dict[str, np.ndarray
         raise RunError(f"'{path}' is damaged ({error}): restore it from a copy or {otherwise}") from None
     check_format(metadata, path, otherwise=otherwise)
     return arrays, metadata
+
+
+def read_metadata(path: Path) -> dict[str, Any]:
+    """The metadata of a file of :func:`save_arrays`, without reading its arrays."""
+    try:
+        with safe_open(path, framework="numpy") as file:
+            return json.loads((file.metadata() or {}).get(_METADATA_KEY, "{}"))
+    except (SafetensorError, ValueError, OSError) as error:
+        raise RunError(f"'{path}' is damaged ({error}): restore it from a copy or {ANEW}") from None
+
+
+def without_paths(metadata: dict[str, Any]) -> dict[str, Any]:
+    """The description of a network without the folder that it was opened from, which is nobody else's business.
+
+    >>> without_paths({"backbone": "/home/me/vit", "origin": {"kind": "huggingface", "spec": "/home/me/vit"}})
+    {'backbone': 'vit', 'origin': {'kind': 'huggingface', 'spec': 'vit'}}
+    """
+    origin = metadata.get("origin") or {}
+    if origin.get("kind") not in ("huggingface", "torchscript", "export", "onnx"):
+        return metadata
+    name = PurePath(origin["spec"]).name
+    return {**metadata, "backbone": name, "origin": {**origin, "spec": name}}
 
 
 def save_json(path: Path, value: Mapping[str, Any]) -> None:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from commands import flat
 from maple.baselines.ensemble import MAX_MEMBERS
 from maple.baselines.ensemble_training import member_seeds, train_ensemble
 from maple.data.sources import open_images
@@ -35,9 +36,9 @@ def make_backbone(seed):
     return create_backbone("resnet9", 10)
 
 
-def train(digits, folder=None, resume=False, make=make_backbone, options=OPTIONS):
+def train(digits, folder=None, resume=False, make=make_backbone, options=OPTIONS, show_progress=False):
     recipe = create_recipe("ensemble", members=2)
-    how = {"options": options, "folder": folder, "resume": resume, "show_progress": False}
+    how = {"options": options, "folder": folder, "resume": resume, "show_progress": show_progress}
     return train_ensemble(make, recipe, *digits, **how)
 
 
@@ -55,7 +56,7 @@ def test_members_are_independent_trainings_with_their_own_seeds(digits):
     assert run.backbone.made_by.recipe == "ensemble"
 
 
-def test_members_share_a_time_limit(digits, monkeypatch):
+def test_members_share_a_time_limit(digits, monkeypatch, capsys):
     limits = []
 
     def watch(*arguments, **keywords):
@@ -63,8 +64,9 @@ def test_members_share_a_time_limit(digits, monkeypatch):
         return train_backbone(*arguments, **keywords)
 
     monkeypatch.setattr("maple.baselines.ensemble_training.train_backbone", watch)
-    train(digits, options=replace(OPTIONS, time_limit=1000.0))
+    train(digits, options=replace(OPTIONS, time_limit=1000.0), show_progress=True)
     assert limits == [500.0, 500.0]
+    assert "member 2 of 2, with its share of --time-limit, 8 min 20 s" in flat(capsys.readouterr().err)
 
 
 def test_a_killed_ensemble_goes_on(digits, tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -16,8 +17,10 @@ from commands import flat, python_path, run
 from exported import fit_pictures, pictures
 from hub_server import TOKEN, serving_hub
 from maple.errors import UsageError
+from maple.files import load_arrays, save_arrays
 from maple.networks import create_backbone
-from maple.runs.hub import LIMITS, HubPlace
+from maple.runs.folder import RunFolder
+from maple.runs.hub import LIMITS, HubPlace, _outgoing
 from maple.runs.hub_card import write_card
 
 pytest.importorskip("huggingface_hub")
@@ -90,6 +93,18 @@ def test_a_run_goes_there_and_back(run_folder, hub, maple_at, tmp_path):
     hub.asked.clear()
     again = maple_at("-c", LOAD, "hf://lab/pictures", HF_HUB_OFFLINE="1")  # from the cache, nobody is asked
     assert again.returncode == 0 and hub.asked == [], again.stderr
+
+
+def test_weights_of_an_earlier_version_lose_the_folder_of_their_network(run_folder, tmp_path):
+    folder = shutil.copytree(run_folder, tmp_path / "run")
+    arrays, metadata = load_arrays(folder / "weights.safetensors")
+    stored = metadata | {"backbone": "/secret/vit", "origin": {"kind": "huggingface", "spec": "/secret/vit"}}
+    save_arrays(folder / "weights.safetensors", arrays, stored)
+    sent = _outgoing(RunFolder(folder), HubPlace.parse("hf://lab/pictures"), gallery=False)["weights.safetensors"]
+    assert b"secret" not in sent and b"vit" in sent
+    (tmp_path / "sent.safetensors").write_bytes(sent)
+    again = load_arrays(tmp_path / "sent.safetensors")[0]
+    assert all((again[name] == arrays[name]).all() for name in arrays)
 
 
 def test_the_card_is_one(run_folder, hub, maple_at):

@@ -236,4 +236,4 @@ def test_a_recipe_without_cross_entropy_gets_no_advice_with_a_falling_rate():
 def test_more_time_is_advised_where_a_time_limit_ended_the_training():
     limited = TrainOptions(schedule="linear", epochs=16, time_limit=60)
     said = describe_rise(epochs((0.5, 0.5), (0.4, 0.4)), 1000, limited)
-    assert said is not None and "2 min instead of 1 min" in said and "epochs" not in said
+    assert said is not None and "twice the --time-limit" in said and "epochs" not in said

@@ -20,6 +20,7 @@ from maple.files import RunFile, write_atomic
 from maple.networks import Backbone
 from maple.options import N_SEEDS
 from maple.progress import say
+from maple.text import duration
 from maple.training.head import describe_maker
 from maple.training.loop import Run, train_backbone
 from maple.training.options import TrainOptions
@@ -48,7 +49,8 @@ def train_ensemble(
     runs = []
     for member, seed in enumerate(member_seeds(options.seed, recipe.members)):
         if show_progress:
-            say(f"member {member + 1} of {recipe.members}")
+            share = "" if limit is None else f", with its share of --time-limit, {duration(limit)}"
+            say(f"member {member + 1} of {recipe.members}{share}")
         keywords["folder"] = None if folder is None else folder / RunFile.MEMBERS / str(member)
         keywords["options"] = replace(options, seed=seed, time_limit=limit)
         backbone = make_backbone(seed)

@@ -15,7 +15,7 @@ from maple.decisions.probability import Probability
 from maple.detectors.base import pack_records
 from maple.detectors.maple import MapleDetector
 from maple.errors import RunError, UsageError
-from maple.files import RunFile, check_finished, load_arrays, save_arrays, write_atomic
+from maple.files import RunFile, check_finished, load_arrays, save_arrays, without_paths, write_atomic
 from maple.networks import Backbone, MadeBy, Origin, create_backbone, rebuild_model
 from maple.options import as_dict, build_options
 from maple.prediction.predictor import Predictor
@@ -79,7 +79,8 @@ def save_backbone(path: Path, backbone: Backbone) -> None:
         )
     if backbone.origin is not None and backbone.origin.file is not None:
         metadata["origin"]["file"] = _copy_network(Path(backbone.origin.file), path.parent)
-    save_arrays(path, {name: tensor.detach().cpu().numpy() for name, tensor in state.items()}, metadata)
+    arrays = {name: tensor.detach().cpu().numpy() for name, tensor in state.items()}
+    save_arrays(path, arrays, without_paths(metadata))
 
 
 def _copy_network(file: Path, folder: Path) -> str:

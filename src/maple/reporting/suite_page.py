@@ -91,7 +91,7 @@ def render_suite(found: SuiteResults, drawings: list[Drawing]) -> str:
             "reference": found.suite.reference,
             "simulated": found.profile.simulated,
             "plots": [{"caption": caption, "svg": plot.svg} for caption, plot in drawings],
-            "profile": f"Profile {found.profile.name}: {found.profile.about}.",
+            "profile": f"{found.profile_text}.",
             "seeds": ", ".join(map(str, found.seeds)),
             "made": made_with(found.provenance),
             "command": found.provenance.command,

@@ -17,7 +17,7 @@ from typing import Any
 
 from maple import __version__
 from maple.errors import RunError, UsageError, naming_extras
-from maple.files import RunFile, check_finished
+from maple.files import RunFile, check_finished, load_arrays, read_metadata, save_arrays, without_paths
 from maple.runs.folder import RunFolder, RunOrigin, RunSettings
 from maple.runs.hub_card import write_card
 
@@ -116,6 +116,9 @@ def _outgoing(run: RunFolder, place: HubPlace, gallery: bool) -> dict[str, bytes
             clean.write_config(RunSettings(origin, settings.sections))
         if (run / RunFile.CLASSES).is_file():
             clean.write_classes(replace(run.read_classes(), skipped=(), updates=()))
+        weights, described = run / RunFile.WEIGHTS, read_metadata(run / RunFile.WEIGHTS)
+        if (public := without_paths(described)) != described:  # of a run that an earlier version wrote
+            save_arrays(clean / RunFile.WEIGHTS, load_arrays(weights)[0], public)
         files |= {path.name: path.read_bytes() for path in clean.path.iterdir()}
     folders = (RunFile.NETWORK, RunFile.GALLERY) if gallery else (RunFile.NETWORK,)
     inside = (path for folder in folders for path in sorted((run / folder).glob("*")))

@@ -90,7 +90,7 @@ class Clock:
         if limit is None or epochs >= self.options.epochs:
             return None
         return (
-            f"--time-limit {duration(limit)}: stopped after {epochs} of {self.options.epochs} epochs, with the whole "
+            f"time limit of {duration(limit)}: stopped after {epochs} of {self.options.epochs} epochs, with the whole "
             f"schedule compressed into them; training took {duration(self.spent)}"
         )
 
@@ -120,7 +120,7 @@ def describe_rise(history: Sequence[Mapping[str, Any]], n_images: int, options: 
         return None
     more = f"epochs may help, {2 * len(history)} instead of {len(history)}"
     if options.time_limit is not None and len(history) < options.epochs:
-        more = f"time may help, {duration(2 * options.time_limit)} instead of {duration(options.time_limit)}"
+        more = "time may help, such as twice the --time-limit"
     return f"validation accuracy was still rising at the end, from {before:.3f} to {end:.3f}: more {more}"
 
 

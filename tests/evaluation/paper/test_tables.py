@@ -39,6 +39,12 @@ def filled() -> SuiteResults:
     return SuiteResults(find_suite("clustering"), PROFILES["cpu"], (4, 9), rows, provenance)
 
 
+def test_flags_that_change_the_profile_are_named(filled):
+    assert "here with" not in to_sheet(filled).note
+    changed = replace(filled, changes={"epochs": "4", "batch_size": "64"})
+    assert "16 epochs" in to_sheet(changed).note and "here with epochs 4, batch-size 64" in to_sheet(changed).note
+
+
 def test_cells_have_means_and_the_papers_figures(filled):
     headings, lines = table_cells(filled)
     assert headings[:6] == ["", "clusters", "paper", "accuracy ↑", "ECE ↓ (by chance)", "paper"]

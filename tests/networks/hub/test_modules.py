@@ -51,6 +51,18 @@ def test_timm(name: str, embedding_size: int, head: str, tmp_path: Path) -> None
     assert_survives(backbone, tmp_path / "run", 32)
 
 
+def test_a_vision_transformer_takes_images_of_another_size(tmp_path: Path) -> None:
+    timm = optional("timm")
+    module = settle(timm.create_model("vit_tiny_patch16_224", num_classes=N_CLASSES))
+    weights = tmp_path / "weights.safetensors"
+    save_file(module.state_dict(), weights)
+    backbone = open_model("timm/vit_tiny_patch16_224", weights=weights, size=64)
+    flexible = timm.create_model("vit_tiny_patch16_224", num_classes=N_CLASSES, dynamic_img_size=True).eval()
+    flexible.load_state_dict(module.state_dict())  # interpolates its positions with each batch
+    assert_same_as(backbone, flexible, 64)
+    assert_survives(backbone, tmp_path / "run", 64)
+
+
 def test_the_configuration_of_the_model_gives_way_to_what_is_asked(tmp_path: Path) -> None:
     optional("timm")
     backbone = open_model("timm/mobilenetv3_small_050", n_classes=4, size=48, mean=(0.1, 0.2, 0.3), std=(1, 1, 1))

@@ -46,6 +46,7 @@ def test_hugging_face(vit: tuple[nn.Module, Path], tmp_path: Path) -> None:
     for path in folder.iterdir():
         path.unlink()
     assert_survives(backbone, tmp_path / "run", 16)
+    assert str(tmp_path).encode() not in (tmp_path / "run" / "weights.safetensors").read_bytes()
 
 
 def test_hugging_face_configurations(vit: tuple[nn.Module, Path], tmp_path: Path) -> None:

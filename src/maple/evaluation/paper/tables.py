@@ -66,6 +66,13 @@ class SuiteResults:
     seeds: tuple[int, ...]
     rows: list[TableRow]
     provenance: Provenance
+    changes: Mapping[str, Any] = field(default_factory=dict)  # flags that went before the profile's
+
+    @property
+    def profile_text(self) -> str:
+        """The profile, and the flags of the command that changed it."""
+        but = ", ".join(f"{name.replace('_', '-')} {value}" for name, value in self.changes.items())
+        return f"Profile {self.profile.name} ({self.profile.about}{f'; here with {but}' if but else ''})"
 
 
 def table_cells(found: SuiteResults) -> tuple[list[str], list[list[str]]]:
@@ -96,10 +103,10 @@ def to_rows(found: SuiteResults) -> list[dict[str, str]]:
 
 def to_sheet(found: SuiteResults) -> Sheet:
     """The table with its title, and how it was made."""
-    suite, profile, seeds, how = found.suite, found.profile, found.seeds, found.provenance
+    suite, seeds, how = found.suite, found.seeds, found.provenance
     headings, lines = table_cells(found)
     spread = f"mean ± deviation over {len(seeds)} seeds" if len(seeds) > 1 else f"seed {seeds[0]}"
-    made = f"Profile {profile.name} ({profile.about}); {spread}. `{how.command}`, {made_with(how)}."
+    made = f"{found.profile_text}; {spread}. `{how.command}`, {made_with(how)}."
     best = frozenset(best_cells(found))
     return Sheet(suite.title, headings, lines, best, f"{suite.subtitle}.", made)
 

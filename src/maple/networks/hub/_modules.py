@@ -7,10 +7,11 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
+from math import isqrt
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from maple.errors import UsageError
 from maple.networks._torchvision import import_extra, import_torchvision
@@ -27,6 +28,22 @@ def make_timm(origin: Origin) -> nn.Module:
     fixed = getattr(timm.get_pretrained_cfg(name), "fixed_input_size", False)
     options = {"img_size": origin.image_size} if fixed and origin.image_size else {}
     return timm.create_model(name, pretrained=False, num_classes=origin.n_classes, **options)
+
+
+def resample_positions(module: nn.Module, state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The weights with the position embedding of a timm transformer interpolated to the grid of ``module``.
+
+    A ViT has one embedding (1, prefix + H x W, D) per patch, so that weights of 224 pixels fit no other size.
+    """
+    own, given = module.state_dict().get("pos_embed"), state.get("pos_embed")
+    grid = getattr(getattr(module, "patch_embed", None), "grid_size", None)
+    if own is None or given is None or grid is None or own.shape == given.shape or own.shape[-1] != given.shape[-1]:
+        return state
+    prefix = own.shape[1] - grid[0] * grid[1]  # class tokens and the like, if they have a position
+    if own.ndim != 3 or given.ndim != 3 or prefix < 0 or isqrt(given.shape[1] - prefix) ** 2 != given.shape[1] - prefix:
+        return state
+    resample = import_extra("timm").layers.resample_abs_pos_embed
+    return {**state, "pos_embed": resample(given, new_size=list(grid), num_prefix_tokens=prefix)}
 
 
 def make_torchvision(origin: Origin) -> nn.Module:

@@ -265,6 +265,7 @@ def _load_layers(request: _Request, origin: Origin) -> tuple[nn.Module, Preproce
         _require_classes(origin.n_classes, request.spec)
     module = _MAKERS[origin.kind](origin)
     if state is not None:
+        state = _modules.resample_positions(module, state)
         load_state(module, state, Path(str(request.weights)), request.spec)
     if origin.kind == "torchvision":
         return module, _modules.torchvision_preprocessing(origin), origin

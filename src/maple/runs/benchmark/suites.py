@@ -151,7 +151,7 @@ def collect(suite: Suite, jobs: Sequence[Job], command: str) -> tuple[SuiteResul
         hardware=describe_hardware(),
         trainings={job.folder.name: job.title for job in jobs},
     )
-    return SuiteResults(suite, profile, seeds, rows, provenance), networks
+    return SuiteResults(suite, profile, seeds, rows, provenance, jobs[0].changes), networks
 
 
 def _evaluate(suite: Suite, job: Job) -> _Evaluated:
