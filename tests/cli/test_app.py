@@ -66,6 +66,12 @@ def test_unknown_config_key_is_suggested(tmp_path, capsys):
     assert "'epochs'" in flat(capsys.readouterr().err)
 
 
+def test_names_of_suites_are_whole(capsys):
+    assert run("benchmark", "--list") == 0
+    shown = capsys.readouterr().out
+    assert "openood-imagenet" in shown and "…" not in shown
+
+
 def test_help_is_complete(capsys):
     assert run("train", "--help") == 0
     text = capsys.readouterr().out

@@ -233,6 +233,12 @@ def test_a_recipe_without_cross_entropy_gets_no_advice_with_a_falling_rate():
     assert describe_rise(history, 1000, TrainOptions(schedule="linear")) is None
 
 
+def test_nothing_is_advised_where_no_mistake_is_left():
+    history = [{"validation_accuracy": value} for value in (0.5, 0.9, 1.0)]
+    assert describe_rise(history[:2], 1000, TrainOptions(schedule="constant")) is not None
+    assert describe_rise(history, 1000, TrainOptions(schedule="constant")) is None
+
+
 def test_more_time_is_advised_where_a_time_limit_ended_the_training():
     limited = TrainOptions(schedule="linear", epochs=16, time_limit=60)
     said = describe_rise(epochs((0.5, 0.5), (0.4, 0.4)), 1000, limited)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
@@ -57,6 +57,15 @@ def make_grid(rows: Iterable[tuple[str, str]], style: str = "bold") -> Table:
     for row in rows:
         table.add_row(*row)
     return table
+
+
+def print_named(rows: Mapping[str, tuple[str, str]]) -> None:
+    """Names, each with a text and a dim second line."""
+    from rich.markup import escape
+
+    output.print(
+        make_grid((name, f"{escape(text)}\n[dim]{escape(remark)}[/]") for name, (text, remark) in rows.items())
+    )
 
 
 def print_rows(rows: list[dict[str, Any]], as_json: bool) -> None:

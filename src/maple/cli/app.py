@@ -29,6 +29,10 @@ from maple.cli.catalogue import data, methods
 from maple.errors import MapleError, naming_extras
 from maple.progress import is_first_process
 
+FIRST_STEPS = (
+    "First steps: maple demo; or maple train FOLDER, with one subfolder of images per class, then maple predict "
+    "runs/FOLDER NEW_IMAGES. maple COMMAND --help describes a command."
+)
 INTERRUPTED = 130  # the exit code after Ctrl-C
 COMMANDS = {
     each.name: each
@@ -83,6 +87,7 @@ class Overview(TyperGroup):
         for title, rows in (("Options", options), ("Commands", commands)):
             grid = make_grid([(name, escape(text)) for name, text in rows], "bold cyan")
             console.print(Panel(grid, title=title, title_align="left", border_style="dim"))
+        console.print(Padding(FIRST_STEPS, (0, 1, 1, 1)))
 
 
 def _paragraphs(text: str | None) -> list[str]:

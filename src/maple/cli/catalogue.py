@@ -7,7 +7,7 @@ import os
 from typing import TYPE_CHECKING, Annotated, Any
 
 from maple.cli import _flags as cli
-from maple.cli._output import make_grid, output, print_facts, print_line
+from maple.cli._output import output, print_facts, print_line, print_named
 from maple.errors import UsageError
 
 if TYPE_CHECKING:
@@ -50,21 +50,12 @@ def _print_methods(rows: list[dict[str, Any]]) -> None:
     for kind, heading in (("recipe", "maple train --recipe NAME"), ("detector", "maple evaluate --detector NAME,...")):
         own = [row for row in rows if row["kind"] == kind]
         print_line(f"\n{heading}")
-        _print_grid(
+        print_named(
             {
                 row["name"]: (f"{row['title']} ({row['paper']})" if row["paper"] else row["title"], _cost(row))
                 for row in own
             }
         )
-
-
-def _print_grid(rows: dict[str, tuple[str, str]]) -> None:
-    """Names, each with a text and a dim second line."""
-    from rich.markup import escape
-
-    output.print(
-        make_grid((name, f"{escape(text)}\n[dim]{escape(remark)}[/]") for name, (text, remark) in rows.items())
-    )
 
 
 def _cost(row: dict[str, Any]) -> str:
@@ -82,7 +73,7 @@ def _print_method(found: MethodFacts) -> None:
     options = {f"{row['name']}.{each['name']}": each for each in _option_rows(found)}
     texts = {name: (each["help"], f"{each['takes']}, default {each['default']}") for name, each in options.items()}
     if texts:
-        _print_grid(texts)
+        print_named(texts)
     else:
         print_line("no options")
 

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from maple.cli import _flags as cli
-from maple.cli._output import print_described, print_line, print_results, print_rows
+from maple.cli._output import print_described, print_line, print_named, print_results, print_rows
 
 if TYPE_CHECKING:
     from maple.options import Flag
@@ -192,7 +192,10 @@ def benchmark(
     from maple.runs.benchmark.suites import list_suites, plan_suites, run_suites
 
     if show_list or not request.names:
-        print_rows(list_suites(), as_json)
+        if as_json:
+            print_rows(list_suites(), as_json)
+        else:
+            print_named(_describe_suites(list_suites()))
         return
     if dry_run:
         print_rows(plan_suites(request), as_json)
@@ -205,6 +208,19 @@ def benchmark(
             say(f"report: {page}")
     if as_json:
         print(json.dumps(done, indent=1))
+
+
+def _describe_suites(rows: list[dict[str, Any]]) -> dict[str, tuple[str, str]]:
+    """What each suite shows, and where it is from, what it needs and how many networks it trains, by its name."""
+    from maple.text import plural
+
+    return {
+        row["benchmark"]: (
+            row["shows"],
+            f"{row['paper']}; needs {row['needs']}; {plural(int(row['trainings']), 'training')}",
+        )
+        for row in rows
+    }
 
 
 @cli.command()

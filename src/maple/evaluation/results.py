@@ -258,7 +258,7 @@ def describe_results(runs: Sequence[Results]) -> str:
         parts.append(f"With so many images, the ECE of perfect probabilities would be {format_spread(floors)}.")
     latencies = [run.latency_ms for run in runs]
     if not any(math.isnan(value) for value in latencies):
-        parts.append(f"{format_spread(latencies)} ms per image.")
+        parts.append(f"{format_spread(latencies, digits=1)} ms per image.")
     return " ".join(parts)
 
 

@@ -30,13 +30,14 @@ def format_table(results: Results, *more: Results) -> Table:
     runs = [results, *more]
     columns = _columns(runs, ["auroc"])
     table = Table(caption=escape(describe_results(runs)), caption_justify="left")
-    table.add_column("method")
-    for heading, where in columns.values():
-        table.add_column(f"{heading}\n{escape(where)}" if where else heading, justify="right")
-    for rows in _rows(runs):
-        table.add_row(
-            escape(rows[0]["method"]), *(format_cell([row.get(key, math.nan) for row in rows]) for key in columns)
-        )
+    found = _rows(runs)
+    cells = {key: [format_cell([row.get(key, math.nan) for row in rows]) for rows in found] for key in columns}
+    table.add_column("method", no_wrap=True)
+    for key, (heading, where) in columns.items():  # in a narrow terminal headings break, numbers and methods do not
+        title, width = f"{heading}\n{escape(where)}" if where else heading, max(map(len, cells[key]), default=0)
+        table.add_column(title, justify="right", overflow="fold", min_width=width)
+    for i, rows in enumerate(found):
+        table.add_row(escape(rows[0]["method"]), *(column[i] for column in cells.values()))
     return table
 
 

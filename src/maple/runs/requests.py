@@ -332,7 +332,12 @@ class BenchmarkRequest:
         takes=list[str],
         read=flag_values.as_tuple,
     )
-    profile: str = flag("cpu", "how networks are trained", metavar="paper|cpu|tiny")
+    profile: str = flag(
+        "cpu",
+        "how networks are trained: as in the paper, for accelerators; small ones, for hours on a CPU; or on "
+        "simulated images, to check that everything runs",
+        metavar="paper|cpu|tiny",
+    )
     _: KW_ONLY
     seeds: tuple[int, ...] | None = flag(
         None,

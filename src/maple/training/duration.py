@@ -98,9 +98,10 @@ class Clock:
 def describe_rise(history: Sequence[Mapping[str, Any]], n_images: int, options: TrainOptions) -> str | None:
     """Advice if a longer training may raise validation accuracy; None if not, or if that cannot be told.
 
-    Means over the last fifth of the epochs and the fifth before are compared; a rise counts if it is larger than the
-    standard error of an accuracy over ``n_images``. Where the learning rate falls to zero, accuracy rises at the end of
-    every training: then the training images must still teach something too (:func:`_has_room`).
+    None also where the last epoch has no mistake left. Means over the last fifth of the epochs and the fifth before
+    are compared; a rise counts if it is larger than the standard error of an accuracy over ``n_images``. Where the
+    learning rate falls to zero, accuracy rises at the end of every training: then the training images must still teach
+    something too (:func:`_has_room`).
 
     >>> rows = [{"validation_accuracy": accuracy} for accuracy in (0.5, 0.6, 0.7, 0.8)]
     >>> constant = TrainOptions(epochs=4, schedule="constant")
@@ -114,7 +115,7 @@ def describe_rise(history: Sequence[Mapping[str, Any]], n_images: int, options: 
     if len(accuracies) < 2 * n or n_images < 1:
         return None
     before, end = sum(accuracies[-2 * n : -n]) / n, sum(accuracies[-n:]) / n
-    if end - before <= math.sqrt(end * (1 - end) / n_images):
+    if end - before <= math.sqrt(end * (1 - end) / n_images) or accuracies[-1] >= 1:
         return None
     if options.schedule in FALLING and not _has_room(history):
         return None
