@@ -5,8 +5,11 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 # Two pytest workers with one thread each finish sooner than one worker with two.
 WORKERS ?= 2
+# Of make torture; without a seed it draws one and says it.
+MINUTES ?= 40
+SEED ?=
 
-.PHONY: setup setup-browser demo docs check test check-wheel clean
+.PHONY: setup setup-browser demo docs check test torture check-wheel clean
 
 setup: $(STAMP)
 
@@ -35,6 +38,9 @@ check: setup  ## lint, format, types, layers
 
 test: check  ## check, then every test and doctest
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal
+
+torture: setup  ## kills, failing disks, damaged files, garbage and overload for MINUTES; adds to results/torture.json
+	$(BIN)/python tests/torture.py --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))
 
 check-wheel: setup  ## install the wheel into an empty environment; train, predict and report there
 	rm -rf build/wheel && mkdir -p build/wheel

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import time
 import warnings
 from pathlib import Path
 from types import ModuleType
@@ -11,6 +12,8 @@ from types import ModuleType
 import numpy as np
 import pytest
 from PIL import Image
+
+from torture import Torture, share
 
 
 @pytest.fixture(scope="session")
@@ -20,6 +23,18 @@ def shared_dir() -> Path:
     if not (folder / "data").is_dir():
         pytest.skip("no shared data here (set MAPLE_SHARED)")
     return folder
+
+
+@pytest.fixture
+def torture(request: pytest.FixtureRequest, torture_start: float) -> Torture:
+    """Time, random numbers and tally of a test marked ``torture``: see ``tests/torture.py``."""
+    items = request.session.items
+    return share(request.node.name, items.index(request.node), len(items), time.monotonic() - torture_start)
+
+
+@pytest.fixture(scope="session")
+def torture_start() -> float:
+    return time.monotonic()
 
 
 @pytest.fixture
