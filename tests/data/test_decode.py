@@ -15,7 +15,8 @@ from PIL import Image
 
 from image_files import encode, noise, png_of_size
 from maple.data import decode
-from maple.data.decode import auto_size, decode_image, to_rgb
+from maple.data.decode import auto_size, decode_bytes, read_file, to_rgb
+from maple.data.stream import decode_image
 from maple.errors import DataError
 
 
@@ -159,12 +160,17 @@ def test_a_long_strip_does_not_become_a_huge_canvas() -> None:
     [(20_000, 1, "20000 x 1"), (1, 20_000, "1 x 20000"), (10_001, 10_000, "10001 x 10000"), (0, 5, "0 pixels")],
 )
 def test_sizes_beyond_the_limits_are_refused_from_the_header(width: int, height: int, words: str) -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")  # Pillow's own warning must not leak
+    for _ in range(2):
         with pytest.raises(DataError, match=words):
             decode_image(png_of_size(width, height), 8)
+
+
+def test_the_limit_of_pillow_stays_on_in_this_process() -> None:
     limit = Image.MAX_IMAGE_PIXELS
     assert limit == 89_478_485, "Pillow's own setting is left as it was"
+    with pytest.raises(DataError, match="megapixels"):
+        decode_bytes(png_of_size(2**14, 2**14), 8, "pad")
+    assert limit == Image.MAX_IMAGE_PIXELS
 
 
 def test_a_large_image_within_the_limits_is_decoded_without_a_warning() -> None:
@@ -212,7 +218,7 @@ def test_a_file_beyond_the_size_limit_is_refused(tmp_path: Path, monkeypatch: py
     Image.new("RGB", (8, 8)).save(path)
     monkeypatch.setattr(decode, "MAX_FILE_BYTES", 10)
     with pytest.raises(DataError, match="MiB"):
-        decode_image(path, 8)
+        read_file(path)
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import io
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -41,6 +43,8 @@ def test_images_keep_their_order_and_failures_their_rows(tmp_path) -> None:
     encoded = (tmp_path / "red.png").read_bytes()
     assert batch.keys == [content_key(encoded), content_key(items[3]), content_key(array)]
     assert decode_items(items, Decoding(8)).keys == []
+    measured = decode_items([*items, encode(Image.new("RGB", (9, 5)))], Decoding(8, only_headers=True))
+    assert measured.dimensions == [(8, 8), (8, 8), (8, 8), (9, 5)] and measured.pixels.shape == (0, 8, 8, 3)
 
 
 def test_more_pixels_than_allowed_are_marked_as_too_many() -> None:
@@ -59,11 +63,13 @@ def test_the_alarm_is_set_before_each_image_and_cancelled_after_it() -> None:
 @given(st.lists(st.one_of(st.text(), st.binary(), st.builds(DataError, st.text())), max_size=5))
 def test_requests_arrive_as_they_were_sent(items) -> None:
     pipe = io.BytesIO()
-    send_items(pipe, items)
-    received = receive_items(io.BytesIO(pipe.getvalue()))
-    assert [str(item) if isinstance(item, DataError) else item for item in received] == [
-        str(item) if isinstance(item, DataError) else item for item in items
-    ]
+    how = Decoding(8, "crop", max_pixels=9, formats=("PNG",))
+    send_items(pipe, items, how)
+    asked, received = receive_items(io.BytesIO(pipe.getvalue()))
+    assert asked == how
+    names = {DataError: str, str: os.path.abspath, bytes: bytes}
+    assert [names[type(item)](item) for item in received] == [names[type(item)](item) for item in items]
+    assert all(Path(item).is_absolute() for item in received if isinstance(item, str))
 
 
 @given(n=st.integers(0, 4), failed=st.integers(0, 3), keyed=st.booleans())
@@ -78,19 +84,19 @@ def test_answers_arrive_as_they_were_sent(n: int, failed: int, keyed: bool) -> N
     assert (received.keys, received.failures) == (keys, failures)
 
 
-@pytest.mark.parametrize("kept", [0, 1, 20, 56])
+@pytest.mark.parametrize("kept", [0, 1, 20, 59])
 def test_an_answer_that_is_cut_short_is_none(kept: int) -> None:
     pipe = io.BytesIO()
     send_batch(pipe, Batch(np.zeros((1, 4, 4, 3), np.uint8), [], []))
-    assert len(pipe.getvalue()) > 56
+    assert len(pipe.getvalue()) > 59
     assert receive_batch(io.BytesIO(pipe.getvalue()[:kept]), 1, 4) is None
     assert receive_items(io.BytesIO(b"")) is None
 
 
 def test_a_process_answers_until_its_input_ends() -> None:
     request = io.BytesIO()
-    send_items(request, [coloured(1, 2, 3), b"broken"])
-    command = [sys.executable, "-c", "from maple.data._decoder import Decoding, run; run(Decoding(8))"]
+    send_items(request, [coloured(1, 2, 3), b"broken"], Decoding(8))
+    command = [sys.executable, "-c", "from maple.data._decoder import run; run()"]
     done = subprocess.run(command, input=request.getvalue() * 2, capture_output=True, check=True)
     answers = io.BytesIO(done.stdout)
     for _ in range(2):

@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from image_files import arrays, png_of_size, write_folder
-from maple.data.decode import decode_image
 from maple.data.image_set import (
     MEMORY_LIMIT,
     ImageSet,
@@ -21,6 +20,7 @@ from maple.data.image_set import (
     read_pixels,
 )
 from maple.data.sources import open_images
+from maple.data.stream import decode_image
 from maple.errors import DataError
 
 

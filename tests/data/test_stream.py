@@ -16,10 +16,10 @@ import pytest
 from PIL import Image
 
 from image_files import encode, endless_jpeg, noise, png_of_size, write_folder, write_parquet
-from maple.data.decode import IMAGE_SECONDS, Decoding, decode_image
+from maple.data.decode import IMAGE_SECONDS, Decoding
 from maple.data.sources import open_images, open_source
 from maple.data.sources.folders import Paths
-from maple.data.stream import Decoded, DecoderKilled, DecoderPool, decode_stream
+from maple.data.stream import Decoded, DecoderKilled, DecoderPool, decode_image, decode_kept, decode_stream, read_sizes
 from maple.errors import DataError, RunError, UsageError
 from maple.types import Skipped
 
@@ -200,7 +200,8 @@ def many(tmp_path, rng) -> list[str]:
 
 @pytest.fixture
 def started(monkeypatch) -> list[subprocess.Popen]:
-    """The processes that were started."""
+    """The processes that were started, without the one that this process keeps."""
+    decode_kept([b""], Decoding(8))
     processes = []
 
     class Noted(subprocess.Popen):
@@ -244,15 +245,14 @@ def test_few_chunks_start_few_processes(many, started):
     assert not list(decode_stream(open_source(many, size=8), Decoding(8), start=40, workers=3)) and not started
 
 
-def test_a_process_that_dies_is_a_sentence(many, started):
+def test_a_process_that_dies_is_replaced_and_no_image_is_lost(many, started):
+    whole = read_all(many, chunk_size=4)
     stream = decode_stream(open_source(many, size=8), Decoding(8), chunk_size=4, workers=1)
-    next(stream)
+    first = next(stream)
     (process,) = started
     os.kill(process.pid, signal.SIGKILL)
-    with pytest.raises(RunError, match=r"SIGKILL.*--workers 0") as caught:
-        list(stream)
-    assert "\n" not in str(caught.value)
-    assert not count_running(started)
+    assert [file for chunk in (first, *stream) for file in chunk.files] == whole.files
+    assert len(started) == 2 and not count_running(started)
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="has no such signal")
@@ -275,10 +275,10 @@ ENDING = """
 import os, resource, signal
 import maple.data.decode
 
-def decode_bytes(data, size, fit, decode=maple.data.decode.decode_bytes):
+def decode_bytes(data, *how, decode=maple.data.decode.decode_bytes):
     if data.startswith(b"SIG"):
         os.kill(os.getpid(), signal.Signals[data.decode()])
-    return decode(data, size, fit)
+    return decode(data, *how)
 
 resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 maple.data.decode.decode_bytes = decode_bytes
@@ -312,24 +312,26 @@ def test_a_process_that_others_end_says_nothing_about_an_image(many, started, en
     for first in ("SIGKILL", "SIGSEGV"):  # the second is found out when images are decoded one at a time
         (Path(many[0]) / "00.png").write_text(first)
         (Path(many[0]) / "01.png").write_text("SIGKILL")
-        with pytest.raises(RunError, match=r"SIGKILL.*00\.png.*03\.png"):
+        with pytest.raises(RunError, match=r"SIGKILL.*00\.png.*03\.png.*--workers") as caught:
             read_all(many, chunk_size=4, workers=2)
-        assert not count_running(started)
+        assert "\n" not in str(caught.value) and not count_running(started)
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="has no such signal")
 @pytest.mark.parametrize("inherited", ["ignored", "blocked"])
-def test_the_alarm_ends_a_process_whatever_it_inherits(many, ending, inherited):
+@pytest.mark.parametrize("ends_by", ["SIGALRM", "SIGPROF"])
+def test_the_timers_end_a_process_whatever_it_inherits(many, ending, inherited, ends_by):
     place = Path(many[0]) / "00.png"
-    place.write_text("SIGALRM")
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGALRM} if inherited == "blocked" else ())
-    handler = signal.signal(signal.SIGALRM, signal.SIG_IGN) if inherited == "ignored" else None
+    place.write_text(ends_by)
+    number = signal.Signals[ends_by]
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {number} if inherited == "blocked" else ())
+    handler = signal.signal(number, signal.SIG_IGN) if inherited == "ignored" else None
     try:
         found = read_all(many, chunk_size=4, workers=1)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         if inherited == "ignored":
-            signal.signal(signal.SIGALRM, handler)
+            signal.signal(number, handler)
     assert found.skipped[0] == Skipped(
         str(place), "takes longer than 60 s to decode: make it smaller, or save it again"
     )
@@ -410,3 +412,64 @@ def test_where_one_process_cannot_be_started_none_is_left(monkeypatch):
     with pytest.raises(OSError, match="no more processes"):
         DecoderPool(Decoding(8), n=2)
     assert started[0].returncode is not None
+
+
+# --- the kept process -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="has no such signal")
+def test_without_workers_the_limits_hold_too(many, started):
+    expected = read_all(many)
+    place = Path(many[0]) / "09.png"
+    place.write_bytes(endless_jpeg())
+    found = read_all(many, chunk_size=100, seconds=1.0)
+    assert found.skipped[0].file == str(place) and "1 s" in found.skipped[0].reason
+    assert found.files == [file for file in expected.files if file != str(place)]
+    assert len(started) == 2  # the kept one ended at the chunk, the next at the image alone
+
+
+def test_headers_are_read_in_the_process_too(tmp_path, rng):
+    noise(rng, (30, 20)).save(tmp_path / "wide.png")
+    (tmp_path / "broken.png").write_bytes(b"not an image")
+    assert read_sizes(open_source([str(tmp_path)], size=8), 10) == [(30, 20)]
+    slow = Decoding(8, seconds=0.5, only_headers=True)
+    comment = b"P6\n#" + bytes(2**25) + b"\n8 8\n255\n"  # of which Pillow reads byte by byte
+    batch = decode_kept([encode(noise(rng)), comment], slow)
+    assert batch.dimensions == [(8, 8)]
+    assert sys.platform == "win32" or "0.5 s" in batch.failures[0].reason
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="has no fork")
+def test_a_forked_child_has_a_process_of_its_own(rng):
+    image = encode(noise(rng))
+    expected = decode_image(image, 8)
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if (decode_image(image, 8) == expected).all() else 1)
+    for _ in range(20):  # at the same time, through the pipes that both have
+        np.testing.assert_array_equal(decode_image(image, 8), expected)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_only_accepted_formats_are_decoded(rng):
+    how = Decoding(8, formats=("PNG", "JPEG"))
+    batch = decode_kept([encode(noise(rng), kind) for kind in ("PNG", "GIF", "JPEG")], how)
+    assert [failure.row for failure in batch.failures] == [1]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="limits of Linux")
+def test_a_decoder_can_neither_write_nor_open_many_files(tmp_path):
+    code = """
+import sys
+from maple.data._decoder import _obey_limits
+_obey_limits()
+for n, mode in ((1, "wb"), (100, "rb")):
+    try:
+        kept = [open(sys.argv[1], mode, 0) for _ in range(n)]
+        kept[0].write(b"x")
+    except OSError as error:
+        print(error.strerror)
+"""
+    command = [sys.executable, "-c", code, str(tmp_path / "file")]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == ["File too large", "Too many open files"]

@@ -3,13 +3,14 @@
 Every image has exactly one decoded form, for any mode, bit depth, orientation or transparency. Sizes are checked in the
 header, before a pixel is decoded, and every failure of a decoder becomes a ``DataError`` that says why the image cannot
 be used.
+
+Nothing here limits time or memory: commands decode in the processes of :mod:`maple.data.stream`, which do.
 """
 
 from __future__ import annotations
 
 import io
 import os
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -28,11 +29,12 @@ MAX_PIXELS = 100_000_000
 MAX_SIDE = 20_000  # refused from this side on
 MAX_FILE_BYTES = 512 * 2**20
 MAX_SIZE = 4096  # side of the decoded square
-IMAGE_SECONDS = 60.0  # time limit of one image
+IMAGE_SECONDS = 60.0  # processor time of one image
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".pbm", ".pgm", ".ppm", ".pnm")
 TABLE_SUFFIXES = (".parquet", ".npz")
-_FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")  # none that runs a program or nests another format
+FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")  # none that runs a program or nests another format
+_LIMITS = f"sides of 1 to {MAX_SIDE - 1:,} pixels, and at most {MAX_PIXELS // 10**6} megapixels, can be used"
 
 
 @dataclass(frozen=True)
@@ -44,27 +46,8 @@ class Decoding:
     max_pixels: int = MAX_PIXELS
     seconds: float = IMAGE_SECONDS
     keys: bool = False  # whether to return a digest of each encoded image
-
-
-def decode_image(source: bytes | str | Path, size: int, fit: Fit = "pad") -> np.ndarray:
-    """Decode one image (bytes or a file) to a square RGB array, (S, S, 3) uint8.
-
-    Transparency is laid on white, EXIF orientation applied, 16-bit grey scaled by the smallest of 8, 12 and 16 bits
-    that holds its maximum; of several frames the first is taken. An image that already has the right size keeps its
-    pixels exactly; any other is made square (``pad`` with the median colour of its border, ``stretch``, or ``crop``
-    to the centre) and resized with Pillow's bilinear filter.
-
-    >>> file = io.BytesIO()
-    >>> Image.new("LA", (4, 2), (0, 255)).save(file, "PNG")
-    >>> decode_image(file.getvalue(), 8).shape
-    (8, 8, 3)
-    """
-    check_size_and_fit(size, fit)
-    try:
-        return decode_bytes(source if isinstance(source, bytes) else read_file(Path(source)), size, fit)
-    except DataError as error:
-        name = "the image" if isinstance(source, bytes) else f"'{source}'"
-        raise DataError(f"cannot use {name}: {error}") from None
+    formats: tuple[str, ...] = FORMATS  # of Pillow, that are accepted
+    only_headers: bool = False  # whether to return widths and heights instead of pixels
 
 
 def check_size_and_fit(size: Size, fit: str) -> Size:
@@ -119,37 +102,12 @@ def read_file(path: Path) -> bytes:
         return file.read()
 
 
-class _OwnLimits:
-    """Context in which Pillow's size limit is off, because our own is checked.
-
-    Pillow *warns* about large images, by a process-wide setting; we refuse them. Counted, so that threads may nest.
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._depth = 0
-        self._saved: int | None = None
-
-    def __enter__(self) -> None:
-        with self._lock:
-            if self._depth == 0:
-                self._saved, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, None
-            self._depth += 1
-
-    def __exit__(self, *_: object) -> None:
-        with self._lock:
-            self._depth -= 1
-            if self._depth == 0:
-                Image.MAX_IMAGE_PIXELS = self._saved
-
-
-_own_limits = _OwnLimits()
-
-
-def _open_header(file: BinaryIO) -> Image.Image:
+def _open_header(file: BinaryIO, formats: tuple[str, ...] = FORMATS) -> Image.Image:
     """Read the header and check the dimensions; no pixel is decoded yet."""
     try:
-        image = Image.open(file, formats=_FORMATS)
+        image = Image.open(file, formats=formats)
+    except Image.DecompressionBombError as error:  # Pillow's own limit, which is higher than ours
+        raise DataError(f"{_LIMITS} ({error})") from None
     except UnidentifiedImageError:
         file.seek(0)
         if file.read(12)[4:8] == b"ftyp":  # the container of HEIC and AVIF
@@ -157,17 +115,15 @@ def _open_header(file: BinaryIO) -> Image.Image:
         raise DataError("not an image that can be read, or one of 0 pixels") from None
     width, height = image.size
     if min(width, height) < 1 or max(width, height) >= MAX_SIDE or width * height > MAX_PIXELS:
-        limits = f"sides of 1 to {MAX_SIDE - 1:,} pixels, and at most {MAX_PIXELS // 10**6} megapixels, can be used"
-        raise DataError(f"{width} x {height} pixels: {limits}")
+        raise DataError(f"{width} x {height} pixels: {_LIMITS}")
     return image
 
 
 @contextmanager
 def _refusing() -> Iterator[None]:
-    """Within it our limits hold instead of Pillow's, and any failure of a decoder is a ``DataError``."""
+    """Within it any failure of a decoder is a ``DataError``."""
     try:
-        with _own_limits:
-            yield
+        yield
     except DataError:
         raise
     except MemoryError:
@@ -176,30 +132,29 @@ def _refusing() -> Iterator[None]:
         raise DataError(f"broken or truncated: {error}") from None
 
 
-def read_dimensions(file: BinaryIO) -> tuple[int, int]:
+def read_dimensions(file: BinaryIO, formats: tuple[str, ...] = FORMATS) -> tuple[int, int]:
     """Read width and height of an image from its header."""
     with _refusing():
-        return _open_header(file).size
-
-
-def image_suffix(data: bytes) -> str:
-    """The file name suffix of an encoded image, by its content.
-
-    >>> file = io.BytesIO()
-    >>> Image.new("L", (4, 2)).save(file, "JPEG")
-    >>> image_suffix(file.getvalue())
-    '.jpg'
-    """
-    with _refusing(), _open_header(io.BytesIO(data)) as image:
-        return {"JPEG": ".jpg", "TIFF": ".tif"}.get(image.format or "", f".{image.format}".lower())
+        return _open_header(file, formats).size
 
 
 # --- pixels -----------------------------------------------------------------------------------------------------------
 
 
-def decode_bytes(data: bytes, size: int, fit: Fit) -> np.ndarray:
-    """:func:`decode_image` for bytes and checked arguments; the error is the bare reason."""
-    with _refusing(), _open_header(io.BytesIO(data)) as image:
+def decode_bytes(data: bytes, size: int, fit: Fit, formats: tuple[str, ...] = FORMATS) -> np.ndarray:
+    """Decode one image to a square RGB array, (S, S, 3) uint8; the error is the bare reason.
+
+    Transparency is laid on white, EXIF orientation applied, 16-bit grey scaled by the smallest of 8, 12 and 16 bits
+    that holds its maximum; of several frames the first is taken. An image that already has the right size keeps its
+    pixels exactly; any other is made square (``pad`` with the median colour of its border, ``stretch``, or ``crop``
+    to the centre) and resized with Pillow's bilinear filter.
+
+    >>> file = io.BytesIO()
+    >>> Image.new("LA", (4, 2), (0, 255)).save(file, "PNG")
+    >>> decode_bytes(file.getvalue(), 8, "pad").shape
+    (8, 8, 3)
+    """
+    with _refusing(), _open_header(io.BytesIO(data), formats) as image:
         image.draft(None, (4 * size, 4 * size))  # lets JPEG decode a much larger image at a fraction of its size
         image.load()
         square = fit_square(to_rgb(_upright(image)), size, fit)

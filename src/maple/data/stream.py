@@ -4,10 +4,10 @@ A :class:`Source` knows where images are and hands them out *encoded*, chunk by 
 chunks into pixels, in order. Sources are the files of folders (:mod:`maple.data.sources.folders`), the rows of tables
 (:mod:`maple.data.sources.tables`) and image sets (:mod:`maple.data.image_set`).
 
-Training, prediction and the service share the pool of processes. Small files can be made that keep a decoder busy for
-hours, such as a JPEG of thousands of scans, and some crash it. Neither a thread nor the interpreter's lock can be taken
-back from such an image, so images are decoded in processes with a time limit and a memory limit per image. Processes
-are also faster than threads: small images spend most of their time in Python.
+Every command and the service decode in such processes, and read no header anywhere else. Small files can be made that
+keep a decoder busy for hours, such as a JPEG of thousands of scans, and some crash it. Neither a thread nor the
+interpreter's lock can be taken back from such an image, so each image has limits on time, processor time and memory.
+Processes are also faster than threads: small images spend most of their time in Python.
 
 Each process is a Python interpreter of its own with a pipe in and a pipe out (:mod:`maple.data._decoder`). The death of
 either side is an end of file for the other, so that a killed parent leaves no process behind. Unlike a process of
@@ -17,10 +17,12 @@ unpickles nothing that a process with untrusted images has sent.
 
 from __future__ import annotations
 
+import atexit
 import os
 import signal
 import subprocess
 import sys
+import threading
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator, Sequence
@@ -35,11 +37,13 @@ from typing import NamedTuple, cast
 import numpy as np
 
 from maple.data._decoder import Batch, Failure, Item, decode_items, receive_batch, send_items
-from maple.data.decode import Decoding
-from maple.errors import RunError
+from maple.data.decode import Decoding, Fit, check_size_and_fit
+from maple.errors import DataError, RunError
 from maple.types import Skipped
 
-IMAGE_ENDS = ("SIGALRM", "SIGSEGV", "SIGBUS", "SIGABRT", "SIGFPE", "SIGILL")  # signals by which an image ends a process
+TIME_ENDS = ("SIGALRM", "SIGPROF")  # signals by which an image over its time ends a process,
+IMAGE_ENDS = (*TIME_ENDS, "SIGSEGV", "SIGBUS", "SIGABRT", "SIGFPE", "SIGILL")  # and other images
+ATTEMPTS = 2  # at images whose process is killed from outside
 _PIPE_BYTES = 2**20
 
 
@@ -120,7 +124,7 @@ def decode_stream(
 
     ``workers`` processes decode ahead, one chunk each, so that at most ``workers`` + 1 chunks are in memory; few chunks
     start fewer processes. An image that takes a process longer than ``how.seconds``, or that crashes it, is skipped.
-    With 0 workers images are decoded in this process, without a time limit.
+    With 0 workers nothing is decoded ahead, by the one process that this process keeps.
 
     >>> from maple.data.image_set import ImageSet
     >>> dark = ImageSet.from_arrays(np.zeros((5, 8, 8), np.uint8), name="dark")
@@ -133,13 +137,24 @@ def decode_stream(
 
 
 def decode_chunks(chunks: Iterable[Chunk], how: Decoding, workers: int) -> Generator[Decoded]:
-    """Decode chunks in order, in ``workers`` processes, or in this one."""
+    """Decode chunks in order, in ``workers`` processes ahead, or in the kept one when they are asked for."""
     if workers == 0:
         for chunk in chunks:
-            yield chunk.decoded(decode_items(chunk.items, how))
+            with _naming(chunk):
+                yield chunk.decoded(decode_kept(chunk.items, how))
         return
     with DecoderPool(how, workers) as pool:
         yield from pool.map(chunks)
+
+
+def read_sizes(source: Source, chunk_size: int) -> list[tuple[int, int]]:
+    """Widths and heights of the images whose headers can be read; decoding will report the others."""
+    how = Decoding(1, only_headers=True)
+    found: list[tuple[int, int]] = []
+    for chunk in source.chunks(0, chunk_size):
+        with _naming(chunk):
+            found += decode_kept(chunk.items, how).dimensions
+    return found
 
 
 # --- processes -------------------------------------------------------------------------------------------------------
@@ -161,8 +176,8 @@ class DecoderPool:
     """
 
     def __init__(self, how: Decoding, n: int) -> None:
-        self.n = n
-        self._slots = [_Slot(how) for _ in range(n)]
+        self.n, self._how = n, how
+        self._slots = [_Slot() for _ in range(n)]
         self._idle = deque(self._slots)
         with ExitStack() as stack:  # ends the first processes where the next cannot be started
             stack.callback(self.close)
@@ -188,10 +203,7 @@ class DecoderPool:
         ``OSError`` where no process can be started.
         """
         with self._borrow() as slot:
-            for _ in range(attempts - 1):
-                with suppress(DecoderKilled):
-                    return slot.decode(items)
-            return slot.decode(items)
+            return slot.decode(items, self._how, attempts)
 
     def map(self, chunks: Iterable[Chunk]) -> Generator[Decoded]:
         """Decode one chunk after the other, ``n`` at a time; answers come in the order of the chunks."""
@@ -200,7 +212,7 @@ class DecoderPool:
             try:
                 for chunk in chunks:
                     done = _wait(*ahead.popleft()) if len(ahead) == self.n else None
-                    ahead.append((chunk, threads.submit(self.decode, chunk.items)))
+                    ahead.append((chunk, threads.submit(self.decode, chunk.items, ATTEMPTS)))
                     if done is not None:  # all processes are busy while the caller works with it
                         yield done
                 while ahead:
@@ -223,11 +235,18 @@ class DecoderPool:
 
 
 def _wait(chunk: Chunk, answer: Future[Batch]) -> Decoded:
-    try:
+    with _naming(chunk):
         return chunk.decoded(answer.result())
+
+
+@contextmanager
+def _naming(chunk: Chunk) -> Iterator[None]:
+    """Within it the error for a process that was killed names the images it had, and the remedy."""
+    try:
+        yield
     except DecoderKilled as error:
         where = f"at one of '{chunk.files[0]}' to '{chunk.files[-1]}'"
-        remedy = "run the same command again, with --workers 0 or a smaller --batch-size"
+        remedy = "free some memory, or run the same command again with --workers 1 or a smaller --batch-size"
         raise RunError(f"{error}, {where}, perhaps because memory ran out: {remedy}") from None
 
 
@@ -235,14 +254,14 @@ def _join(parts: Sequence[Batch]) -> Batch:
     """Answers to requests of one image each, as one."""
     pixels = np.concatenate([part.pixels for part in parts])
     failures = [failure._replace(row=row) for row, part in enumerate(parts) for failure in part.failures]
-    return Batch(pixels, [key for part in parts for key in part.keys], failures)
+    dimensions = [each for part in parts for each in part.dimensions]
+    return Batch(pixels, [key for part in parts for key in part.keys], failures, dimensions)
 
 
 class _Slot:
     """The place of one process, which is started when it is needed."""
 
-    def __init__(self, how: Decoding) -> None:
-        self._how = how
+    def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
         self._closed = False
 
@@ -254,7 +273,7 @@ class _Slot:
         if self._closed:
             raise DecoderKilled("the pool of decoding processes is closed")
         self._process = subprocess.Popen(
-            [sys.executable, "-P", "-c", f"from maple.data._decoder import Decoding, run; run({self._how!r})"],
+            [sys.executable, "-P", "-c", "from maple.data._decoder import run; run()"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             pipesize=_PIPE_BYTES,
@@ -263,32 +282,43 @@ class _Slot:
         )
         return self._process
 
-    def decode(self, items: Sequence[Item]) -> Batch:
+    def decode(self, items: Sequence[Item], how: Decoding, attempts: int) -> Batch:
+        """The answer of the process; of another one if the first is killed from outside, ``attempts`` in all."""
+        for _ in range(attempts - 1):
+            with suppress(DecoderKilled):
+                return self._decode(items, how)
+        return self._decode(items, how)
+
+    def _decode(self, items: Sequence[Item], how: Decoding) -> Batch:
         """The answer of the process. Where an image has ended it, each image is decoded alone to find out which."""
-        answer = self._ask(items)
+        answer = self._ask(items, how)
         if isinstance(answer, Batch):
             return answer
         if answer not in IMAGE_ENDS:
             raise DecoderKilled(f"a decoding process ended with {answer}")
         if len(items) > 1:
-            return _join([self.decode([item]) for item in items])
+            return _join([self._decode([item], how) for item in items])
         reason = f"its decoder ended with {answer}: save it again"
-        if answer == "SIGALRM":
-            reason = f"takes longer than {self._how.seconds:g} s to decode: make it smaller, or save it again"
-        size = self._how.size
-        return Batch(np.empty((0, size, size, 3), dtype=np.uint8), [], [Failure(0, reason)])
+        if answer in TIME_ENDS:
+            reason = f"takes longer than {how.seconds:g} s to decode: make it smaller, or save it again"
+        return Batch(np.empty((0, how.size, how.size, 3), dtype=np.uint8), [], [Failure(0, reason)])
 
-    def _ask(self, items: Sequence[Item]) -> Batch | str:
+    def _ask(self, items: Sequence[Item], how: Decoding) -> Batch | str:
         """The answer of the process, or how it ended instead: the name of a signal, or an exit code."""
         process = self._process or self.start()
         with suppress(OSError):  # the process has ended, which shows in its answer
-            send_items(cast(BufferedWriter, process.stdin), items)
-        batch = receive_batch(cast(BufferedReader, process.stdout), len(items), self._how.size)
+            send_items(cast(BufferedWriter, process.stdin), items, how)
+        batch = receive_batch(cast(BufferedReader, process.stdout), len(items), how.size)
         if batch is not None:
             return batch
         code = process.wait()
         self._end(process)
         return signal.Signals(-code).name if code < 0 else f"exit code {code}"
+
+    def abandon(self) -> None:
+        """End the process, which may be in the middle of an answer; the next request starts another."""
+        if self._process is not None:
+            self._end(self._process)
 
     def kill(self) -> None:
         """End the process while a thread may be waiting for its answer."""
@@ -299,11 +329,70 @@ class _Slot:
     def close(self) -> None:
         """End the process, which is idle."""
         self._closed = True
-        if self._process is not None:
-            self._end(self._process)
+        self.abandon()
 
     def _end(self, process: subprocess.Popen[bytes]) -> None:
         self._process = None
         process.kill()
         with suppress(OSError):  # of a pipe that nobody reads any more
             process.communicate()
+
+
+# --- the kept process ------------------------------------------------------------------------------------------------
+
+
+class _Kept:
+    """One decoding process that this process keeps until it ends: starting one costs more than most images."""
+
+    def __init__(self) -> None:
+        self._slot, self._lock = _Slot(), threading.Lock()
+
+    def decode(self, items: Sequence[Item], how: Decoding) -> Batch:
+        with self._lock:
+            try:
+                return self._slot.decode(items, how, ATTEMPTS)
+            except DecoderKilled:
+                raise
+            except BaseException:  # Ctrl-C in the middle of an answer
+                self._slot.abandon()
+                raise
+
+    def forget(self) -> None:
+        """In a child that was forked: the process belongs to the parent."""
+        self._slot, self._lock = _Slot(), threading.Lock()
+
+    def close(self) -> None:
+        self._slot.close()
+
+
+_kept = _Kept()
+atexit.register(_kept.close)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_kept.forget)
+
+
+def decode_kept(items: Sequence[Item], how: Decoding) -> Batch:
+    """Decode images in the kept process, with its limits; images that are pixels already need none.
+
+    >>> decode_kept([b"GIF89a"], Decoding(8)).failures[0].reason
+    'not an image that can be read, or one of 0 pixels'
+    """
+    if any(isinstance(item, str | bytes) for item in items):
+        return _kept.decode(items, how)
+    return decode_items(items, how)
+
+
+def decode_image(source: bytes | str | Path, size: int, fit: Fit = "pad") -> np.ndarray:
+    """Decode one image (bytes or a file) to a square RGB array, (S, S, 3) uint8, within the limits of an image.
+
+    >>> decode_image(b"GIF89a", 8)
+    Traceback (most recent call last):
+    ...
+    maple.errors.DataError: cannot use the image: not an image that can be read, or one of 0 pixels
+    """
+    check_size_and_fit(size, fit)
+    batch = decode_kept([source if isinstance(source, bytes) else str(source)], Decoding(size, fit))
+    for failure in batch.failures:
+        name = "the image" if isinstance(source, bytes) else f"'{source}'"
+        raise DataError(f"cannot use {name}: {failure.reason}")
+    return batch.pixels[0]

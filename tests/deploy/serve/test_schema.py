@@ -77,7 +77,12 @@ def test_the_model_is_described(client):
         ],
         "map_radius": 1.0,
         "decision": {**predictor.decision.describe(), "sentence": predictor.decision.sentence()},
-        "limits": {"max_images": 64, "max_bytes": 32 * 2**20, "max_pixels": 25_000_000},
+        "limits": {
+            "max_images": 64,
+            "max_bytes": 32 * 2**20,
+            "max_pixels": 25_000_000,
+            "formats": ["jpeg", "png", "webp"],
+        },
         "needs_key": False,
     }
     ModelAnswer.model_validate(answer)

@@ -7,7 +7,6 @@ torch ``Dataset`` or ``DataLoader``.
 
 from __future__ import annotations
 
-import io
 import os
 from collections.abc import Sequence
 from contextlib import closing
@@ -17,16 +16,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from maple.data._decoder import Item
 from maple.data.catalogue.table import BUILT_IN, is_built_in, is_corrupted
-from maple.data.decode import Decoding, Fit, Size, auto_size, check_size_and_fit, open_file, read_dimensions
+from maple.data.decode import Decoding, Fit, Size, auto_size, check_size_and_fit
 from maple.data.image_set import MEMORY_LIMIT, ImageSet, Progress, default_augment, no_labels
 from maple.data.sources.folders import is_glob, list_class_folders, list_files
 from maple.data.sources.labels import LIST_SUFFIXES, list_labelled
 from maple.data.sources.names import locate_split, parse_corrupted, parse_numbers
 from maple.data.sources.tables import Table, open_npz
 from maple.data.sources.torch_data import TorchImages, is_torch_data, list_torch_data
-from maple.data.stream import Source, decode_stream
+from maple.data.stream import Source, decode_stream, read_sizes
 from maple.errors import DataError, UsageError, suggest
 from maple.types import Skipped
 
@@ -272,18 +270,5 @@ def _choose_size(source: Source) -> int:
     """The side to decode to, from the headers of all images."""
     if isinstance(source, TorchImages):
         return source.size
-    dimensions = [found for _, item in source.items(0) if (found := _measure(item)) is not None]
+    dimensions = read_sizes(source, _CHUNK)
     return auto_size(np.array(dimensions)) if dimensions else 16
-
-
-def _measure(item: Item) -> tuple[int, int] | None:
-    """Width and height of an image; None where its header cannot be read, which decoding will report."""
-    try:
-        if isinstance(item, bytes):
-            return read_dimensions(io.BytesIO(item))
-        if isinstance(item, str):
-            with open_file(Path(item)) as file:
-                return read_dimensions(file)
-    except DataError:
-        pass
-    return None

@@ -38,7 +38,7 @@ from maple.deploy.serve.schema import (
     error_answers,
     request_body,
 )
-from maple.deploy.serve.uploads import UploadError
+from maple.deploy.serve.watch import UploadError
 from maple.prediction.base import BasePredictor
 
 STATIC = Path(__file__).parent / "static"

@@ -58,7 +58,7 @@ class Endpoints:
 
     def _decode(self, upload: Upload) -> np.ndarray:
         assert self._decoders is not None
-        return decode_upload(upload, self._decoders)
+        return decode_upload(upload, self._decoders, self.options)
 
     def _predict(self, pixels: np.ndarray) -> list[ImageAnswer]:
         prediction = self.predictor.predict_pixels(pixels)
@@ -70,7 +70,13 @@ class Endpoints:
         """Warm up at the start; finish accepted requests at the end."""
         size, n = self.predictor.size, self.options.max_batch
         blank = np.zeros((n, size, size, 3), dtype=np.uint8)
-        how = Decoding(size, self.predictor.fit, self.options.max_pixels, DECODE_SECONDS)
+        how = Decoding(
+            size,
+            self.predictor.fit,
+            self.options.max_pixels,
+            DECODE_SECONDS,
+            formats=tuple(each.upper() for each in self.options.formats),
+        )
         self._decoders = decoders = DecoderPool(how, DECODERS)  # its processes start while the model warms up
         try:
             self._batcher = self._new_batcher()

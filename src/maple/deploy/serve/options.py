@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Literal
 
 from annotated_types import Interval
 
 from maple.errors import UsageError
 from maple.options import option
 
+Format = Literal["jpeg", "png", "webp", "bmp", "gif", "tiff", "ppm"]  # as in maple.data.decode
 MOST_PIXELS = 100_000_000  # as in maple.data.decode, which is not loaded for the help
 
 
@@ -27,6 +28,9 @@ class ServeOptions:
     max_images: Annotated[int, Interval(ge=1, le=100_000)] = option(64, "images per request, at most")
     max_bytes: Annotated[int, Interval(ge=1, le=2**31)] = option(32 * 2**20, "bytes per request, at most")
     max_pixels: Annotated[int, Interval(ge=1, le=MOST_PIXELS)] = option(25_000_000, "pixels per image, at most")
+    formats: tuple[Format, ...] = option(
+        ("jpeg", "png", "webp"), "image formats that are accepted, of jpeg, png, webp, bmp, gif, tiff and ppm"
+    )
     access_log: bool = option(False, "one line per request on standard error")
 
     def __post_init__(self) -> None:
@@ -36,6 +40,8 @@ class ServeOptions:
                 f"--queue {self.queue} is shorter than one request of --max-images {self.max_images}: make the queue "
                 "longer, or allow fewer images"
             )
+        if not self.formats:
+            raise UsageError("--formats names no format: leave it out, or give at least one, such as jpeg,png")
         key = self.api_key
         if key is not None and not (key and key.isascii() and key.isprintable() and key == key.strip()):
             raise UsageError("the API key must be visible ASCII characters: choose another, or set none at all")

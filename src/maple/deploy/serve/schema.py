@@ -119,6 +119,7 @@ class LimitsAnswer(Answer):
     max_images: int
     max_bytes: int
     max_pixels: int
+    formats: tuple[str, ...]
 
 
 class ModelAnswer(Answer):
@@ -210,9 +211,9 @@ def request_body(limits: ServeOptions) -> dict[str, Any]:
     content = {"multipart/form-data": by_form, "application/json": by_json, BINARY: {"schema": file}}
     return {
         "required": True,
-        "description": f"Up to {limits.max_images:,} images and {limits.max_bytes / 2**20:.4g} MiB. The field of a "
-        f"form may also be called {FIELDS[1]}. A body that is one image file may have any image type, that of an HTML "
-        "form, which curl --data-binary sends, or none.",
+        "description": f"Up to {limits.max_images:,} images ({', '.join(limits.formats)}) and "
+        f"{limits.max_bytes / 2**20:.4g} MiB. The field of a form may also be called {FIELDS[1]}. A body that is one "
+        "image file may have any image type, that of an HTML form, which curl --data-binary sends, or none.",
         "content": content,
     }
 

@@ -1,5 +1,7 @@
 """Request bodies to images: limits first, then parsing as a stream, then decoding; nothing is written to disk.
 
+Formats and dimensions are checked while a body arrives (:mod:`maple.deploy.serve.watch`), and again before decoding.
+
 A body that cannot be used is an :class:`UploadError` with a status and one sentence: 413 too large, 415 unsupported
 format, 422 broken or too many images. Names are labels that come back with the answer and never become paths.
 """
@@ -12,35 +14,33 @@ import io
 import math
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, FailFast, Field, ValidationError
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import File, FormParser, parse_options_header
 
+from maple.data.headers import HEADER_BYTES
 from maple.data.stream import DecoderKilled, DecoderPool
 from maple.deploy.serve.batching import Busy
 from maple.deploy.serve.options import ServeOptions
-from maple.errors import DataError
+from maple.deploy.serve.watch import (
+    MAX_NAME,
+    FormWatch,
+    ImageWatch,
+    JsonWatch,
+    UploadError,
+    check_header,
+    refusal,
+)
 from maple.text import printable
 
 FIELDS = ("files", "file")  # of a form, either
 BINARY = "application/octet-stream"
 # What the body of a single image is called: its own type, nothing, or what curl --data-binary says without being asked.
 RAW = (b"", BINARY.encode(), b"application/x-www-form-urlencoded")
-MAX_NAME = 1_000  # characters
 DECODER_WAIT = 5  # seconds until a decoding process may be available again
-
-UploadStatus = Literal[413, 415, 422]
-
-
-class UploadError(DataError):
-    """An upload that cannot be used, with the status of the answer."""
-
-    def __init__(self, status: UploadStatus, message: str) -> None:
-        super().__init__(message)
-        self.status: UploadStatus = status
 
 
 @dataclass(frozen=True)
@@ -80,12 +80,12 @@ async def read_uploads(headers: Mapping[str, str], stream: AsyncIterator[bytes],
         raise UploadError(415, "the body is compressed: send it as it is, without Content-Encoding")
     body = _limited(headers.get("content-length", ""), stream, limits.max_bytes)
     if is_raw:
-        content = b"".join([chunk async for chunk in body])
+        content = await _collect(body, ImageWatch(limits, "image 1"))
         uploads = [Upload("", content)] if content else []
     elif kind == b"application/json":
-        uploads = await asyncio.to_thread(parse_json, b"".join([chunk async for chunk in body]), limits.max_images)
+        uploads = await asyncio.to_thread(parse_json, await _collect(body, JsonWatch(limits)), limits.max_images)
     else:
-        uploads = await _read_form(parameters.get(b"boundary", b""), body, limits.max_images)
+        uploads = await _read_form(parameters.get(b"boundary", b""), body, limits)
     if not uploads:
         raise UploadError(422, "the request holds no image: send at least one")
     return [Upload(upload.name or f"image {i}", upload.data) for i, upload in enumerate(uploads, start=1)]
@@ -102,6 +102,15 @@ async def _limited(length: str, stream: AsyncIterator[bytes], max_bytes: int) ->
         if n_bytes > max_bytes:
             raise too_long
         yield chunk
+
+
+async def _collect(body: AsyncIterator[bytes], watch: ImageWatch | JsonWatch) -> bytes:
+    """The whole body, seen by ``watch`` while it arrives."""
+    content = bytearray()
+    async for chunk in body:
+        watch.feed(chunk)
+        content += chunk
+    return bytes(content)
 
 
 def _too_many(max_images: int) -> UploadError:
@@ -132,7 +141,7 @@ def parse_json(body: bytes, max_images: int) -> list[Upload]:
     return [Upload(image.name, image.data) for image in images]
 
 
-async def _read_form(boundary: bytes, body: AsyncIterator[bytes], max_images: int) -> list[Upload]:
+async def _read_form(boundary: bytes, body: AsyncIterator[bytes], limits: ServeOptions) -> list[Upload]:
     """The images of a form with files in ``FIELDS`` and nothing else, parsed in memory while it arrives."""
     uploads: list[Upload] = []
     ends: list[bool] = []
@@ -143,8 +152,8 @@ async def _read_form(boundary: bytes, body: AsyncIterator[bytes], max_images: in
     def add(file: File) -> None:
         if (file.field_name or b"").decode("utf-8", "replace") not in FIELDS:
             refuse_part(file)
-        if len(uploads) == max_images:
-            raise _too_many(max_images)
+        if len(uploads) == limits.max_images:
+            raise _too_many(limits.max_images)
         assert isinstance(file.file_object, io.BytesIO)  # never on disk
         name = (file.file_name or b"").decode("utf-8", "replace")[:MAX_NAME]
         uploads.append(Upload(name, file.file_object.getvalue()))
@@ -156,6 +165,7 @@ async def _read_form(boundary: bytes, body: AsyncIterator[bytes], max_images: in
         parser = FormParser(
             "multipart/form-data", refuse_part, add, lambda: ends.append(True), boundary, config=in_memory
         )
+        FormWatch(limits).attach(parser)
         async for chunk in body:
             parser.write(chunk)
         parser.finalize()
@@ -166,7 +176,7 @@ async def _read_form(boundary: bytes, body: AsyncIterator[bytes], max_images: in
     return uploads
 
 
-def decode_upload(upload: Upload, pool: DecoderPool) -> np.ndarray:
+def decode_upload(upload: Upload, pool: DecoderPool, limits: ServeOptions) -> np.ndarray:
     """The pixels (S, S, 3) uint8 of an image; :class:`Busy` if no process could decode it, though it may be fine.
 
     Dimensions are checked before a pixel is decoded; an image that takes too long is refused.
@@ -175,7 +185,8 @@ def decode_upload(upload: Upload, pool: DecoderPool) -> np.ndarray:
         data = upload.data if isinstance(upload.data, bytes) else base64.b64decode(upload.data, validate=True)
     except ValueError:
         reason = "its data are not base64: encode the bytes of the file, without line breaks"
-        raise _refusal(upload, reason) from None
+        raise refusal(upload.name, reason) from None
+    check_header(data[:HEADER_BYTES], upload.name, limits)
     try:
         batch = pool.decode([data], attempts=2)  # the second in another process, if the first is killed from outside
     except DecoderKilled:
@@ -185,9 +196,5 @@ def decode_upload(upload: Upload, pool: DecoderPool) -> np.ndarray:
         reason = f"cannot start a decoding process ({error.strerror or error}): try again later"
         raise Busy("decoder", reason, DECODER_WAIT) from None
     for failure in batch.failures:
-        raise _refusal(upload, failure.reason, 413 if failure.too_large else 422)
+        raise refusal(upload.name, failure.reason, 413 if failure.too_large else 422)
     return batch.pixels[0]
-
-
-def _refusal(upload: Upload, reason: str, status: UploadStatus = 422) -> UploadError:
-    return UploadError(status, f"cannot use '{printable(upload.name, 60)}': {printable(reason, 200)}")

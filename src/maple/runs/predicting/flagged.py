@@ -19,7 +19,7 @@ from xml.sax.saxutils import quoteattr
 import numpy as np
 from PIL import Image
 
-from maple.data.decode import image_suffix
+from maple.data.headers import image_suffix
 from maple.data.sources.folders import Files
 from maple.data.sources.labels import LABEL_CONTROL, LIST_SUFFIXES, LOCAL_FILES
 from maple.data.stream import Item, Source
