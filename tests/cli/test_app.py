@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from typing import get_args
 
 import pytest
 from PIL import Image
 
 from commands import flat, run
 from maple.cli.app import COMMANDS
+from maple.detectors.options import ScoreBy
 from maple.runs.setup.presets import list_presets
 
 # --- bad input: a sentence that says what to do, the right exit code, no traceback
@@ -86,3 +88,16 @@ def test_help_names_no_types_of_python(name, capsys):
     text = capsys.readouterr().out
     assert not re.search(r"<(bool|str|path|int|float|list)|\bFalse\b|\bTrue\b", text)
     assert re.search(r"--help +show this help", text)
+    assert not re.search(r"[{}]|\[default: [^]]*\] *\[default:", re.sub(r"\s*│[\s│]*", " ", text))
+
+
+def test_help_breaks_no_value(capsys):
+    assert run("--help") == 0 and run("fit", "--help") == 0
+    text = capsys.readouterr().out
+    assert set(re.findall(r"--help +(.*?) *│", text)) == {"show this help"}
+    assert all(re.search(rf"\b{name}\b", text) for name in get_args(ScoreBy))
+
+
+def test_options_of_a_method_have_defaults_as_they_are_typed(capsys):
+    assert run("methods", "maple") == 0
+    assert not re.search(r"default (True|False)", capsys.readouterr().out)

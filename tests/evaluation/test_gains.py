@@ -18,9 +18,9 @@ def test_gains_are_differences_of_the_figures(results: Results) -> None:
     rows = {row["method"]: row for row in results.rows()}
     assert list(results.gains) == ["softmax", "softmax-scaled"]
     for rival, gains in results.gains.items():
-        assert list(gains) == ["accuracy", "ece", "nll", "auroc/far"]
+        assert list(gains) == ["accuracy", "ece", "nll", "brier", "auroc/far"]
         for name, gain in gains.items():
-            sign = -1 if name in ("ece", "nll") else 1  # lower is better
+            sign = -1 if name in ("ece", "nll", "brier") else 1  # lower is better
             assert gain.value == pytest.approx(sign * (rows["maple"][name] - rows[rival][name]), abs=1e-9)
             assert gain.error >= 0
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from maple.evaluation.results import Results
+from maple.evaluation.results import Gain, Results
 from maple.files import RunFile
 from maple.reporting.comparison import (
     compare,
@@ -85,6 +85,19 @@ def test_groups_of_unknown_images_have_a_column(results: Results) -> None:
         for row in group.rows:
             texts = [cell.text for cell in row.cells]
             assert texts[2] == texts[0] and texts[3] == texts[4]
+
+
+def test_only_figures_whose_noise_is_known_are_judged(results: Results) -> None:
+    """As the figures of MAPLE and softmax differ in all of them, marks would say that softmax is worse by chance."""
+    gains = {"softmax": {"nll": Gain(0.1, 0.01), "brier": Gain(0.1, 0.2), "auroc/near": Gain(0.1, 0.01)}}
+    quality, detection = (make(replace(results, gains=gains)) for make in (quality_table, detection_table))
+    marks = {group.measure.key: group.rows[0].cells[0].verdict for group in quality.groups}
+    assert marks["nll"] and marks["brier"] == "same" and marks["aurc"] == ""
+    for group in detection.groups:
+        near, far, mean = (cell.verdict for cell in group.rows[0].cells)
+        assert bool(near) == (group.measure.key == "auroc") and far == mean == ""
+    earlier = detection_table(replace(results, gains={}))
+    assert all(cell.verdict for group in earlier.groups for cell in group.rows[0].cells)
 
 
 def test_sets_of_unknown_images_and_their_mean(results: Results) -> None:

@@ -24,6 +24,7 @@ Declared = tuple[str, "Flag", inspect.Parameter]  # name, flag, and the paramete
 Flags = dict[str, str | bool]  # values of flags as they were given, by option or by name.option
 SWITCH = " "  # in place of a value in the help
 WORDS = {bool: SWITCH, int: "NUMBER", float: "NUMBER", str: "TEXT", Path: "PATH"}  # of the help, for values
+FEW = 4  # values that stand in one word
 _NO_DEFAULT = inspect.Parameter.empty
 
 
@@ -69,7 +70,9 @@ class Command:
     settings: bool = False
     rare: bool = False
     default: str = ""
-    settable: str = "any option of a method or section, such as sngp.features=1024"
+    settable: str = (
+        "any option of a method or section, such as sngp.features=1024; may be repeated; see maple methods NAME"
+    )
 
     @property
     def name(self) -> str:
@@ -111,11 +114,15 @@ class Command:
         from maple.runs._flag_values import load_all_plugins
 
         if self.settings:
-            help = f"{self.settable}; may be repeated; see maple methods NAME"
-            yield _declare(
-                "settings",
-                Flag(help, "--set", panel="Methods", metavar="NAME.OPTION=VALUE", takes=list[str], read=read_settings),
+            settings = Flag(
+                self.settable,
+                "--set",
+                panel="Methods",
+                metavar="NAME.OPTION=VALUE",
+                takes=list[str],
+                read=read_settings,
             )
+            yield _declare("settings", settings)
         help = "Python module with methods, or TOML file that also adds data sets and suites; may be repeated"
         flag = Flag(help, "--plugin", panel="Plug-ins", metavar="MODULE|FILE", takes=list[str], read=load_all_plugins)
         yield _declare("plugins", flag)
@@ -199,7 +206,8 @@ def _declare(name: str, flag: Flag, kind: Any = None, default: Any = None) -> De
     metavar = f"[{flag.word}]" if flag.word else flag.metavar or value_text(kind)
     help = (flag.help if isinstance(flag.help, str) else flag.help()) + _default_text(flag.shown)
     if flag.positional:
-        return name, flag, _keyword(name, Annotated[kind, typer.Argument(help=help, metavar=flag.metavar)], default)
+        made = typer.Argument(help=help, metavar=flag.metavar)
+        return name, flag, _keyword(name, Annotated[kind, made], default)
     names = [flag.name or flag_name(name)] if flag.name or default is False else []  # those have no --no- form
     made = typer.Option(
         *names,
@@ -208,6 +216,7 @@ def _declare(name: str, flag: Flag, kind: Any = None, default: Any = None) -> De
         metavar=metavar,
         min=flag.min,
         envvar=flag.envvar,
+        show_default=not flag.shown,  # which is in the text
     )
     return name, flag, _keyword(name, Annotated[kind, made], default)
 
@@ -234,7 +243,8 @@ def value_text(annotation: Any) -> str:
     if get_origin(annotation) is Annotated:
         return value_text(get_args(annotation)[0])
     if get_origin(annotation) is Literal:
-        return "|".join(get_args(annotation))
+        values = get_args(annotation)
+        return (" | " if len(values) > FEW else "|").join(values)  # many may be broken into lines
     if get_origin(annotation) is tuple:
         return "NAME,..." if str in get_args(annotation) else "NUMBER,..."
     return "|".join(value_text(each) for each in get_args(annotation) if each is not NoneType)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
+from functools import partial
 from typing import Annotated, Any
 
 import typer
@@ -33,6 +34,7 @@ FIRST_STEPS = (
     "First steps: maple demo; or maple train FOLDER, with one subfolder of images per class, then maple predict "
     "runs/FOLDER NEW_IMAGES. maple COMMAND --help describes a command."
 )
+HELP = "show this help"
 INTERRUPTED = 130  # the exit code after Ctrl-C
 COMMANDS = {
     each.name: each
@@ -53,13 +55,20 @@ class Described(WithWords):
         for each in params:
             if isinstance(each, TyperArgument):
                 each.display_type_rich = _show_nothing  # type: ignore[method-assign]
+                each.get_usage_pieces = partial(_show_name, each)  # type: ignore[method-assign]
             elif each.name == "help":
-                each.metavar, each.help = SWITCH, "show this help"  # type: ignore[attr-defined]
+                each.metavar, each.help = SWITCH, HELP  # type: ignore[attr-defined]
         return params
 
 
 def _show_nothing(ctx: Any) -> None:
     return None
+
+
+def _show_name(argument: TyperArgument, ctx: Any) -> list[str]:
+    """An argument in the first line of the help: ``RUN``, ``[PREDICTIONS]`` or ``IMAGES...``."""
+    name = argument.display_name_raw if argument.required else f"[{argument.display_name_raw}]"
+    return [f"{name}..." if argument.nargs != 1 else name]
 
 
 class Overview(TyperGroup):
@@ -79,7 +88,11 @@ class Overview(TyperGroup):
         return command
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        options = [(", ".join(option.opts), getattr(option, "help", None) or "") for option in self.get_params(ctx)]
+        helps = {"help": HELP}
+        options = [
+            (", ".join(each.opts), helps.get(each.name) or getattr(each, "help", None) or "")
+            for each in self.get_params(ctx)
+        ]
         commands = [(name, _paragraphs(each.function.__doc__)[0]) for name, each in COMMANDS.items()]
         console = Console(highlight=False)
         console.print(Padding(Text(self.get_usage(ctx).strip(), style="bold"), 1))

@@ -71,11 +71,17 @@ def _print_method(found: MethodFacts) -> None:
         facts["plug-in"] = found.method.plugin
     print_facts({key: value for key, value in facts.items() if value})
     options = {f"{row['name']}.{each['name']}": each for each in _option_rows(found)}
-    texts = {name: (each["help"], f"{each['takes']}, default {each['default']}") for name, each in options.items()}
+    texts = {name: (each["help"], f"{each['takes']}, default {_as_typed(each)}") for name, each in options.items()}
     if texts:
         print_named(texts)
     else:
         print_line("no options")
+
+
+def _as_typed(option: dict[str, Any]) -> str:
+    """The default of an option as it is given with ``--set``."""
+    default = option["default"]
+    return str(default).lower() if isinstance(default, bool) else str(default)
 
 
 def _method_dict(found: MethodFacts) -> dict[str, Any]:

@@ -60,10 +60,11 @@ def train(request: requests.TrainRequest, as_json: requests.AsJson = False) -> N
     "detector",
     "decision",
     settings=True,
-    settable="option of the sections data, detector and decision, such as detector.covariance=full",
+    settable="option of the sections data, detector (listed by maple methods maple) and decision, such as "
+    "detector.pca=false; may be repeated",
 )
 def fit(request: requests.FitRequest, as_json: requests.AsJson = False) -> None:
-    """Make a run of an already trained network, without training; the run folder holds everything."""
+    """Make a run from a trained network, without training it; the run folder holds everything."""
     from maple.runs.setup.request import check_files
 
     check_files(request)
@@ -144,7 +145,7 @@ def monitor(request: requests.MonitorRequest, as_json: requests.TextAsJson = Fal
 @cli.command(
     "decision",
     settings=True,
-    settable="option of a compared detector, such as knn.k=10",
+    settable="option of a compared detector, such as knn.k=10; may be repeated; see maple methods NAME",
     rare=True,
     default="the run's",
 )

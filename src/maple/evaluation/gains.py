@@ -27,6 +27,7 @@ def measure_gains(ours: Reading, theirs: Reading, labels: np.ndarray) -> dict[st
         "accuracy": mean_difference(first.correct, second.correct),
         "ece": calibration_difference((second.confidence, second.correct), (first.confidence, first.correct)),
         "nll": mean_difference(first.log_likelihood, second.log_likelihood),
+        "brier": mean_difference(second.squared_error, first.squared_error),
     }
     for name, scores in ours.ood.items():
         found[f"auroc/{name}"] = auroc_difference((ours.ind, scores), (theirs.ind, theirs.ood[name]))
@@ -41,3 +42,4 @@ class _Judged:
         self.confidence = probabilities.max(axis=1)
         self.correct = probabilities.argmax(axis=1) == labels
         self.log_likelihood = logs[np.arange(len(labels)), labels]
+        self.squared_error = ((probabilities - np.eye(probabilities.shape[1])[labels]) ** 2).sum(axis=1)

@@ -192,11 +192,13 @@ def is_noise(gain: Gain) -> bool:
 
 
 def _judge_by_noise(cells: Mapping[str, Cell], results: Results, key: str) -> dict[str, Cell]:
-    """The cells with MAPLE called equal to the baseline where the difference may be chance, if its noise is known."""
-    gain = results.gains.get(results.baseline or "", {}).get(key)
-    if gain is None or not cells[OURS].verdict or not is_noise(gain):
+    """The cells with MAPLE called equal to the baseline where the difference may be chance, and not judged where the
+    noise is not known. Results of earlier versions, which know of none, are judged by the digits shown."""
+    gains = results.gains.get(results.baseline or "")
+    if not gains or not cells[OURS].verdict:
         return dict(cells)
-    return {**cells, OURS: replace(cells[OURS], verdict="same")}
+    verdict = "" if key not in gains else "same" if is_noise(gains[key]) else cells[OURS].verdict
+    return {**cells, OURS: replace(cells[OURS], verdict=verdict)}
 
 
 def _add_floor(cell: Cell, floor: float) -> Cell:
@@ -236,7 +238,7 @@ def detection_table(results: Results) -> Table:
     rate = percent(false_alarm_rate(results))
     measure = Measure(f"detected at {rate} false alarms", "higher", "share of unknown images that are flagged")
     rates = {name: {method: detection_rate(results, method, name) for method in methods} for name in names}
-    groups = [_group(measure, rates, _fixed, results.baseline, results.groups)]
+    groups = [_judge_group(_group(measure, rates, _fixed, results.baseline, results.groups), results)]
     for measure in _DETECTION:
         values = {
             name: {method: getattr(found.detection[name], measure.key) for method, found in methods.items()}
@@ -250,9 +252,9 @@ def _judge_group(group: Group, results: Results) -> Group:
     """The group with MAPLE's row compared with the baseline within noise, where that is known."""
     rows = []
     for row in group.rows:
-        keys = [f"{group.measure.key}/{name}" for name in results.n_ood] if row.ours else []
-        judged = [_judge_by_noise({OURS: cell}, results, key)[OURS] for cell, key in zip(row.cells, keys)]
-        rows.append(replace(row, cells=[*judged, *row.cells[len(judged) :]]))
+        keys = (f"{group.measure.key}/{name}" for name in results.n_ood)
+        judged = [_judge_by_noise({OURS: cell}, results, next(keys, "mean"))[OURS] for cell in row.cells]
+        rows.append(replace(row, cells=judged) if row.ours else row)
     return replace(group, rows=rows)
 
 

@@ -18,7 +18,8 @@ from PIL import Image, features
 from maple import __version__
 from maple.text import duration, join_names, number, percent, plural, shorten_list, shorten_middle
 
-_PIECES = re.compile(r"[^_\-/.]{1,18}[_\-/.]*|[_\-/.]+")  # of a name, each on one line
+_PIECES = re.compile(r"[^\s_\-/.]{1,18}[\s_\-/.]*|[\s_\-/.]+")  # of names, each on one line
+LONG = 20  # letters; longer words of a sentence are names that may be broken
 CRISP = 16  # images of so few pixels a side are shown as pixels, not blurred
 # File names may hold anything; these characters are forbidden in HTML and XML, however escaped.
 _CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff\ufffe\uffff]")
@@ -48,6 +49,7 @@ def _environment() -> Environment:
         "number": number,
         "percent": _percent,
         "plural": plural,
+        "prose": prose,
         "shorten_list": shorten_list,
         "shorten_middle": shorten_middle,
     }
@@ -62,6 +64,16 @@ def breakable(name: str) -> Markup:
     Markup('copepod_<wbr/>calanoid')
     """
     return Markup("<wbr/>").join(_PIECES.findall(name))
+
+
+def prose(sentence: str) -> Markup:
+    """A sentence in which a share stays on one line, and names break as :func:`breakable` says.
+
+    >>> prose("53.3 % are copepod_calanoid_antennae")
+    Markup('53.3\\xa0% are copepod_<wbr/>calanoid_<wbr/>antennae')
+    """
+    words = sentence.replace(" %", "\N{NO-BREAK SPACE}%").split(" ")
+    return Markup(" ").join(breakable(word) if len(word) > LONG else word for word in words)
 
 
 def _percent(share: float, exact: bool = False) -> str:
