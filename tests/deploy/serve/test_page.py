@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from itertools import combinations
+from itertools import combinations, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -334,6 +334,51 @@ def test_dropped_images_show_what_the_service_says(page, address, files, said):
         "text => document.querySelector('#summary').textContent === text",
         f"12 images, {n_out} unknown at level 0.05.",
     )
+
+
+def test_a_nearest_cluster_of_another_class_stands_beside_the_class(empty_page, files, said):
+    """The class of the most probable answer, not the runner-up, which may be that of the nearest cluster."""
+    other = said[0]["runner_up"]["class"]
+
+    def move(route: Any) -> None:
+        answer = route.fetch()
+        body = answer.json()
+        body["predictions"][0]["md_class"] = other
+        route.fulfill(response=answer, json=body)
+
+    empty_page.route("**/v1/predict", move)
+    name, content = next(iter(files.items()))
+    drop(empty_page, {name: content})
+    (card,) = empty_page.evaluate(CARDS)
+    assert card["captions"][0].startswith(f"Nearest {other}")
+    assert card["captions"][1].startswith(f"Most probable {said[0]['class']}")
+
+
+def test_labels_of_the_track_do_not_touch(page):
+    boxes = page.evaluate(
+        """async () => {
+            const { Level } = await import("./static/level.js");
+            const { figure } = await import("./static/format.js");
+            const { html } = await import("./static/dom.js");
+            const own = document.getElementById("ticks");
+            const row = own.parentNode.appendChild(own.cloneNode());
+            const found = [19, 60, 99, 225, 226, 1000, 5000].map((n) => {
+                const level = new Level({ n_calibration: n, false_alarm: 0.05 });
+                row.replaceChildren(...level.ticks.map((tick) => {
+                    const node = html("span", {}, figure(tick));
+                    node.style.setProperty("--at", String(level.toTrack(tick)));
+                    return node;
+                }));
+                return [...row.children].map((node) => node.getBoundingClientRect())
+                    .map(({ left, right }) => [left, right]);
+            });
+            row.remove();
+            return found;
+        }"""
+    )
+    for ticks in map(sorted, boxes):
+        assert len(ticks) > 2
+        assert all(right + 2 < left for (_, right), (left, _) in pairwise(ticks))
 
 
 def test_numbers_that_round_to_a_bound_say_so(page):

@@ -41,7 +41,7 @@ class Page {
   add(files) {
     const images = files.map(({ file, name }, i) => ({
       file, name, number: this.images.length + i + 1, url: URL.createObjectURL(file), model: this.model,
-      prediction: null, runnerUpCluster: null, isRefused: false,
+      prediction: null, rival: null, isRefused: false,
     }));
     for (const image of images) {
       image.card = new Card(image, {
@@ -69,6 +69,12 @@ class Page {
     find("choose").focus();
   }
 
+  /** The class beside that of the nearest cluster: the most probable one if it is another, else the runner-up. */
+  #rivalOf({ class: name, probability, md_class: nearest, runner_up: second, position }) {
+    const rival = name === nearest ? { words: "Runner-up", ...second } : { words: "Most probable", class: name, probability };
+    return rival.class ? { ...rival, cluster: this.#nearestOnMap(rival.class, position) } : null;
+  }
+
   /** Of the clusters of a class, the one nearest to a place on the map; null where there is none. */
   #nearestOnMap(name, [x, y]) {
     const distance = ({ position }) => Math.hypot(position[0] - x, position[1] - y);
@@ -81,7 +87,7 @@ class Page {
       sent: (images) => images.forEach((image) => image.card.showSent()),
       said: (image, prediction) => {
         image.prediction = prediction;
-        image.runnerUpCluster = this.#nearestOnMap(prediction.runner_up?.class, prediction.position);
+        image.rival = this.#rivalOf(prediction);
         image.card.showSaid(this.level, this.observer);
         this.map.add(image);
         this.#show(image);

@@ -103,12 +103,12 @@ export class Card {
     );
   }
 
-  /** The nearest cluster and the runner-up, with training images of both: fetched once the card comes into view. */
+  /** The nearest cluster and its rival, with training images of both: fetched once the card comes into view. */
   #addExemplars(observer) {
-    const { prediction, runnerUpCluster, model } = this.image;
-    const { cluster: nearest, md_class: nearestClass, runner_up: second } = prediction;
+    const { prediction, rival, model } = this.image;
+    const { cluster: nearest, md_class: nearestClass } = prediction;
     const shown = [compared("Nearest", nearestClass, `cluster ${nearest}`, nearest, model)];
-    if (second) shown.push(compared("Runner-up", second.class, share(second.probability), runnerUpCluster, model));
+    if (rival) shown.push(compared(rival.words, rival.class, share(rival.probability), rival.cluster, model));
     this.body.append(html("div", { class: "exemplars" }, ...shown.map(({ node }) => node)));
     observer.watch(this.node, () => shown.forEach(showStrip));
   }

@@ -5,6 +5,7 @@ import { percent } from "./format.js";
 export const HIGHEST = 0.5;
 const TICKS = [0.05, 0.01, 0.1, 0.001, 0.0001, 0.00001, 0.2, 0.02, 0.005, 0.002]; // the first that find room are shown
 const TICK_ROOM = 0.16; // of the track
+const FIRST_ROOM = 0.24; // of the first, which may have many digits and begins at the end of the track
 
 /** What the page decides with: the model's own level at first, whatever the user asks for later. */
 export class Level {
@@ -49,7 +50,8 @@ export class Level {
   get ticks() {
     const ticks = [...new Set([this.lowest, HIGHEST])];
     for (const tick of TICKS) {
-      const isFree = ticks.every((other) => Math.abs(this.toTrack(tick) - this.toTrack(other)) > TICK_ROOM);
+      const room = (other) => (other === this.lowest ? FIRST_ROOM : TICK_ROOM);
+      const isFree = ticks.every((other) => Math.abs(this.toTrack(tick) - this.toTrack(other)) > room(other));
       if (tick > this.lowest && isFree) ticks.push(tick);
     }
     return ticks;

@@ -103,7 +103,7 @@ export class ClusterMap {
     else if (this.#current === null && !isHidden) this.#stopAt(image);
   }
 
-  /** Bring one image to the front, with lines to its nearest cluster and to that of the runner-up; null for none. */
+  /** Bring one image to the front, with lines to its nearest cluster and to that of its rival; null for none. */
   select(image) {
     this.#markers.get(this.#selected)?.setAttribute("aria-pressed", "false");
     this.#selected = this.#markers.has(image) ? image : null;
@@ -120,7 +120,7 @@ export class ClusterMap {
     const marker = this.#markers.get(image);
     if (!marker || marker.isHidden) return;
     const { x, y } = this.view.clamp(image.prediction.position);
-    for (const [kind, cluster] of [["runner-up", image.runnerUpCluster], ["nearest", image.prediction.cluster]]) {
+    for (const [kind, cluster] of [["runner-up", image.rival?.cluster], ["nearest", image.prediction.cluster]]) {
       if (!this.clusters.has(cluster)) continue;
       const [cx, cy] = this.view.at(this.clusters.get(cluster).position);
       this.linkLayer.append(svg("line", { class: `link ${kind}`, x1: x, y1: y, x2: cx, y2: cy }));
