@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from maple.data.image_set import ImageSet
 from maple.data.sources import open_images
-from maple.errors import UsageError
+from maple.errors import DataError, UsageError
 from maple.networks import (
     Backbone,
     as_image_batch,
@@ -236,3 +236,26 @@ def test_whitening_filters_come_from_evenly_spaced_normalised_images(monkeypatch
     before = other.body.blocks[0][0].weight.clone()
     fit_whitening(other, images)
     assert torch.equal(other.body.blocks[0][0].weight, before)
+
+
+class Fragile(nn.Module):
+    """The mean of each colour; NaN for a white image."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        root = torch.sqrt(2.2 - x.mean((1, 2, 3)))[:, None]  # of normalised images
+        return root - root + x.mean((2, 3))
+
+
+def test_an_image_that_gives_nan_is_named_unless_asked_for() -> None:
+    backbone = Backbone(Fragile(), nn.Linear(3, 2), embedding_size=3, name="fragile")
+    pixels = np.full((7, 8, 8, 3), 100, np.uint8)
+    pixels[[3, 6]] = 255
+    images = ImageSet.from_arrays(pixels, name="slides")
+    with pytest.raises(DataError, match=r"fragile.*slides#3"):
+        embed(backbone, images, batch_size=2)
+    with pytest.raises(DataError, match="slides#6"):
+        embed(backbone, images, indices=np.array([1, 0, 6]))
+    with pytest.raises(DataError, match="image 3"):
+        embed(backbone, pixels)
+    kept = embed(backbone, images, finite=False).embeddings
+    assert np.flatnonzero(np.isnan(kept).any(1)).tolist() == [3, 6]

@@ -20,7 +20,7 @@ from maple.decisions.conformal import (
 from maple.decisions.options import DecisionOptions
 from maple.errors import DataError, UsageError
 from maple.options import list_options
-from maple.stats.arrays import ArrayRecord, as_array
+from maple.stats.arrays import ArrayRecord, as_array, list_rows
 from maple.text import percent
 
 # A predicted class with fewer calibration images has no threshold of its own: at 100, a false-alarm rate of 5 % varies
@@ -194,8 +194,9 @@ def _check_images(scores: ArrayLike, class_ids: ArrayLike, n_classes: int) -> tu
     if scores.shape != class_ids.shape or scores.ndim != 1:
         shapes = f"scores have shape {scores.shape}, class ids {class_ids.shape}"
         raise UsageError(f"{shapes}: give one score and one class id per image")
-    if n_missing := int(np.isnan(scores).sum()):
-        raise DataError(f"{n_missing} of {len(scores)} scores are NaN: leave those images out")
+    if len(missing := np.flatnonzero(np.isnan(scores))):
+        where = f"{list_rows(missing)}, counted from 0"
+        raise DataError(f"{len(missing)} of {len(scores)} scores are NaN ({where}): leave those images out")
     if len(class_ids) and not (class_ids.min() >= 0 and class_ids.max() < n_classes):
         raise UsageError(f"class ids must lie between 0 and {n_classes - 1}: give the predicted class of each image")
     return scores, class_ids.astype(np.int64)

@@ -21,7 +21,7 @@ from numpy.typing import ArrayLike
 from scipy.special import betainc, betaincinv
 
 from maple.errors import UsageError
-from maple.stats.arrays import as_array, check_values
+from maple.stats.arrays import as_array, check_values, list_rows
 
 # Tolerance for rounding: conformal p-values lie on a grid, often exactly on the line of Benjamini and Hochberg, and the
 # beta distribution is accurate to about this many digits.
@@ -163,8 +163,9 @@ def benjamini_hochberg(p_values: ArrayLike, fdr: float) -> np.ndarray:
     """
     p = as_array(p_values).astype(np.float64)
     check_rate(fdr, "false-discovery rate", 0.1)
-    if n_missing := int(np.isnan(p).sum()):
-        raise UsageError(f"{n_missing} of {len(p)} p-values are NaN: calibrate with in-distribution images first")
+    if len(missing := np.flatnonzero(np.isnan(p))):
+        where = f"{len(missing)} of {len(p)} p-values are NaN ({list_rows(missing)}, counted from 0)"
+        raise UsageError(f"{where}: calibrate with in-distribution images first")
     if not ((p >= 0) & (p <= 1)).all():
         raise UsageError("p-values must lie between 0 and 1: give p-values, not scores")
     ordered = np.sort(p)

@@ -9,7 +9,7 @@ from numpy.typing import ArrayLike
 
 from maple.decisions.conformal import check_rate, sort_scores
 from maple.errors import DataError
-from maple.stats.arrays import as_array
+from maple.stats.arrays import as_array, check_values
 
 
 def true_class_scores(log_probabilities: ArrayLike, labels: ArrayLike) -> np.ndarray:
@@ -21,9 +21,9 @@ def true_class_scores(log_probabilities: ArrayLike, labels: ArrayLike) -> np.nda
     >>> true_class_scores(np.log([[0.5, 0.5], [0.2, 0.8]]), [-1, 1]).round(3)
     array([0.223])
     """
-    log_probabilities, labels = as_array(log_probabilities), as_array(labels)
+    log_probabilities, labels = _check_logs(log_probabilities), as_array(labels)
     known = np.flatnonzero((labels >= 0) & (labels < log_probabilities.shape[1]))
-    return 0.0 - log_probabilities[known, labels[known]].astype(np.float64)
+    return 0.0 - log_probabilities[known, labels[known]]
 
 
 def prediction_sets(log_probabilities: ArrayLike, set_scores: ArrayLike, coverage: float) -> np.ndarray:
@@ -43,11 +43,16 @@ def prediction_sets(log_probabilities: ArrayLike, set_scores: ArrayLike, coverag
     ordered = sort_scores(set_scores)
     if len(ordered) == 0:
         raise DataError("prediction sets need labelled calibration images: calibrate with labels")
-    log_probabilities = as_array(log_probabilities)  # (N, C)
+    log_probabilities = _check_logs(log_probabilities)
     rank = _covering_rank(len(ordered), coverage)
     sets = -log_probabilities <= (ordered[rank - 1] if rank <= len(ordered) else np.inf)
     sets[np.arange(len(sets)), log_probabilities.argmax(axis=1)] = True
     return sets
+
+
+def _check_logs(log_probabilities: ArrayLike) -> np.ndarray:
+    """Log probabilities (N, C); NaN is an error that names the rows."""
+    return check_values(log_probabilities, "log_probabilities", ndim=2, may_be_empty=True)
 
 
 def min_labelled_images(coverage: float) -> int:

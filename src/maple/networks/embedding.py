@@ -16,6 +16,7 @@ from maple.data.image_set import ImageSet, Progress
 from maple.errors import DataError, UsageError
 from maple.networks.backbone import Backbone, normalise_images
 from maple.networks.hooks import evaluating, listening
+from maple.stats.arrays import broken_rows
 from maple.types import Outputs
 
 WHITENING_IMAGES = 5000  # enough for the eigenvectors of small patches
@@ -34,6 +35,7 @@ class EmbedOptions(TypedDict, total=False):
     workers: int
     indices: np.ndarray | None
     logits: bool
+    finite: bool
 
 
 def embed(backbone: Backbone, images: Images, **options: Unpack[EmbedOptions]) -> Outputs:
@@ -49,6 +51,7 @@ def embed(backbone: Backbone, images: Images, **options: Unpack[EmbedOptions]) -
     - ``cluster_ids`` (N,): one id per image of ``images``; ``cluster_to_class`` (M,): the class of each cluster.
     - ``logits=False`` skips the head, and all passes but one of a backbone that samples.
     - ``workers`` (0): processes that decode images.
+    - ``finite=False`` keeps NaN and infinity, which otherwise are an error that names the image.
     - ``progress(done, n)`` is called after each batch; n is 0 if the number of images is not known.
 
     >>> from maple.networks.backbone import create_backbone
@@ -71,6 +74,7 @@ def embed_batches(
     workers: int = 0,
     indices: np.ndarray | None = None,
     logits: bool = True,
+    finite: bool = True,
 ) -> Iterator[Outputs]:
     """Like :func:`embed`, one batch at a time: memory does not grow with the number of images.
 
@@ -80,8 +84,11 @@ def embed_batches(
         raise UsageError(f"batch_size is {batch_size}: it must be at least 1")
     done, n = 0, count_images(images, indices)
     for x, index, labels in read_batches(images, batch_size, workers, indices, ordered=cluster_ids is not None):
+        found = _run_batch(backbone, x, logits)
+        if finite:
+            _check_finite(found, images, index, backbone.name)
         yield Outputs(
-            **_run_batch(backbone, x, logits),
+            **found,
             labels=labels,
             cluster_ids=None if cluster_ids is None else _rows(cluster_ids, index),
             cluster_to_class=cluster_to_class,
@@ -106,6 +113,20 @@ def _run_batch(backbone: Backbone, x: Tensor, logits: bool) -> dict[str, np.ndar
         else:
             found["embeddings"], found["logits"] = backbone(x.to(device))
     return {name: tensor.float().cpu().numpy() for name, tensor in found.items()}
+
+
+def _check_finite(found: dict[str, np.ndarray], images: Images, index: np.ndarray, network: str) -> None:
+    """Refuse NaN and infinity in the outputs of a batch, by the name of the first image that has them."""
+    broken = np.unique(np.concatenate([broken_rows(values) for values in found.values()]))
+    if not len(broken):
+        return
+    position = int(index[broken[0]])
+    name = f"'{images.files[position]}'" if isinstance(images, ImageSet) else f"image {position} (counted from 0)"
+    more = f" and {len(broken) - 1:,} more of its batch" if len(broken) > 1 else ""
+    raise DataError(
+        f"the network '{network}' gives NaN or infinity for {name}{more}: leave such images out; if many are, its "
+        "weights are broken or its training has diverged"
+    )
 
 
 def channel_responses(activations: Tensor) -> Tensor:

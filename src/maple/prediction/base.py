@@ -17,8 +17,23 @@ from maple.data.image_set import ImageSet, Progress
 from maple.decisions.calibration import Calibration, Decision
 from maple.decisions.options import DecisionOptions
 from maple.decisions.sets import prediction_sets
+from maple.errors import DataError
 from maple.options import as_dict, build_options
 from maple.types import Prediction
+
+
+def check_scores(scores: np.ndarray, files: Sequence[str]) -> None:
+    """Refuse scores (N,) that are NaN, by the name of the first image.
+
+    >>> check_scores(np.array([1.0, np.nan]), ["a.png", "b.png"])
+    Traceback (most recent call last):
+    ...
+    maple.errors.DataError: the network gives no finite score for 'b.png' (1 of 2 images): leave such images out
+    """
+    broken = np.flatnonzero(np.isnan(scores))
+    if len(broken):
+        found = f"'{files[broken[0]]}' ({len(broken):,} of {len(scores):,} images)"
+        raise DataError(f"the network gives no finite score for {found}: leave such images out")
 
 
 class BasePredictor(ABC):

@@ -32,7 +32,7 @@ from maple.decisions.options import DecisionOptions
 from maple.errors import MapleError, RunError, UsageError, naming_extras
 from maple.files import expand_home
 from maple.options import as_dict
-from maple.prediction.base import BasePredictor
+from maple.prediction.base import BasePredictor, check_scores
 from maple.types import Prediction
 
 if TYPE_CHECKING:
@@ -321,8 +321,11 @@ class OnnxPredictor(BasePredictor):
 
     def _predict_rows(self, images: ImageSet, batch_size: int, indices: Any, workers: int) -> Iterator[Prediction]:
         rows = np.arange(len(images)) if indices is None else np.asarray(indices, dtype=np.int64)
-        batches = read_pixels(images, _batch_rows(rows, batch_size), workers)
-        return (self._predict(self.run(pixels)) for pixels in batches)
+        plan = _batch_rows(rows, batch_size)
+        for batch, pixels in zip(plan, read_pixels(images, plan, workers), strict=True):
+            said = self.run(pixels)
+            check_scores(said["score"], [images.files[i] for i in batch])
+            yield self._predict(said)
 
     def _check_pixels(self, pixels: np.ndarray) -> None:
         if pixels.dtype != np.uint8 or pixels.ndim != 4 or pixels.shape[1:] != (self.size, self.size, 3):

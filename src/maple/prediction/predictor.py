@@ -112,7 +112,9 @@ class Predictor(BasePredictor):
 
     def predict_usable(self, pixels: np.ndarray) -> tuple[Prediction, np.ndarray]:
         batch_size = max(1, len(pixels))
-        outputs = embed(self.backbone, pixels, batch_size=batch_size, cluster_to_class=self.cluster_to_class)
+        outputs = embed(
+            self.backbone, pixels, batch_size=batch_size, cluster_to_class=self.cluster_to_class, finite=False
+        )
         usable = np.isfinite(outputs.embeddings).all(axis=1)  # (N,)
         found = self.detector.describe(outputs[usable])
         if np.isnan(found.score).any():

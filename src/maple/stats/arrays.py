@@ -17,6 +17,8 @@ from maple.errors import DataError, UsageError
 BLOCK_ELEMENTS = 1 << 20
 # Tolerance for float32 softmax sums above 1; such probabilities are clipped, larger ones rejected.
 PROBABILITY_SLACK = 1e-5
+_SMALLEST_NORM = np.finfo(np.float64).tiny  # whose inverse is finite; smaller vectors count as zero
+_LISTED = 5  # row numbers in a message, at most
 
 
 def as_array(values: Any) -> np.ndarray:
@@ -53,21 +55,28 @@ def row_blocks(n_rows: int, n_columns: int, *, elements: int | None = None, min_
 
 
 def row_norms(embeddings: np.ndarray) -> np.ndarray:
-    """Euclidean norm of each row (N,); rows that over- or underflow in float32 are done again in float64."""
+    """Euclidean norm of each row (N,); rows whose squares over- or underflow are computed again, in float64."""
     with np.errstate(over="ignore", under="ignore", invalid="ignore"):
         squares = np.vecdot(embeddings, embeddings)  # one BLAS call per row: faster than einsum
         norms = np.sqrt(squares)
         extreme = ~((squares > 1e-30) & (squares < 1e30))  # also catches NaN
         if extreme.any():
             norms = norms.astype(np.float64)
-            norms[extreme] = np.linalg.norm(embeddings[extreme].astype(np.float64), axis=1)
+            norms[extreme] = _extreme_norms(embeddings[extreme].astype(np.float64))
     return norms
+
+
+def _extreme_norms(embeddings: np.ndarray) -> np.ndarray:
+    """Norms (N,) in float64 of rows whose squares over- or underflow: each row is divided by its largest entry."""
+    largest = np.abs(embeddings).max(axis=1, initial=0.0)
+    scaled = embeddings / np.where(largest > 0, largest, 1.0)[:, None]
+    return largest * np.linalg.norm(scaled, axis=1)
 
 
 def norm_factors(embeddings: np.ndarray, exponent: float) -> np.ndarray:
     """1 / ||e||^exponent for each row (N,); 1 for a zero vector, which stays zero."""
     norms = row_norms(embeddings)
-    norms[norms == 0] = 1
+    norms[norms < _SMALLEST_NORM] = 1
     return norms**-exponent
 
 
@@ -88,21 +97,37 @@ def normalise(embeddings: Any, exponent: float = 1.0) -> np.ndarray:
         return (embeddings * factors[:, None]).astype(embeddings.dtype, copy=False)
 
 
-def count_broken(embeddings: np.ndarray) -> int:
-    """The number of rows with NaN or infinity."""
-    return int((~np.isfinite(embeddings)).any(axis=1).sum())
+def broken_rows(values: np.ndarray) -> np.ndarray:
+    """The positions of the rows with NaN or infinity.
+
+    >>> broken_rows(np.array([[1.0, 2.0], [np.nan, 0.0]]))
+    array([1])
+    """
+    return np.flatnonzero(~np.isfinite(values).all(axis=tuple(range(1, values.ndim))))
+
+
+def list_rows(rows: np.ndarray) -> str:
+    """Row numbers, counted from 0, for a message; a few of many.
+
+    >>> list_rows(np.array([4])), list_rows(np.array([4, 9])), list_rows(np.arange(8))
+    ('row 4', 'rows 4, 9', 'rows 0, 1, 2, 3, 4 and 3 more')
+    """
+    more = f" and {len(rows) - _LISTED:,} more" if len(rows) > _LISTED else ""
+    return f"row{'s' * (len(rows) > 1)} {', '.join(map(str, rows[:_LISTED]))}{more}"
 
 
 def check_rows(values: np.ndarray, name: str) -> np.ndarray:
-    """The same rows (N, D); an error if some hold NaN or infinity.
+    """The same rows (N, ...); an error if some hold NaN or infinity.
 
     >>> check_rows(np.array([[1.0, 2.0], [np.nan, 0.0]]), "embeddings")
     Traceback (most recent call last):
     ...
-    maple.errors.DataError: 1 of 2 embeddings hold NaN or infinity: leave those images out
+    maple.errors.DataError: 1 of 2 embeddings hold NaN or infinity (row 1, counted from 0): leave those images out
     """
-    if n_broken := count_broken(values):
-        raise DataError(f"{n_broken} of {len(values)} {name} hold NaN or infinity: leave those images out")
+    rows = broken_rows(values)
+    if len(rows):
+        found = f"{len(rows):,} of {len(values):,} {name} hold NaN or infinity ({list_rows(rows)}, counted from 0)"
+        raise DataError(f"{found}: leave those images out")
     return values
 
 
@@ -142,6 +167,14 @@ def with_prefix(arrays: Mapping[str, np.ndarray], prefix: str) -> dict[str, np.n
 # ----------------------------------------------------------------------------------------------------------- checks
 
 
+_FIND = "find the images they come from"
+
+
+def _rows_where(mask: np.ndarray) -> np.ndarray:
+    """The positions of the rows with a True; 0 for a scalar."""
+    return np.unique(np.nonzero(np.atleast_1d(mask))[0])
+
+
 def check_values(values: Any, name: str, ndim: int = 1, may_be_empty: bool = False) -> np.ndarray:
     """The array in float64, with ``ndim`` dimensions, at least one row and no NaN."""
     array = as_array(values).astype(np.float64)
@@ -150,7 +183,8 @@ def check_values(values: Any, name: str, ndim: int = 1, may_be_empty: bool = Fal
     if array.size == 0 and not may_be_empty:
         raise DataError(f"{name} is empty: give at least one image")
     if missing := int(np.isnan(array).sum()):
-        raise DataError(f"{name} holds {missing} NaN among {array.size} values: find the images they come from")
+        where = list_rows(_rows_where(np.isnan(array)))
+        raise DataError(f"{name} holds {missing} NaN among {array.size} values ({where}, counted from 0): {_FIND}")
     return array
 
 
@@ -158,7 +192,10 @@ def check_finite(values: Any, name: str) -> np.ndarray:
     """The vector, also without infinities."""
     array = check_values(values, name)
     if infinite := int(np.isinf(array).sum()):
-        raise DataError(f"{name} holds {infinite} infinite values among {array.size}: find the images they come from")
+        where = list_rows(_rows_where(np.isinf(array)))
+        raise DataError(
+            f"{name} holds {infinite} infinite values among {array.size} ({where}, counted from 0): {_FIND}"
+        )
     return array
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from scipy.sparse import csr_array
 
 from maple.errors import FitError
-from maple.stats.arrays import as_array, as_embeddings, count_broken, normalise, row_blocks
+from maple.stats.arrays import as_array, as_embeddings, broken_rows, list_rows, normalise, row_blocks
 
 # A feature whose standard deviation is below this share of its mean is constant up to rounding.
 _CONSTANT_FEATURE = 1e-12
@@ -239,8 +239,9 @@ def _check_finite(embeddings: np.ndarray) -> None:
                 continue
             wide = block.astype(np.float64)
             fine = np.isfinite(np.vdot(wide, wide))
-        if n_broken := count_broken(embeddings):
+        if len(broken := broken_rows(embeddings)):
+            where = f"{len(broken):,} of {len(embeddings):,} embeddings hold NaN or infinity ({list_rows(broken)})"
             remedy = "training diverged, or the images are corrupt; train again or leave them out"
-            raise FitError(f"{n_broken} of {len(embeddings)} embeddings hold NaN or infinity: {remedy}")
+            raise FitError(f"{where}: {remedy}")
         if not fine:
             raise FitError("squared embeddings overflow: scale the embeddings down")

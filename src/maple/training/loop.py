@@ -272,7 +272,14 @@ class _Loop:
     def _embed(self, images: ImageSet, rows: np.ndarray, logits: bool = True) -> Outputs:
         share = rows[self.fabric.global_rank :: self.fabric.world_size]
         with together(self.fabric):
-            return embed(self.backbone, images, indices=share, workers=self.options.workers, logits=logits)
+            return embed(
+                self.backbone,
+                images,
+                indices=share,
+                workers=self.options.workers,
+                logits=logits,
+                finite=False,  # a training that has diverged has its own error: see TrainingStep.check_finite
+            )
 
     def _measure(self, validation: Outputs, probabilities: np.ndarray) -> dict[str, float]:
         labels = self.validation.labels

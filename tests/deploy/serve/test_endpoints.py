@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import dataclasses
 import io
 import json
 import time
@@ -18,6 +19,7 @@ from image_files import encode
 from maple.deploy.serve.batching import Busy
 from maple.deploy.serve.endpoints import N_BODIES, Endpoints
 from maple.deploy.serve.options import ServeOptions
+from maple.types import Prediction
 from serving import (
     THUMBNAILS,
     Colours,
@@ -56,6 +58,27 @@ def test_requests_share_batches_and_nobody_notices():
     assert [row | {"file": ""} for row in said] == [row | {"file": ""} for row in alone]
     assert sum(shared) == 40 and max(shared) > 2 and len(shared) < 20
     assert counted["maple_batch_images_count"] == len(shared) and counted["maple_batch_images_sum"] == 40
+
+
+class Blinded(Colours):
+    """Gives NaN for white images."""
+
+    def predict_pixels(self, pixels: np.ndarray) -> Prediction:
+        prediction = super().predict_pixels(pixels)
+        score = np.where(pixels.min((1, 2, 3)) < 255, prediction.score, np.nan)
+        p_value = self.decision.p_values(score, prediction.class_id)  # an error, as of every predictor
+        return dataclasses.replace(prediction, score=score, p_value=p_value)
+
+
+def test_an_image_with_nan_is_refused_by_name_and_spares_the_others_of_its_batch():
+    predictor = Blinded()
+    with serve(predictor, max_batch=8) as client:
+        predictor.seconds = 0.1  # requests meet in batches
+        good, white = as_json(png((9, 9, 9))), as_json(png((9, 9, 9)), png((255, 255, 255)))
+        answers = ask_together(client, [good, white, good, white, good])
+    assert [answer.status_code for answer in answers] == [200, 422, 200, 422, 200]
+    for answer in (answers[1], answers[3]):
+        assert "1.png" in answer.json()["error"] and "NaN" in answer.json()["error"]
 
 
 def test_back_pressure_answers_503_and_when_to_try_again():

@@ -29,6 +29,8 @@ from maple.deploy.serve.schema import (
     describe_model,
 )
 from maple.deploy.serve.uploads import Upload, decode_upload, read_uploads
+from maple.deploy.serve.watch import refusal
+from maple.errors import DataError
 from maple.prediction.base import BasePredictor
 from maple.prediction.onnx import draw_strip
 
@@ -49,7 +51,7 @@ class Endpoints:
         self._batcher = self._new_batcher()
         self._n_bytes = 0  # of the bodies held now
 
-    def _new_batcher(self) -> Batcher[Upload, ImageAnswer]:
+    def _new_batcher(self) -> Batcher[Upload, ImageAnswer | None]:
         options = self.options
         wait, deadline = options.max_wait_ms / 1000, options.deadline_ms / 1000
         return Batcher(
@@ -60,8 +62,14 @@ class Endpoints:
         assert self._decoders is not None
         return decode_upload(upload, self._decoders, self.options)
 
-    def _predict(self, pixels: np.ndarray) -> list[ImageAnswer]:
-        prediction = self.predictor.predict_pixels(pixels)
+    def _predict(self, pixels: np.ndarray) -> list[ImageAnswer | None]:
+        """One answer per image; None where the network gives NaN or infinity, which must not fail the others."""
+        try:
+            prediction = self.predictor.predict_pixels(pixels)
+        except DataError:
+            if len(pixels) == 1:
+                return [None]
+            return [answer for one in pixels for answer in self._predict(one[None])]
         self.metrics.note_batch(prediction)
         return describe_images(prediction)
 
@@ -105,9 +113,7 @@ class Endpoints:
             answers = await self._submit(uploads, request)
         if answers is None:
             return Response(status_code=CLIENT_GONE)
-        named = [
-            answer.model_copy(update={"file": upload.name}) for answer, upload in zip(answers, uploads, strict=True)
-        ]
+        named = [name_answer(answer, upload) for answer, upload in zip(answers, uploads, strict=True)]
         model = ModelName(name=self.predictor.network, version=__version__)
         return _json(PredictAnswer(model=model, predictions=named))
 
@@ -130,7 +136,7 @@ class Endpoints:
         finally:
             self._n_bytes -= n_bytes
 
-    async def _submit(self, uploads: list[Upload], request: Request) -> list[ImageAnswer] | None:
+    async def _submit(self, uploads: list[Upload], request: Request) -> list[ImageAnswer | None] | None:
         """The answers; None if the client has disconnected, which cancels the work."""
         work = asyncio.create_task(self._batcher.submit(uploads))
         gone = asyncio.create_task(_disconnected(request))
@@ -164,6 +170,13 @@ class Endpoints:
     def prometheus(self) -> Response:
         """Counts for Prometheus."""
         return Response(self.metrics.to_text(), media_type=CONTENT_TYPE_LATEST)
+
+
+def name_answer(answer: ImageAnswer | None, upload: Upload) -> ImageAnswer:
+    """The answer with the name of its image; :class:`UploadError` names an image without an answer."""
+    if answer is None:
+        raise refusal(upload.name, "the network gives NaN or infinity for it: leave it out")
+    return answer.model_copy(update={"file": upload.name})
 
 
 async def _disconnected(request: Request) -> None:
