@@ -5,12 +5,23 @@ from __future__ import annotations
 import sys
 import types
 
+import numpy as np
 import pytest
 
+from blobs import make_predictor
 from cheap import Cheap, use
+from commands import flat
+from maple.detectors.maple import MapleDetector
 from maple.errors import UsageError
-from maple.runs.loading import describe_skipped, is_graph, open_predictor, ready_model, ready_predictor
-from maple.types import Skipped
+from maple.runs.loading import (
+    describe_skipped,
+    is_graph,
+    open_predictor,
+    ready_model,
+    ready_predictor,
+    say_conditioning,
+)
+from maple.types import Outputs, Skipped
 
 
 @pytest.fixture
@@ -67,3 +78,17 @@ def test_skipped_files_are_counted_and_the_first_is_named():
         and "a.png" in text
         and "b.png" not in text
     )
+
+
+def test_conditioning_is_said_and_a_thin_direction_warned_of(capsys, rng):
+    predictor = make_predictor()
+    say_conditioning(predictor)
+    said = capsys.readouterr()
+    assert "6 components" in flat(said.out + said.err) and "warning" not in said.err
+    embeddings = rng.normal(size=(500, 3)) * [1, 1, 1e-4]
+    embeddings[:, 2] += embeddings[:, 0]  # standardised, it hardly differs from the first
+    labels = np.arange(500) % 2
+    options = {"norm_exponent": 0.0, "explained_variance": 1.0}
+    predictor.detector = MapleDetector(**options).fit(Outputs(embeddings, labels=labels))
+    say_conditioning(predictor)
+    assert "--explained-variance" in flat(capsys.readouterr().err)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from maple.stats.background import fit_background
+from maple.stats.gaussians import FARTHEST
 from maple.stats.moments import Moments
 
 
@@ -38,5 +39,4 @@ def test_distances_and_residuals_by_explicit_algebra():
 
 def test_an_embedding_that_is_not_finite_is_as_far_as_can_be():
     background = fit_background(Moments(1, 2).update([[0.0, 1.0], [1.0, 0.0], [2.0, 2.0]], [0, 0, 0]))
-    largest = np.finfo(np.float64).max
-    assert background.squared_distances([[np.nan, 0.0], [np.inf, 0.0]]).tolist() == [largest, largest]
+    assert background.squared_distances([[np.nan, 0.0], [np.inf, 0.0]]).tolist() == [FARTHEST, FARTHEST]

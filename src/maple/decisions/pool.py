@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Literal
 
 import numpy as np
-from scipy.special import logsumexp, softmax
+from scipy.special import log_softmax, logsumexp, softmax
 
 ClassRule = Literal["sum", "max"]
 SMALLEST_PRIOR = 1e-30  # of a class without training images
@@ -16,14 +16,14 @@ LOWEST = -1e300  # stands for log 0 where log probabilities are subtracted from 
 
 
 def pool(
-    log_posterior: np.ndarray, log_softmax: np.ndarray, network_weight: float = 1.0, gaussian_weight: float = 1.0
+    log_posterior: np.ndarray, log_network: np.ndarray, network_weight: float = 1.0, gaussian_weight: float = 1.0
 ) -> np.ndarray:
     """Log class probabilities (N, C) of Gaussians and network together: a logarithmic opinion pool.
 
     log p(c) = g log p_Gaussians(c) + a log p_network(c), normalised; g is ``gaussian_weight``, a ``network_weight``.
 
     With g = 0 the pool is the softmax at temperature 1 / a. The network lacks classes that were added to the Gaussians
-    later: -inf in ``log_softmax``. Let O be the classes that it has. By the law of total probability,
+    later: -inf in ``log_network``. Let O be the classes that it has. By the law of total probability,
 
         p(c) = p_Gaussians(O) pool(c | O)  for c in O,    p(c) = p_Gaussians(c)  for all others:
 
@@ -34,16 +34,16 @@ def pool(
     >>> np.exp(pool(np.log([[0.2, 0.2, 0.6]]), np.array([[np.log(0.9), np.log(0.1), -np.inf]]), 1.0)).round(3)
     array([[0.36, 0.04, 0.6 ]])
     """
-    known = has_column(log_softmax)  # (C,)
+    known = has_column(log_network)  # (C,)
     if not known.all():
         logs = log_posterior.copy()
         inside = logsumexp(logs[:, known], axis=1, keepdims=True)  # (N, 1) log p_Gaussians(O)
-        logs[:, known] = inside + pool(logs[:, known], log_softmax[:, known], network_weight, gaussian_weight)
+        logs[:, known] = inside + pool(logs[:, known], log_network[:, known], network_weight, gaussian_weight)
         return logs
-    pooled = network_weight * log_softmax
+    pooled = network_weight * log_network
     if gaussian_weight:
         pooled = pooled + gaussian_weight * log_posterior
-    return pooled - logsumexp(pooled, axis=1, keepdims=True)
+    return log_softmax(pooled, axis=1)
 
 
 def mix_frequencies(log_posterior: np.ndarray, log_priors: np.ndarray, share: float) -> np.ndarray:
@@ -62,10 +62,9 @@ def mix_frequencies(log_posterior: np.ndarray, log_priors: np.ndarray, share: fl
     return np.log((1 - share) * np.exp(log_posterior) + share * np.maximum(priors, SMALLEST_PRIOR))
 
 
-def weigh_network(log_softmax: np.ndarray, log_priors: np.ndarray, weight: float, prior_weight: float) -> np.ndarray:
+def weigh_network(log_network: np.ndarray, log_priors: np.ndarray, weight: float, prior_weight: float) -> np.ndarray:
     """Log class probabilities (N, C) of the network: a log p_softmax(c) + c log prior(c), normalised."""
-    logs = weight * log_softmax + prior_weight * log_priors
-    return logs - logsumexp(logs, axis=1, keepdims=True)
+    return log_softmax(weight * log_network + prior_weight * log_priors, axis=1)
 
 
 def has_column(log_softmax: np.ndarray) -> np.ndarray:

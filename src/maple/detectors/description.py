@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Self
 
 import numpy as np
-from scipy.special import logsumexp
+from scipy.special import log_softmax, logsumexp
 
 from maple.detectors.learned import Learned
 from maple.detectors.scores import NEEDS_PLAIN, SCORES, Score, energy_score, spread_score
@@ -120,7 +120,7 @@ class Description:
         if self.logits is None:
             raise UsageError("network probabilities need logits: use a backbone with a head")
         logits = as_array(self.logits).astype(np.float64)
-        return class_logsumexp(logits - logsumexp(logits, axis=1, keepdims=True), self.cluster_to_class)
+        return class_logsumexp(log_softmax(logits, axis=1), self.cluster_to_class)
 
     # -- scores: see maple.detectors.scores
 

@@ -19,6 +19,7 @@ from maple.detectors.scores import FIRST_FUSED, FUSED, Part, Score, Surprise
 from maple.errors import FitError, UsageError
 from maple.stats.arrays import as_array, as_embeddings, with_prefix
 from maple.stats.background import Background, fit_background
+from maple.stats.conditioning import Conditioning, measure_conditioning
 from maple.stats.gaussians import Gaussians, add_scatter, fit_gaussians, with_full_covariances
 from maple.stats.moments import Moments
 from maple.types import Outputs
@@ -164,6 +165,12 @@ class Densities:
     def is_derived(self) -> bool:
         """Whether the Gaussians in use have been computed."""
         return self.exponent in self.given or "gaussians" in self.__dict__
+
+    @property
+    def conditioning(self) -> Conditioning:
+        """How well the images determine the covariance in use."""
+        moments = self.moments.of(self.exponent)
+        return measure_conditioning(moments, self.gaussians, self.options.standardise)
 
     def fit_gaussians(self, exponent: float) -> Gaussians:
         """Gaussians of one exponent, from the moments."""

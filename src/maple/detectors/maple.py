@@ -15,6 +15,7 @@ from maple.detectors.registry import register_detector
 from maple.detectors.scores import FUSED, NEEDS_PLAIN, Score, Surprise, fit_surprise
 from maple.errors import FitError, UsageError
 from maple.options import as_dict
+from maple.stats.conditioning import Conditioning
 from maple.stats.gaussians import Gaussians
 from maple.stats.metrics import auroc
 from maple.types import About, Outputs
@@ -223,6 +224,11 @@ class MapleDetector(DetectorOptions, Detector):
     def exponent_(self) -> float:
         """The exponent of the norm by which embeddings are divided."""
         return self.learned_.densities.exponent
+
+    @property
+    def conditioning_(self) -> Conditioning:
+        """How well the training images determine the covariance: condition number, shrinkage, smallest cluster."""
+        return self.learned_.densities.conditioning
 
     @property
     def score_(self) -> Score:

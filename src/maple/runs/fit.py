@@ -32,7 +32,7 @@ from maple.reporting.gallery import write_training_gallery
 from maple.reporting.report import write_report
 from maple.runs.evaluate import EvaluationSets, measure_run, open_unknown
 from maple.runs.folder import RunFolder, RunSettings
-from maple.runs.loading import warn_if_nothing_is_flagged
+from maple.runs.loading import say_conditioning, warn_if_nothing_is_flagged
 from maple.runs.requests import FitRequest, RunRequest
 from maple.runs.setup.config import RunConfig, given_options, resolve_config
 from maple.runs.setup.init import check_weights, describe_network, follow_network, try_image
@@ -213,6 +213,7 @@ def finish_run(request: RunRequest, config: RunConfig, splits: Splits, fitted: F
         )
     )
     _write_gallery(run, splits, fitted)
+    say_conditioning(predictor)
     warn_if_nothing_is_flagged(predictor)
     results = None
     if len(splits.test):

@@ -17,7 +17,7 @@ from maple.errors import UsageError
 from maple.files import check_finished
 from maple.options import Values, build_options, flag_name
 from maple.prediction.base import BasePredictor
-from maple.progress import counting, warn
+from maple.progress import counting, say, warn
 from maple.text import plural
 from maple.types import Skipped
 
@@ -130,6 +130,17 @@ def warn_if_nothing_is_flagged(predictor: BasePredictor) -> None:
     other_rate = f", or use --false-alarm {least} or more" if n and options.confidence is None else ""
     flag = f"--false-alarm {options.false_alarm:g}{confidence}"
     warn(f"no image will be flagged: {too_few_images(flag, predictor.decision.min_images, n)}{other_rate}")
+
+
+def say_conditioning(predictor: Predictor) -> None:
+    """Say how well the training images determine the covariance, and warn where they do not."""
+    found = predictor.detector.conditioning_
+    say(f"covariance: {found.sentence()}")
+    if found.is_ill:
+        warn(
+            f"the covariance has the condition {found.condition:.1g}: distances along its narrowest directions are "
+            "mostly rounding; lower --explained-variance, or add images"
+        )
 
 
 def too_few_images(flag: str, needed: int, n: int, kind: str = "calibration images") -> str:

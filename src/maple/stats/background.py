@@ -10,7 +10,7 @@ import numpy as np
 
 from maple.stats.arrays import ArrayRecord, as_embeddings, normalise, row_blocks
 from maple.stats.covariance import shrink_if_few
-from maple.stats.gaussians import check_enough, feature_scale, principal_components
+from maple.stats.gaussians import FARTHEST, check_enough, feature_scale, principal_components
 from maple.stats.moments import Moments
 
 
@@ -53,7 +53,7 @@ class Background(ArrayRecord):
             wide = embeddings[rows].astype(np.float64)
             with np.errstate(over="ignore", invalid="ignore"):
                 values[rows] = measure(normalise(wide, self.norm_exponent) - self.mean)
-        return np.nan_to_num(values, nan=np.finfo(np.float64).max, posinf=np.finfo(np.float64).max)
+        return np.minimum(np.nan_to_num(values, nan=FARTHEST, posinf=FARTHEST), FARTHEST)
 
 
 def fit_background(

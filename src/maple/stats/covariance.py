@@ -52,9 +52,18 @@ def oas_covariance(covariance: np.ndarray, n_images: int) -> np.ndarray:
     return shrunk
 
 
+def is_shrunk(n_images: int, n_components: int) -> bool:
+    """Whether a covariance of K components is shrunk: there are few images per component.
+
+    >>> is_shrunk(99, 10), is_shrunk(100, 10)
+    (True, False)
+    """
+    return n_images < IMAGES_PER_COMPONENT * n_components
+
+
 def shrink_if_few(covariance: np.ndarray, n_images: int) -> np.ndarray:
     """The covariance (K, K), shrunk if there are few images per component."""
-    return oas_covariance(covariance, n_images) if n_images < IMAGES_PER_COMPONENT * len(covariance) else covariance
+    return oas_covariance(covariance, n_images) if is_shrunk(n_images, len(covariance)) else covariance
 
 
 def whitening(covariance: np.ndarray, floor: float) -> tuple[np.ndarray, float]:

@@ -17,7 +17,7 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-from scipy.special import logsumexp
+from scipy.special import log_softmax
 
 from maple.errors import FitError
 from maple.stats.arrays import BLOCK_ELEMENTS, ArrayRecord, as_embeddings, check_rows, norm_factors, row_blocks
@@ -26,6 +26,8 @@ from maple.stats.moments import Moments
 
 # The smallest number of images for which a cluster gets its own (shrunk) covariance.
 _MIN_IMAGES_FULL = 4
+# Squared distance of images whose own would overflow: sums, means and multiples of it are still finite.
+FARTHEST = 1e300
 # Largest rounding error of whitened coordinates (standard deviation 1) for which float32 products are used.
 _FLOAT32_ROUNDING = 1e-3
 
@@ -107,7 +109,7 @@ class Gaussians(ArrayRecord):
         distances = np.empty((len(embeddings), self.n_clusters))
         for rows, block in self._projected_blocks(embeddings):
             distances[rows] = self._block_distances(block)
-        if not np.isfinite(distances).all():
+        if not distances.max(initial=0.0) < FARTHEST:  # also catches NaN
             self._repair(embeddings, distances)
         return distances
 
@@ -130,12 +132,11 @@ class Gaussians(ArrayRecord):
     def _repair(self, embeddings: np.ndarray, distances: np.ndarray) -> None:
         """Recompute rows that overflowed in float32 in float64; NaN and infinite embeddings are an error."""
         check_rows(embeddings, "embeddings")
-        overflowed = ~np.isfinite(distances).all(axis=1)
+        overflowed = ~(distances < FARTHEST).all(axis=1)
         exact = replace(self, float32=False)
         blocks = exact._projected_blocks(embeddings[overflowed].astype(np.float64))
-        largest = np.finfo(np.float64).max
         repaired = np.concatenate([exact._block_distances(block) for _, block in blocks])
-        distances[overflowed] = np.nan_to_num(repaired, nan=largest, posinf=largest)
+        distances[overflowed] = np.minimum(np.nan_to_num(repaired, nan=FARTHEST, posinf=FARTHEST), FARTHEST)
 
 
 # ---------------------------------------------------------------------------------------------------------- fitting
@@ -364,5 +365,5 @@ def log_posterior(
     array([[0.5, 0.5]])
     """
     log_joint = log_weights - squared_distances / (2 * temperature)  # (N, M)
-    log_class = class_logsumexp(log_joint, cluster_to_class)  # (N, C)
-    return log_class - logsumexp(log_class, axis=1, keepdims=True)
+    log_joint = log_joint - log_joint.max(axis=1, keepdims=True)  # far away, log 2 would be lost beside d²
+    return log_softmax(class_logsumexp(log_joint, cluster_to_class), axis=1)  # (N, C)
