@@ -13,8 +13,6 @@ import pytest
 
 from maple.errors import RunError
 from maple.files import (
-    FORMAT_VERSION,
-    check_format,
     load_arrays,
     load_json,
     nearest_path,
@@ -23,6 +21,7 @@ from maple.files import (
     save_json,
     write_atomic,
 )
+from maple.formats import FORMAT_VERSION, OLDEST_FORMAT
 
 
 def test_round_trip(tmp_path):
@@ -130,9 +129,12 @@ def test_json_has_no_nan(tmp_path):
     assert value["c"] == [0, 1]
 
 
-def test_an_older_format_is_refused_with_a_remedy(tmp_path):
+def test_every_earlier_format_is_read_and_none_that_never_was(tmp_path):
     path = tmp_path / "a.safetensors"
-    save_arrays(path, {"a": np.zeros(1)}, {"format": FORMAT_VERSION - 1})
-    with pytest.raises(RunError, match=rf"{path.name}.*--overwrite"):
-        load_arrays(path)
-    check_format({"format": 1}, path, oldest=1)
+    for version in range(OLDEST_FORMAT, FORMAT_VERSION + 1):
+        save_arrays(path, {"a": np.zeros(1)}, {"format": version})
+        assert load_arrays(path)[0]["a"].tolist() == [0]
+    for version in (OLDEST_FORMAT - 1, FORMAT_VERSION + 1):
+        save_arrays(path, {"a": np.zeros(1)}, {"format": version})
+        with pytest.raises(RunError, match=path.name):
+            load_arrays(path)

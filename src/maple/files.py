@@ -30,9 +30,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from maple.errors import RunError, UsageError
+from maple.formats import FORMAT_VERSION, OLDEST_FORMAT, Content, bring_forward
 from maple.types import SET_SEPARATOR
 
-FORMAT_VERSION = 2
 _METADATA_KEY = "maple"
 Row = dict[str, Any]  # of a table, by column
 ANEW = "train again with --overwrite"  # remedy for an unusable file of a run
@@ -286,7 +286,8 @@ def load_arrays(path: Path, otherwise: str = ANEW) -> tuple[dict[str, np.ndarray
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
     except (SafetensorError, ValueError, OSError) as error:
         raise RunError(f"'{path}' is damaged ({error}): restore it from a copy or {otherwise}") from None
-    check_format(metadata, path, otherwise=otherwise)
+    found = check_format(metadata, path)
+    metadata, arrays = bring_forward(path.name, found, Content(metadata, arrays))
     return arrays, metadata
 
 
@@ -331,8 +332,8 @@ def load_json(path: Path) -> dict[str, Any]:
     return value
 
 
-def check_format(metadata: Mapping[str, Any], path: Path, oldest: int = FORMAT_VERSION, otherwise: str = ANEW) -> None:
-    """Refuse a format newer than this version writes or older than ``oldest``."""
+def check_format(metadata: Mapping[str, Any], path: Path) -> int:
+    """The format of a file; one that this version cannot read, such as that of a later version, is refused."""
     found = metadata.get("format") if isinstance(metadata, Mapping) else None
     if not isinstance(found, int):
         raise RunError(f"'{path}' was not written by maple: it has no format version")
@@ -341,11 +342,9 @@ def check_format(metadata: Mapping[str, Any], path: Path, oldest: int = FORMAT_V
             f"'{path}' has format {found}, this maple reads up to {FORMAT_VERSION}: "
             "upgrade with pip install --upgrade maple-uncertainty"
         )
-    if found < oldest:
-        raise RunError(
-            f"'{path}' was written by an older maple (format {found}, now {FORMAT_VERSION}): {otherwise}, or use "
-            "that version"
-        )
+    if found < OLDEST_FORMAT:
+        raise RunError(f"'{path}' has format {found}, there is none below {OLDEST_FORMAT}: restore it from a copy")
+    return found
 
 
 # --- tables -----------------------------------------------------------------------------------------------------------

@@ -133,10 +133,7 @@ def test_the_network_is_calibrated_on_the_classes_of_its_head(found):
     assert only_new == replace(before, **changed)
 
 
-def test_the_record_survives_plain_values_of_old_and_new_runs():
+def test_the_record_survives_plain_values():
     record = Probability(2.0, 0.5, 0.8, 1.5, "max", 0.3, 0.2, 0.1)
     values = record.to_dict()
     assert Probability.from_dict({**values, "class_names": ["a"]}) == record
-    for name in ("odds_exponent", "gaussian_weight", "prior_weight", "frequency_share"):
-        del values[name]
-    assert Probability.from_dict(values) == Probability(2.0, 0.5, 1.0, 1.5, "max", 1.0, 0.0, 0.0)

@@ -15,6 +15,7 @@ from blobs import NAMES
 from maple.errors import RunError
 from maple.evaluation.cases import evaluate
 from maple.evaluation.results import Results
+from maple.formats import FORMAT_VERSION
 
 
 def strict(text: str):
@@ -73,8 +74,8 @@ def test_the_damaged_part_is_named(results):
 
 
 def test_results_of_a_newer_format_are_refused(results):
-    text = results.to_json().replace('"format_version": 2', '"format_version": 3')
-    with pytest.raises(RunError, match="format 3"):
+    text = results.to_json().replace(f'"format_version": {FORMAT_VERSION}', f'"format_version": {FORMAT_VERSION + 1}')
+    with pytest.raises(RunError, match=f"format {FORMAT_VERSION + 1}"):
         Results.from_json(text)
 
 

@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 from maple.errors import RunError, UsageError
-from maple.files import FORMAT_VERSION, RunFile, lock_folder, write_atomic
+from maple.files import RunFile, lock_folder, write_atomic
+from maple.formats import FORMAT_VERSION
 from maple.runs.folder import RunFolder, RunOrigin, RunSettings
 from maple.types import RunClasses, Skipped
 

@@ -174,11 +174,4 @@ class Probability:
         >>> Probability.from_dict({**values, "size": 32}) == Probability(temperature=2.0)
         True
         """
-        early = {
-            "odds_exponent": 1.0,
-            "gaussian_weight": 1.0,
-            "frequency_share": 0.0,
-            "prior_weight": 0.0,
-        }  # which the files of early runs lack
-        values = {**early, **values}
         return cls(**{field.name: values[field.name] for field in fields(cls)})

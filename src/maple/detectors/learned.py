@@ -15,7 +15,7 @@ import numpy as np
 
 from maple.detectors.base import Batches, State, SumOverRanks, pack_records, unpack_records
 from maple.detectors.options import DetectorOptions
-from maple.detectors.scores import FIRST_FUSED, FUSED, Part, Score, Surprise
+from maple.detectors.scores import FUSED, Part, Score, Surprise
 from maple.errors import FitError, UsageError
 from maple.stats.arrays import as_array, as_embeddings, with_prefix
 from maple.stats.background import Background, fit_background
@@ -300,8 +300,7 @@ class Learned:
         given = {0.0 if name == "plain" else exponent: gaussians for name, gaussians in found.items()}
         appended = int(metadata.get("appended", 0))
         densities = Densities(options, ClusterMoments.from_arrays(arrays), exponent, given, appended)
-        given_parts = metadata.get("parts")
-        parts = FIRST_FUSED if given_parts is None else {name: Part(*values) for name, values in given_parts.items()}
+        parts = {name: Part(*values) for name, values in metadata["parts"].items()}
         surprises = unpack_records(Surprise.from_arrays, with_prefix(arrays, "surprise."), parts)
         return cls(densities, metadata["score"], surprises, parts, first)
 

@@ -80,7 +80,6 @@ FUSED: dict[Score, Part] = {
     "shallow": Part(0.5),
     "distance": Part(1.0, beyond=7.0),
 }
-FIRST_FUSED = dict(FUSED)  # of runs that do not say how their score counts its parts
 
 
 @dataclass(frozen=True, eq=False)

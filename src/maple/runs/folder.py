@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any
 from maple.errors import RunError, UsageError
 from maple.files import (
     ANEW,
-    FORMAT_VERSION,
     RunFile,
     check_format,
     check_unlocked,
@@ -31,6 +30,7 @@ from maple.files import (
     save_json,
     write_atomic,
 )
+from maple.formats import FORMAT_VERSION, Content, bring_forward
 from maple.options import Values, read_toml, to_toml
 from maple.types import RunClasses
 
@@ -113,7 +113,7 @@ class RunFolder:
             raise UsageError(f"'{self.path}' is a file: choose a folder for --out")
         if not (self / RunFile.CONFIG).exists():
             return False
-        self.read_config(oldest=1)
+        self.read_config()
         return True
 
     def is_finished(self) -> bool:
@@ -133,14 +133,15 @@ class RunFolder:
 
     # -- reading and writing
 
-    def read_config(self, oldest: int = FORMAT_VERSION) -> RunSettings:
-        """The settings of the run; ``oldest`` is the lowest format accepted."""
+    def read_config(self) -> RunSettings:
+        """The settings of the run."""
         path = self / RunFile.CONFIG
         if not path.is_file():
             raise no_run(self.path, RunFile.CONFIG)
         sections = read_toml(path)
         origin = sections.pop("origin", {})
-        check_format(origin, path, oldest)
+        found = check_format(origin, path)
+        sections = bring_forward(RunFile.CONFIG, found, Content(sections, {})).metadata
         try:
             return RunSettings(RunOrigin.from_toml({"source": "", **origin}), sections)
         except ValueError as error:

@@ -15,7 +15,8 @@ from safetensors.numpy import save
 from commands import flat, run
 from image_files import encode, write_parquet
 from maple.decisions.drift import StreamMonitor, compare_scores
-from maple.files import FORMAT_VERSION, load_arrays, save_arrays
+from maple.files import load_arrays, save_arrays
+from maple.formats import FORMAT_VERSION
 from maple.runs.predicting.monitor import Monitoring
 
 
@@ -221,9 +222,9 @@ def test_states_that_do_not_belong(folder, tmp_path, capsys):
     assert "maple monitor" in refused(tmp_path / "weights", 1)
     (tmp_path / "damaged").write_bytes(b"junk")
     assert "damaged" in refused(tmp_path / "damaged", 1)
-    header = {"maple": json.dumps({"format": FORMAT_VERSION - 1, "kind": "monitor"})}
-    (tmp_path / "older").write_bytes(save({"scores": np.ones(3)}, header))
-    assert "older maple" in refused(tmp_path / "older", 1)
+    header = {"maple": json.dumps({"format": FORMAT_VERSION + 1, "kind": "monitor"})}
+    (tmp_path / "newer").write_bytes(save({"scores": np.ones(3)}, header))
+    assert "upgrade" in refused(tmp_path / "newer", 1)
     save_arrays(tmp_path / "other", StreamMonitor([1.0, 2.0]).to_arrays(), {"kind": "monitor"})
     assert "another run" in refused(tmp_path / "other", 2)
     save_arrays(tmp_path / "part", {"scores": np.ones(3)}, {"kind": "monitor"})
