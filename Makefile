@@ -9,7 +9,7 @@ WORKERS ?= 2
 MINUTES ?= 40
 SEED ?=
 
-.PHONY: setup setup-browser demo docs check test torture check-wheel clean
+.PHONY: setup setup-browser demo docs check test torture coverage mutate test-matrix check-wheel clean
 
 setup: $(STAMP)
 
@@ -39,8 +39,25 @@ check: setup  ## lint, format, types, layers
 test: check  ## check, then every test and doctest
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal
 
-torture: setup  ## kills, failing disks, damaged files, garbage and overload for MINUTES; adds to results/torture.json
-	$(BIN)/python tests/torture.py --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))
+# Each folder of tests is measured by itself: make coverage goes on where it stopped; rm -r build/coverage starts anew.
+COVERAGE := build/coverage
+MEASURED := $(patsubst %,$(COVERAGE)/%.done,$(filter-out samples,$(notdir $(patsubst %/,%,$(wildcard tests/*/)))) root doctests)
+TESTS_OF = $(if $(filter root,$*),$(wildcard tests/test_*.py),$(if $(filter doctests,$*),src/maple,tests/$*))
+
+$(COVERAGE)/%.done: | setup
+	mkdir -p $(COVERAGE)
+	COVERAGE_FILE=$(COVERAGE)/data.$* OMP_NUM_THREADS=1 nice -n 10 $(BIN)/python -m coverage run -m pytest -q $(TESTS_OF)
+	touch $@
+
+coverage: $(MEASURED)  ## lines and branches of the package that tests reach, at least 95 %
+	$(BIN)/python -m coverage combine --keep --quiet --data-file=$(COVERAGE)/all $(COVERAGE)/data.*
+	$(BIN)/python -m coverage report --data-file=$(COVERAGE)/all
+
+mutate: setup  ## mutation testing of the algebra for MINUTES; goes on where it stopped
+	nice -n 10 $(BIN)/python benchmarks/mutate.py run --minutes $(MINUTES)
+
+test-matrix: setup  ## all tests with every Python and torch that can be had here; goes on where it stopped
+	nice -n 10 $(BIN)/python benchmarks/matrix.py run
 
 check-wheel: setup  ## install the wheel into an empty environment; train, predict and report there
 	rm -rf build/wheel && mkdir -p build/wheel

@@ -71,7 +71,7 @@ class Endpoints:
                 return [None]
             return [answer for one in pixels for answer in self._predict(one[None])]
         self.metrics.note_batch(prediction)
-        return describe_images(prediction)
+        return [*describe_images(prediction)]
 
     @asynccontextmanager
     async def running(self, _: FastAPI) -> AsyncIterator[None]:
