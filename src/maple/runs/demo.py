@@ -38,7 +38,7 @@ def run_demo(out: Path, seed: int = 0) -> Results:
     """Train, fit, evaluate and report on simulated diatoms, with unknown taxa near the known ones and with debris."""
     folder = RunFolder(out)
     again = folder.holds_run()
-    if again and not (folder.read_config(oldest=1).origin.command or "").startswith(COMMAND):
+    if again and not (folder.read_config().origin.command or "").startswith(COMMAND):
         raise UsageError(f"'{out}' holds a run that is not a demo: choose another --out")
     flags = {**TRAINING, **MAPLE, "splits": SPLITS, "seed": seed}
     request = TrainRequest(source=SOURCE, test=TEST, out=out, ood=OOD, flags=flags, overwrite=again, command=COMMAND)
