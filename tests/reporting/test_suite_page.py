@@ -58,6 +58,16 @@ def test_the_page_says_that_images_are_simulated(network: Network) -> None:
     assert said in render_suite(found, []) and said not in render_suite(replace(found, profile=PROFILES["cpu"]), [])
 
 
+def test_the_page_names_flags_of_the_suite_that_go_before_the_profile() -> None:
+    found = replace(fill("clustering"), profile=PROFILES["cpu"])
+    protocols = {
+        name: replace(each, flags={"epochs": 2, "fit": "crop"}) for name, each in PROFILES["cpu"].protocols.items()
+    }
+    changed = replace(found, profile=replace(PROFILES["cpu"], protocols=protocols))
+    assert "here with epochs 2)" in render_suite(changed, []) and "here with" not in render_suite(found, [])
+    assert "epochs 3)" in render_suite(replace(changed, changes={"epochs": 3}), [])  # of the command line
+
+
 def test_figures_are_drawn_from_the_run_folder(network: Network) -> None:
     assert draw(fill("clusters"), network) == [
         "MAPLE, X-Means: Before the first relabelling: 899 images on the two main axes of the latent space, by class",

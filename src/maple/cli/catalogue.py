@@ -122,7 +122,7 @@ def data(
     if as_json:
         print(json.dumps(found, indent=1))
     elif isinstance(found, dict):
-        print_facts(found)
+        print_facts({name: fact for name, fact in found.items() if fact != ""})
     else:
         _print_sources(found)
         root = data_root or os.environ.get("MAPLE_DATA")

@@ -74,7 +74,7 @@ def _draw_rows(found: SuiteResults) -> list[Drawing]:
         for name in chosen
     ]
     theirs = "the paper" if found.suite.reference == PAPER else found.suite.reference
-    return [(f"Our figures next to {theirs}'s.", plot_rows([row.title for row in rows], panels, "ours", theirs))]
+    return [(f"Dots: ours. Rings: {theirs}.", plot_rows([row.title for row in rows], panels, "ours", theirs))]
 
 
 def render_suite(found: SuiteResults, drawings: list[Drawing]) -> str:

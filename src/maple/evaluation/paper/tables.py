@@ -70,8 +70,10 @@ class SuiteResults:
 
     @property
     def profile_text(self) -> str:
-        """The profile, and the flags of the command that changed it."""
-        but = ", ".join(f"{name.replace('_', '-')} {value}" for name, value in self.changes.items())
+        """The profile, and the flags of the suite and of the command that changed it."""
+        own = self.profile.protocols[self.suite.protocol].flags
+        changes = {name: value for name, value in own.items() if name in self.profile.flags} | dict(self.changes)
+        but = ", ".join(f"{name.replace('_', '-')} {value}" for name, value in changes.items())
         return f"Profile {self.profile.name} ({self.profile.about}{f'; here with {but}' if but else ''})"
 
 

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import MaxNLocator
 
 from maple.evaluation.results import Reliability
@@ -191,7 +192,8 @@ class Panel(NamedTuple):
 @as_plot
 def plot_rows(rows: Sequence[str], panels: Sequence[Panel], ours: str, other: str) -> tuple[Figure, str]:
     """One dot per row in each panel, with its spread, and a ring for the reference."""
-    figure = Figure(figsize=(1.9 + 2.0 * len(panels), 0.7 + 0.27 * len(rows)), layout="constrained")
+    figure = Figure(figsize=(1.9 + 2.0 * len(panels), 0.7 + 0.27 * len(rows)))
+    figure.set_layout_engine(ConstrainedLayoutEngine(wspace=0.08))  # so that labels of neighbours stay apart
     places = np.arange(len(rows), dtype=float)
     for axes, panel in zip(figure.subplots(1, len(panels), sharey=True, squeeze=False)[0], panels):
         values, others = np.array(panel.values, float), np.array(panel.others, float)
