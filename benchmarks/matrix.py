@@ -74,7 +74,10 @@ def try_one(version: str, torch: str, tests: Sequence[str] | None, seconds: floa
         return {"outcome": "not installed", "reason": reason_of(error)}
     chosen = tests or (WITHOUT_TORCH if torch == "none" else ())
     command = [own, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--no-header", *chosen]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=seconds)
+    try:
+        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=seconds)
+    except subprocess.TimeoutExpired as error:
+        return {"outcome": "failed", "reason": reason_of(error), **versions}
     summary = (done.stdout.strip().splitlines() or ["no output"])[-1]
     return {"outcome": "failed" if done.returncode else "passed", "reason": summary, **versions}
 

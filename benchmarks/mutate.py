@@ -20,8 +20,10 @@ from __future__ import annotations
 import os
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before NumPy is imported: processes are forked
+os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # each process would import them again
 
 import argparse
+import gc
 import importlib
 import importlib.machinery
 import importlib.util
@@ -36,7 +38,7 @@ from typing import Any
 
 import pytest
 
-from mutants import Mutant, Unit, find_units
+from mutants import Mutant, find_units
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "src" / "maple"
@@ -52,11 +54,11 @@ PRELOAD = (
     "numpy", "scipy.special", "scipy.stats", "scipy.linalg", "scipy.sparse", "scipy.optimize", "scipy.spatial.distance",
     "sklearn.cluster", "sklearn.metrics", "sklearn.decomposition", "sklearn.discriminant_analysis",
     "sklearn.covariance", "hypothesis", "pydantic", "rich.progress", "torch", "lightning_fabric", "PIL.Image",
-    "safetensors.numpy",
+    "safetensors.numpy", "pytest_timeout",
 )  # fmt: skip
 OPTIONS = (
-    "-x", "-q", "-o", "addopts=", "--import-mode=importlib", "-p", "no:cacheprovider", "-p", "no:xdist",
-    "-p", "no:randomly", "-m", "not slow and not shared",
+    "-x", "-q", "-o", "addopts=", "--import-mode=importlib", "-p", "no:cacheprovider", "-p", "pytest_timeout",
+    "-m", "not slow and not shared",
 )  # fmt: skip
 CAUGHT, SURVIVED, UNREACHED = "caught", "survived", "unreached"
 
@@ -70,10 +72,14 @@ def main() -> None:
     parser.add_argument("--json", type=Path, default=ROOT / "results" / "mutation.json")
     parser.add_argument("--only", default="", help="part of the name of a file, such as stats/moments")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="stop after this time")
+    parser.add_argument("--narrow", action="store_true", help="only with the tests of each module")
     parser.add_argument("--again", action="store_true", help="run functions with survivors again")
     arguments = parser.parse_args()
     if arguments.command == "run":
-        run_all(arguments.json, arguments.only, time.monotonic() + 60 * arguments.minutes, arguments.again)
+        until = time.monotonic() + 60 * arguments.minutes
+        run_all(arguments.json, arguments.only, until, arguments.again)
+        if not arguments.narrow:
+            run_survivors(arguments.json, arguments.only, until)
     report(load(arguments.json))
 
 
@@ -89,12 +95,10 @@ def name_of(path: Path) -> str:
 
 
 def run_all(results_file: Path, only: str, until: float, again: bool) -> None:
-    """Run the mutants of functions without results with the tests of their module, then survivors with all tests.
-
-    Results are saved after each function.
-    """
+    """Run the mutants of functions without results with the tests of their module; save after each function."""
     for name in PRELOAD:
         importlib.import_module(name)
+    gc.freeze()  # forked processes share what is loaded
     results = load(results_file)
     files = {path: find_units(path.read_text(encoding="utf-8")) for path in target_files(only)}
     for path, units in files.items():
@@ -119,16 +123,15 @@ def run_all(results_file: Path, only: str, until: float, again: bool) -> None:
                 "all tests": False,
             }
             save(results_file, results)
-    run_survivors(results_file, results, files, until)
 
 
-def run_survivors(results_file: Path, results: Results, files: dict[Path, list[Unit]], until: float) -> None:
+def run_survivors(results_file: Path, only: str, until: float) -> None:
     """Run survivors again, with all tests."""
-    tests = None
-    for path, units in files.items():
-        for unit in units:
-            known = results[name_of(path)][unit.name]
-            if known["all tests"] or not known["survived"]:
+    results, tests = load(results_file), None
+    for path in target_files(only):
+        for unit in find_units(path.read_text(encoding="utf-8")):
+            known = results.get(name_of(path), {}).get(unit.name, {"survived": {}})
+            if not known["survived"] or known["all tests"]:
                 continue
             tests = tests or reach(TESTS)
             if time.monotonic() > until:

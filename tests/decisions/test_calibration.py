@@ -6,7 +6,6 @@ import json
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -108,6 +107,7 @@ def test_nothing_is_flagged_without_calibration(per_class):
 
 
 def test_tensors_serve_as_arrays(rng):
+    torch = pytest.importorskip("torch")
     calibration = uneven_calibration(rng, [120, 150])
     same = Calibration(torch.tensor(calibration.scores), torch.tensor(calibration.class_ids), 2)
     one, other = (c.decide(per_class=True) for c in (calibration, same))

@@ -7,7 +7,6 @@ from math import ceil
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -55,6 +54,7 @@ def test_sets_hold_all_classes_where_calibration_images_are_too_few(rng):
 
 
 def test_true_class_scores_leave_out_unknown_classes(rng):
+    torch = pytest.importorskip("torch")
     logs, labels = log_probabilities(rng, 6), np.array([3, -1, 0, 4, 1, 1])
     expected = [-logs[0, 3], -logs[2, 0], -logs[4, 1], -logs[5, 1]]
     np.testing.assert_array_equal(true_class_scores(logs, labels), expected)

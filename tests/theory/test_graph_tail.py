@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import torch
 from scipy.special import erfc
 from scipy.stats import chi2
 
-from maple.deploy.graph._constants import SMALLEST
-from maple.deploy.graph.distances import Tail, erfc_terms, tail_terms
+torch = pytest.importorskip("torch")
+
+from maple.deploy.graph._constants import SMALLEST  # noqa: E402
+from maple.deploy.graph.distances import Tail, erfc_terms, tail_terms  # noqa: E402
 
 DISTANCES = np.concatenate([[SMALLEST], np.geomspace(1e-12, 1e6, 3000)])
 
