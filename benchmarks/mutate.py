@@ -171,10 +171,7 @@ def run_mutant(path: Path, mutant: Mutant, reached: Reached, seconds: dict[str, 
 
 def run_tests(tests: list[str], path: Path, source: str, plugins: tuple[object, ...] = ()) -> int:
     """The exit code of pytest for these tests, with ``source`` in the place of a module."""
-    import hypothesis
-
-    hypothesis.settings.register_profile("mutate", deadline=None, derandomize=True, database=None)
-    hypothesis.settings.load_profile("mutate")
+    os.environ["MAPLE_SAME_EXAMPLES"] = "1"  # for tests/conftest.py
     sys.path.insert(0, str(ROOT / "src"))
     sys.meta_path.insert(0, Replaced(path, source))
     os.chdir(ROOT)

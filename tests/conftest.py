@@ -9,11 +9,16 @@ import warnings
 from pathlib import Path
 from types import ModuleType
 
+import hypothesis
 import numpy as np
 import pytest
 from PIL import Image
 
 from torture import Torture, share
+
+# No test measures time: on a busy machine an example takes as long as it takes. Mutation testing wants the same ones.
+hypothesis.settings.register_profile("maple", deadline=None, derandomize="MAPLE_SAME_EXAMPLES" in os.environ)
+hypothesis.settings.load_profile("maple")
 
 
 @pytest.fixture(scope="session")

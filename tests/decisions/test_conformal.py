@@ -19,7 +19,9 @@ from maple.decisions.conformal import (
     can_flag,
     conformal_p_values,
     conformal_threshold,
+    count_allowed,
     false_alarm_interval,
+    flagging_levels,
     min_calibration_images,
 )
 from maple.errors import DataError, UsageError
@@ -219,3 +221,13 @@ def test_batches_at_the_edges():
         benjamini_hochberg([0.5, np.nan], 0.1)
     with pytest.raises(UsageError, match="p-values"):
         benjamini_hochberg([0.5, 12.0], 0.1)
+
+
+@pytest.mark.parametrize("n", [1, 20, 99])
+@pytest.mark.parametrize("confidence", [0.5, 0.95])
+def test_flagging_levels_are_the_least_rates_that_flag(n, confidence):
+    levels = flagging_levels(n, confidence)
+    assert len(levels) == n + 1 and levels[-1] == np.inf and (np.diff(levels) > 0).all()
+    for k, level in enumerate(levels[:-1]):
+        assert count_allowed(n, min(level * (1 + 1e-9), 1 - 1e-12), confidence) >= k
+        assert count_allowed(n, level * (1 - 1e-6), confidence) < k

@@ -3,8 +3,17 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
-from maple.decisions.labels import class_thresholds, find_label_issues
+from maple.decisions.labels import (
+    JudgedLabel,
+    class_thresholds,
+    find_label_issues,
+    judge_labels,
+    labels_csv,
+    read_labels,
+)
+from maple.errors import RunError
 
 
 def test_thresholds_are_the_mean_self_confidence_of_each_class():
@@ -34,3 +43,25 @@ def test_planted_errors_are_found(rng):
     wrong = rng.random(1000) < 0.05
     issues, _ = find_label_issues(p, np.where(wrong, 1 - truth, truth))
     assert issues[wrong].mean() > 0.7 and not issues[~wrong].any()
+
+
+def test_the_list_has_issues_first_and_is_read_again(tmp_path):
+    p = np.array([[0.9, 0.1], [0.8, 0.2], [0.1, 0.9], [0.05, 0.95], [0.2, 0.8], [0.2, 0.8]])
+    files = [("test", f"{i}.png") for i in range(6)]
+    judged = judge_labels(p, np.array([0, 0, 1, 0, 0, 1]), ["cat", "dog"], files)
+    assert [each.is_label_issue for each in judged] == [False, False, False, True, False, False]
+    assert judged[3] == JudgedLabel("3.png", "cat", True, 0.05, "dog", 0.95, "test")
+    path = tmp_path / "labels.csv"
+    path.write_text(labels_csv(judged), encoding="utf-8")
+    found = read_labels(path)
+    assert [each.file for each in found] == ["3.png", "4.png", "1.png", "5.png", "0.png", "2.png"]
+    assert sorted(found, key=lambda each: each.file) == judged
+
+
+@pytest.mark.parametrize(
+    "content", ["file,label\na.png,cat\n", "file,label,is_label_issue,label_quality\na,b,True,?\n"]
+)
+def test_a_damaged_list_is_named(tmp_path, content):
+    (tmp_path / "labels.csv").write_text(content, encoding="utf-8")
+    with pytest.raises(RunError, match=r"labels\.csv"):
+        read_labels(tmp_path / "labels.csv")

@@ -24,6 +24,7 @@ from maple.stats.gaussians import (
     class_logsumexp,
     class_maximum,
     fit_gaussians,
+    fit_ridged_gaussians,
     log_posterior,
     squared_distances,
     with_full_covariances,
@@ -351,3 +352,18 @@ def test_without_standardising_components_are_those_of_the_centred_embeddings(bl
     background = fit_background(moments_of(embeddings, labels), explained_variance=share, standardise=False)
     left = embeddings - pca.inverse_transform(projected)
     np.testing.assert_allclose(background.residuals(embeddings), (left**2).sum(1), rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.parametrize("ridge", [1e-20, 1e-3, 1.0])
+def test_ridged_distances_equal_the_long_way(blobs, ridge):
+    embeddings, labels = blobs
+    padded = np.column_stack([embeddings, np.full(800, 2.0)])  # a direction without variance
+    found = fit_ridged_gaussians(moments_of(padded, labels), ridge)
+    inverse = np.linalg.inv(within_covariance(embeddings, labels) + ridge * np.eye(6))
+    means = [embeddings[labels == c].mean(axis=0) for c in range(4)]
+    expected = np.array([[mahalanobis(x, mean, inverse) ** 2 for mean in means] for x in embeddings[:20]])
+    np.testing.assert_allclose(found.squared_distances(padded[:20]), expected, rtol=1e-6)
+    left = padded[:20] + 0.1 * np.eye(7)[6]  # leaving it costs its squared length over the ridge
+    np.testing.assert_allclose(found.squared_distances(left), expected + 0.01 / ridge, rtol=1e-6)
+    np.testing.assert_allclose(np.exp(found.log_priors), np.bincount(labels) / 800)
+    assert not found.float32 and found.n_components == 7

@@ -431,3 +431,30 @@ def test_tensors_are_accepted(rng):
     assert metrics.auroc(tensors[0].bfloat16(), tensors[1].bfloat16()) == pytest.approx(expected, abs=0.02)
     assert metrics.accuracy(torch.tensor([0, 1]), torch.tensor([0, 0])) == 0.5
     assert metrics.aurc(torch.tensor([0.2, 0.4]), torch.tensor([True, False])) == 0.75
+
+
+@pytest.mark.parametrize(("successes", "n"), [(0, 5), (3, 10), (10, 10), (77, 400)])
+def test_wilson_interval_equals_scipy(successes, n):
+    low, high = metrics.wilson_interval(successes / n, n, z=stats.norm.ppf(0.975))
+    expected = stats.binomtest(successes, n).proportion_ci(0.95, method="wilson")
+    assert (low, high) == (pytest.approx(expected.low, abs=1e-12), pytest.approx(expected.high))
+
+
+def test_spaced_rows_have_both_ends():
+    assert metrics.spaced_rows(5, 5).tolist() == [0, 1, 2, 3, 4] == metrics.spaced_rows(5, 100).tolist()
+    assert metrics.spaced_rows(101, 5).tolist() == [0, 25, 50, 75, 100]
+    assert metrics.spaced_rows(1, 4).tolist() == [0]
+
+
+def test_coverage_at_an_error_rate():
+    share, accuracy = np.array([0.25, 0.5, 0.75, 1.0]), np.array([1.0, 0.9, 0.95, 0.8])
+    found = [metrics.coverage_at(share, accuracy, error) for error in (0.01, 0.05, 0.1, 0.2)]
+    assert found == [0.25, 0.75, 0.75, 1.0]
+    assert metrics.coverage_at(share, accuracy - 0.5, 0.1) == 0
+    with pytest.raises(UsageError, match="error"):
+        metrics.coverage_at(share, accuracy, 1.5)
+
+
+def test_spread_over_runs_as_text():
+    assert metrics.format_spread([0.1, 0.3], digits=2) == "0.20 ± 0.14"
+    assert metrics.format_spread([0.1234]) == "0.123"

@@ -230,3 +230,15 @@ def test_moments_without_images():
             fit_gaussians(moments)
     with pytest.raises(FitError, match="dimensions"):
         Moments(2, 2) + Moments(2, 3)
+
+
+def test_moments_of_nothing_add_nothing(blobs):
+    embeddings, labels = blobs
+    whole = moments_of(embeddings, labels)
+    for total in (whole + Moments(5, 6), Moments(5, 6) + whole):
+        assert total.n_clusters == 5 and total.n_images == 800
+        np.testing.assert_array_equal(total.second, whole.second)
+    (whole + Moments(4, 6)).update(embeddings, labels)  # a copy: the operands stay as they are
+    assert whole.n_images == 800
+    with pytest.raises(TypeError):
+        whole + 1
