@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -52,6 +53,13 @@ def images() -> np.ndarray:
 @pytest.fixture(scope="module")
 def table(images):
     return pd.DataFrame({"image": [encode(Image.fromarray(each)) for each in images]})
+
+
+def test_nothing_asks_for_an_input_example(predictor, tmp_path):
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        maple.mlflow.save_model(predictor, tmp_path / "saved")
+    assert not [each for each in said if "example" in str(each.message)]
 
 
 def test_a_logged_model_scores_as_the_run(logged, predictor, images, table):

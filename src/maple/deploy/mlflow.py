@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -128,7 +129,9 @@ def _stored(model: str | Path | BasePredictor) -> Iterator[Path]:
             shutil.copyfile(model, folder / GRAPH)
         else:
             _copy_run(Path(model), folder)
-        yield folder
+        with warnings.catch_warnings():  # the signature is given, and is what an example is for
+            warnings.filterwarnings("ignore", ".*[Ii]nput example")
+            yield folder
 
 
 def _copy_run(run: Path, folder: Path) -> None:
