@@ -224,7 +224,9 @@ def measure(outputs: dict[str, Outputs], clusters: Relabelling) -> dict[str, Any
         "temperature": temperature,
         **{f"{name}_nll": negative_log_likelihood(log_posteriors[name], labels[name], log=True) for name in labels},
         "distance": _aurocs({name: nearest.min(1) for name, nearest in by_class.items()}),
-        "spread": _aurocs({name: spread_score(nearest) for name, nearest in by_class.items()}),
+        "spread": _aurocs(
+            {name: spread_score(nearest.min(axis=1), nearest.mean(axis=1)) for name, nearest in by_class.items()}
+        ),
     }
 
 

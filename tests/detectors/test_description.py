@@ -22,7 +22,7 @@ def test_every_quantity_follows_from_the_distances(split, exponent):
     d2 = detector.squared_distances(split)
     k = detector.gaussians_.n_components
     assert d2.shape == (400, 5)
-    np.testing.assert_array_equal(detector.score(split), d2.min(axis=1))
+    np.testing.assert_allclose(detector.score(split), d2.min(axis=1), rtol=1e-12)
     np.testing.assert_array_equal(detector.cluster(split), d2.argmin(axis=1))
     np.testing.assert_array_equal(detector.md_class(split), CLUSTER_TO_CLASS[d2.argmin(axis=1)])
     np.testing.assert_allclose(detector.log_typicality(split), chi2.logsf(d2.min(axis=1), k), rtol=1e-9)
@@ -40,7 +40,9 @@ def test_description_computes_distances_once(split, monkeypatch):
     detector = MapleDetector().fit(split)
     described = detector.describe(split)
     assert isinstance(described, Description) and len(described) == 400
-    monkeypatch.setattr(type(detector.gaussians_), "squared_distances", None)  # any further call fails
+    assert described.squared_distances.shape == (400, 5)
+    for name in ("squared_distances", "nearest"):
+        monkeypatch.setattr(type(detector.gaussians_), name, None)  # any further call fails
     assert described.cluster_to_class[described.cluster].tolist() == described.md_class_id.tolist()
     np.testing.assert_allclose(described.typicality, np.exp(described.log_typicality))
     np.testing.assert_allclose(described.uncertainty, 1 - described.typicality, atol=1e-15)

@@ -93,7 +93,7 @@ def test_relative_subtracts_the_background(train, detector, new):
 def test_spread(train, detector, new):
     distances = mahalanobis(train, new.embeddings, 1.0, classes=True)
     np.testing.assert_allclose(detector.describe(new).spread, distances.min(1) / distances.mean(1), rtol=1e-3)
-    assert spread_score(np.zeros((1, 3))).tolist() == [1.0]  # nothing is nearer than anything else
+    assert spread_score(np.zeros(1), np.zeros(1)).tolist() == [1.0]  # nothing is nearer than anything else
 
 
 def test_residual_and_components_make_up_the_whole(train, new):

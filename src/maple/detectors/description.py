@@ -16,18 +16,18 @@ from maple.errors import NotFittedError, UsageError
 from maple.stats.arrays import as_array, as_embeddings
 from maple.stats.chi_square import log_chi_square_tail
 from maple.stats.gaussians import class_logsumexp, class_maximum, log_posterior
+from maple.stats.nearest import Nearest
 from maple.types import Outputs
 
 
 @dataclass(frozen=True, eq=False)
 class Description:
-    """Results of a fitted detector for N images; distances are computed once, all else on first use."""
+    """Results of a fitted detector for N images; everything is computed once, on first use."""
 
     learned: Learned
     embeddings: np.ndarray  # (N, D)
     logits: np.ndarray | None  # (N, M)
     shallow_responses: np.ndarray | None  # (N, F)
-    squared_distances: np.ndarray  # (N, M)
 
     @classmethod
     def of(cls, learned: Learned, outputs: Outputs | np.ndarray) -> Self:
@@ -35,8 +35,8 @@ class Description:
         if not isinstance(outputs, Outputs):
             outputs = Outputs(as_embeddings(outputs))
         outputs = learned.complete(outputs)
-        distances = learned.densities.gaussians.squared_distances(outputs.embeddings)
-        return cls(learned, as_embeddings(outputs.embeddings), outputs.logits, outputs.shallow, distances)
+        embeddings = as_embeddings(outputs.embeddings, learned.densities.gaussians.dim)
+        return cls(learned, embeddings, outputs.logits, outputs.shallow)
 
     @property
     def cluster_to_class(self) -> np.ndarray:
@@ -59,17 +59,29 @@ class Description:
         return self.learned.densities.gaussians.n_components
 
     def __len__(self) -> int:
-        return len(self.squared_distances)
+        return len(self.embeddings)
 
     @cached_property
+    def squared_distances(self) -> np.ndarray:
+        """Squared distance to each cluster (N, M)."""
+        return self.learned.densities.gaussians.squared_distances(self.embeddings)
+
+    @cached_property
+    def _nearest(self) -> Nearest:
+        """Of all distances if they are there, else in bounded memory, which is enough for all scores."""
+        if "squared_distances" in self.__dict__:
+            return Nearest.of(self.squared_distances)
+        return self.learned.densities.gaussians.nearest(self.embeddings)
+
+    @property
     def cluster(self) -> np.ndarray:
         """The nearest cluster (N,)."""
-        return self.squared_distances.argmin(axis=1)
+        return self._nearest.cluster
 
-    @cached_property
+    @property
     def squared_distance(self) -> np.ndarray:
         """Squared distance to the nearest cluster (N,)."""
-        return self.squared_distances.min(axis=1)
+        return self._nearest.squared_distance
 
     @cached_property
     def md_class_id(self) -> np.ndarray:
@@ -157,7 +169,7 @@ class Description:
         """Squared distance to the nearest cluster, embeddings not normalised (N,): the paper's."""
         if self.learned.densities.exponent == 0:
             return self.squared_distance
-        return self.learned.densities.plain_gaussians.squared_distances(self.embeddings).min(axis=1)
+        return self.learned.densities.plain_gaussians.nearest(self.embeddings).squared_distance
 
     @cached_property
     def relative(self) -> np.ndarray:
@@ -177,7 +189,7 @@ class Description:
     @cached_property
     def spread(self) -> np.ndarray:
         """Smallest over mean squared distance (N,)."""
-        return spread_score(self.squared_distances)
+        return spread_score(self.squared_distance, self._nearest.mean)
 
     @cached_property
     def energy(self) -> np.ndarray:

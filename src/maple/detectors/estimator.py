@@ -210,6 +210,10 @@ class MahalanobisClassifier(ClassNamePrefixFeaturesOutMixin, TransformerMixin, C
         X = self._check_new(X)
         return self.gaussians_.squared_distances(X)
 
+    def _nearest_distances(self, X: Any) -> np.ndarray:
+        X = self._check_new(X)
+        return self.gaussians_.nearest(X).squared_distance
+
     def predict_log_proba(self, X: Any) -> np.ndarray:
         """Log probability of each class (n, C); -inf for classes without data."""
         squared = self.squared_distances(X)
@@ -240,7 +244,7 @@ class MahalanobisClassifier(ClassNamePrefixFeaturesOutMixin, TransformerMixin, C
 
     def typicality(self, X: Any) -> np.ndarray:
         """Chi-square tail (n,) of the squared distance to the nearest cluster: near 0 far from all classes."""
-        return np.exp(log_chi_square_tail(self.squared_distances(X).min(axis=1), self.n_components_))
+        return np.exp(log_chi_square_tail(self._nearest_distances(X), self.n_components_))
 
     def transform(self, X: Any) -> np.ndarray:
         """The projection (n, K) in which squared distances are Euclidean, unless ``covariance`` is ``full``."""
@@ -253,7 +257,7 @@ class MahalanobisClassifier(ClassNamePrefixFeaturesOutMixin, TransformerMixin, C
 
     def calibrate(self, X: Any) -> Self:
         """Store scores of calibration data (n, D): known classes, not used in ``fit``. Required by :meth:`p_values`."""
-        self.calibration_scores_ = self.squared_distances(X).min(axis=1)
+        self.calibration_scores_ = self._nearest_distances(X)
         return self
 
     def p_values(self, X: Any) -> np.ndarray:
@@ -261,4 +265,4 @@ class MahalanobisClassifier(ClassNamePrefixFeaturesOutMixin, TransformerMixin, C
         check_is_fitted(self)
         if self.calibration_scores_ is None:
             raise UsageError("p_values needs calibration data: call calibrate(X) with data not used in fit")
-        return conformal_p_values(self.squared_distances(X).min(axis=1), self.calibration_scores_)
+        return conformal_p_values(self._nearest_distances(X), self.calibration_scores_)

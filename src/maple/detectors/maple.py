@@ -170,12 +170,11 @@ class MapleDetector(DetectorOptions, Detector):
         known = validation[np.isin(validation.labels, classes)]
         separation = {}
         for exponent in moments.by_exponent:
-            distances = densities.fit_gaussians(exponent).squared_distances(known.embeddings)
-            wrong = classes[distances.argmin(axis=1)] != known.labels
+            nearest = densities.fit_gaussians(exponent).nearest(known.embeddings)
+            wrong = classes[nearest.cluster] != known.labels
             if min(wrong.sum(), (~wrong).sum()) < _MIN_ERRORS:
                 return _DEFAULT_EXPONENT
-            nearest = distances.min(axis=1)
-            separation[exponent] = auroc(nearest[~wrong], nearest[wrong])
+            separation[exponent] = auroc(nearest.squared_distance[~wrong], nearest.squared_distance[wrong])
         return max(separation, key=separation.__getitem__)
 
     def _learn_score(self, learned: Learned, validation: Outputs | None) -> Learned:

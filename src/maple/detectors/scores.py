@@ -32,14 +32,13 @@ TAIL = 0.1  # share of the images modelled by the exponential tail of a surprise
 QUANTILES = 512  # points of the empirical distribution below the tail
 
 
-def spread_score(squared_distances: np.ndarray) -> np.ndarray:
-    """Smallest over mean squared distance (N,), from (N, M): near 0 close to a cluster, 1 if all are equally far.
+def spread_score(smallest: np.ndarray, mean: np.ndarray) -> np.ndarray:
+    """Smallest over mean squared distance (N,): near 0 close to a cluster, 1 if all are equally far.
 
-    >>> spread_score(np.array([[1.0, 99.0], [50.0, 50.0]]))
+    >>> spread_score(smallest=np.array([1.0, 50.0]), mean=np.array([50.0, 50.0]))
     array([0.02, 1.  ])
     """
-    mean = squared_distances.mean(axis=1)
-    return np.divide(squared_distances.min(axis=1), mean, out=np.ones_like(mean), where=mean > 0)
+    return np.divide(smallest, mean, out=np.ones_like(mean), where=mean > 0)
 
 
 def energy_score(logits: np.ndarray) -> np.ndarray:

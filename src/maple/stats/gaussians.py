@@ -7,6 +7,7 @@ From embeddings to a distance (N images, D embedding, K projection, C classes, M
 2. :func:`fit_gaussians` turns moments into :class:`Gaussians`: standardise, PCA, covariance and whitening folded into
    one (D, K) matrix and one (K,) offset, and M centroids in the whitened space.
 3. :meth:`Gaussians.squared_distances` is then two matrix products: embeddings to projection, projection to centroids.
+   :meth:`Gaussians.nearest` keeps only the nearest cluster, block by block.
 """
 
 from __future__ import annotations
@@ -20,9 +21,10 @@ import numpy as np
 from scipy.special import log_softmax
 
 from maple.errors import FitError
-from maple.stats.arrays import BLOCK_ELEMENTS, ArrayRecord, as_embeddings, check_rows, norm_factors, row_blocks
+from maple.stats.arrays import ArrayRecord, as_embeddings, check_rows, norm_factors, row_blocks
 from maple.stats.covariance import RELATIVE_FLOOR, oas_covariance, principal_axes, shrink_if_few, whitening
 from maple.stats.moments import Moments
+from maple.stats.nearest import Nearest, nearest_centroids
 
 # The smallest number of images for which a cluster gets its own (shrunk) covariance.
 _MIN_IMAGES_FULL = 4
@@ -113,10 +115,36 @@ class Gaussians(ArrayRecord):
             self._repair(embeddings, distances)
         return distances
 
+    def nearest(self, embeddings: Any) -> Nearest:
+        """The nearest cluster of each embedding, in memory that does not grow with N x M.
+
+        The same clusters and distances as those of :meth:`squared_distances`, to the rounding of float64.
+
+        >>> x = np.repeat(6 * np.eye(3), 4, axis=0) + np.random.default_rng(0).normal(size=(12, 3))
+        >>> gaussians = fit_gaussians(Moments(3, 3).update(x, np.repeat([0, 1, 2], 4)))
+        >>> gaussians.nearest(x).cluster
+        array([0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2])
+        """
+        embeddings = as_embeddings(embeddings, self.dim)
+        n = len(embeddings)
+        found = Nearest(np.empty(n, dtype=np.int64), np.empty(n), np.empty(n))
+        for rows, block in self._projected_blocks(embeddings):
+            part = self._block_nearest(block)
+            if not np.isfinite(part.mean).all():
+                part = Nearest.of(self.squared_distances(embeddings[rows]))
+            for values, new in zip(found, part):
+                values[rows] = new
+        return found
+
+    def _block_nearest(self, projection: np.ndarray) -> Nearest:
+        if self.whitenings is None:
+            return nearest_centroids(projection, self.centroids)
+        return Nearest.of(_full_squared_distances(projection, self.centroids, self.whitenings))
+
     def _projected_blocks(self, embeddings: np.ndarray) -> Iterator[tuple[slice, np.ndarray]]:
         single = self.float32 and embeddings.dtype == np.float32
         matrix = self.matrix.astype(np.float32) if single else self.matrix
-        for rows in row_blocks(*embeddings.shape, elements=2 * BLOCK_ELEMENTS):  # float32 takes half the memory
+        for rows in row_blocks(*embeddings.shape):
             block = embeddings[rows]
             with np.errstate(over="ignore", invalid="ignore"):
                 # Norms first: they load the block into the cache. Scaling K columns is cheaper than scaling D.

@@ -1,0 +1,185 @@
+"""Epochs of MAPLE against cross-entropy, and our loop against a plain PyTorch loop.
+
+``maple`` and ``cross-entropy`` share network, images, augmentation and settings of the machine. The plain loop runs in
+processes of its own, because settings of the allocator cannot be taken back.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from speed.measure import Effort, compare
+
+IMAGES, SIZE, BATCH, NETWORK = 4096, 32, 128, "resnet9"
+EPOCHS, EVENT = 4, 2  # the first epoch is not counted; classes are split after the second
+RELABEL_EVERY = 10  # epochs between two events, by default
+
+
+def run(effort: Effort) -> dict[str, Any]:
+    n = effort.scale(IMAGES, 512)
+    found = [train_both(n, repeat) for repeat in range(max(2, effort.repeats // 2))]
+    ours, cross_entropy, events = ([each[name] for each in found] for name in ("maple", "cross-entropy", "event"))
+    whole = [epoch + event / RELABEL_EVERY for epoch, event in zip(ours, events)]
+    peer = "an epoch of cross-entropy, same augmentation"
+    note = (
+        f"{NETWORK}, {n:,} images of {SIZE} x {SIZE}, no extra images; an event ({found[0]['split']} classes split) "
+        f"takes {np.median(events) / np.median(ours):.2f} epochs, one in {RELABEL_EVERY} epochs"
+    )
+    rows = [
+        compare(
+            "an epoch of MAPLE, its share of relabelling included", peer, whole, cross_entropy, "at most", 1.05, note
+        ),
+        compare("waiting for data", "an epoch", [each["waiting"] for each in found], ours, "at most", 0.05),
+    ]
+    loops = {name: [run_alone(name, n) for _ in range(max(2, effort.repeats // 2))] for name in ("ours", "plain")}
+    note = "plain: float32, contiguous, default allocator, DataLoader"
+    rows.append(
+        compare("our loop, cross-entropy", "plain PyTorch loop", loops["ours"], loops["plain"], target=3.0, note=note)
+    )
+    facts = {
+        "images/s in training": {
+            name: round(n / float(np.median(seconds)), 1) for name, seconds in (*loops.items(), ("MAPLE", ours))
+        }
+    }
+    return {"rows": [row.to_dict() for row in rows], "facts": facts}
+
+
+def training_images(n: int) -> tuple[np.ndarray, np.ndarray]:
+    """Noise around a pattern per class (n, S, S, 3), of ten classes, the last four hard to tell apart."""
+    rng = np.random.default_rng(0)
+    labels = np.arange(n) % 10
+    patterns = rng.integers(60, 196, (10, SIZE, SIZE, 3))
+    patterns[6:] = patterns[6]
+    pixels = patterns[labels] + rng.normal(0, 40, (n, SIZE, SIZE, 3))
+    return pixels.clip(0, 255).astype(np.uint8), labels
+
+
+def train_both(n: int, seed: int) -> dict[str, Any]:
+    """Median seconds of an epoch of either recipe, trained one after the other, and what relabelling took."""
+    from maple.data.image_set import ImageSet
+    from maple.networks import create_backbone
+    from maple.training import loop
+    from maple.training.recipe import create_recipe
+
+    pixels, labels = training_images(n + 1000)
+    names = [str(c) for c in range(10)]
+    train = ImageSet.from_arrays(pixels[:n], labels[:n], names, name="bench", size=SIZE)
+    validation = ImageSet.from_arrays(pixels[n:], labels[n:], names, name="bench", size=SIZE)
+    recipes = {
+        "cross-entropy": create_recipe("cross-entropy"),
+        "maple": create_recipe("maple", relabel_every=EVENT, hard_class_error=0.3),
+    }
+    found: dict[str, Any] = {}
+    for name in list(recipes)[:: 1 if seed % 2 else -1]:
+        waits: list[float] = []
+        original = loop.training_batches
+        loop.training_batches = partial(_timed, original, waits)  # type: ignore[assignment]
+        try:
+            result = loop.train_backbone(
+                create_backbone(NETWORK, n_classes=10),
+                recipes[name],
+                train,
+                validation,
+                epochs=EPOCHS,
+                batch_size=BATCH,
+                augment="crop,flip",
+                seed=seed,
+                show_progress=False,
+            )
+        finally:
+            loop.training_batches = original
+        history = result.history
+        found[name] = float(np.median([row["seconds"] - row["relabel_seconds"] for row in history[1:]]))
+        if name == "maple":
+            events = [row for row in history if row["relabelled"]]
+            found["event"] = max(float(row["relabel_seconds"]) for row in history)
+            found["split"] = sum(len(row["relabelled"].split(";")) for row in events)
+            found["waiting"] = float(np.median(waits[1:]))
+    return found
+
+
+def _timed(batches: Any, waits: list[float], *arguments: Any, **options: Any) -> Iterator[Any]:
+    """The same batches; the seconds that an epoch waited for them are added to ``waits``."""
+    waits.append(0.0)
+    read = batches(*arguments, **options)
+    while True:
+        start = time.perf_counter()
+        batch = next(read, None)
+        waits[-1] += time.perf_counter() - start
+        if batch is None:
+            return
+        yield batch
+
+
+# --- one loop per process --------------------------------------------------------------------------------------------
+
+
+def run_alone(name: str, n: int) -> float:
+    """Seconds of an epoch, the median of those after the first, of one loop in a process of its own."""
+    code = f"from speed import training; training.say(training.{name}_loop({n}))"
+    folders = [str(Path(__file__).parents[1]), *sys.path]
+    start = f"import sys; sys.path[:0] = {folders!r}; {code}"
+    said = subprocess.run([sys.executable, "-c", start], capture_output=True, text=True)
+    if said.returncode:
+        sys.exit(f"the {name} loop failed:\n{said.stderr}")
+    return float(np.median(json.loads(said.stdout.splitlines()[-1])[1:]))
+
+
+def say(seconds: list[float]) -> None:
+    print(json.dumps(seconds))
+
+
+def ours_loop(n: int) -> list[float]:
+    """Seconds of each epoch of our loop, validation left out."""
+    from lightning_fabric import Fabric  # noqa: F401  imported before timing
+
+    from maple.data.image_set import ImageSet
+    from maple.networks import create_backbone
+    from maple.training import loop
+    from maple.training.recipe import create_recipe
+
+    pixels, labels = training_images(n + 100)
+    names = [str(c) for c in range(10)]
+    train = ImageSet.from_arrays(pixels[:n], labels[:n], names, name="bench", size=SIZE)
+    validation = ImageSet.from_arrays(pixels[n:], labels[n:], names, name="bench", size=SIZE)
+    backbone, recipe = create_backbone(NETWORK, n_classes=10), create_recipe("cross-entropy")
+    result = loop.train_backbone(
+        backbone, recipe, train, validation, epochs=3, batch_size=BATCH, augment="crop,flip", show_progress=False
+    )
+    return [row["seconds"] for row in result.history]
+
+
+def plain_loop(n: int) -> list[float]:
+    """Seconds of each epoch of the loop of a tutorial, with the same network, optimiser and augmentation."""
+    import torch
+    from torch.utils.data import DataLoader, TensorDataset
+
+    from maple.data.augment import augment_batch
+    from maple.networks import create_backbone
+
+    pixels, labels = training_images(n)
+    backbone = create_backbone(NETWORK, n_classes=10).to(memory_format=torch.contiguous_format)
+    backbone.memory_format = torch.contiguous_format
+    optimizer = torch.optim.SGD(backbone.parameters(), lr=0.1, momentum=0.9, nesterov=True, weight_decay=5e-4)
+    data = DataLoader(TensorDataset(torch.from_numpy(pixels), torch.from_numpy(labels)), BATCH, shuffle=True)
+    generator, seconds = torch.Generator(), []
+    for _ in range(3):
+        start = time.perf_counter()
+        backbone.train()
+        for images, targets in data:
+            x = augment_batch(images, "crop,flip", generator).permute(0, 3, 1, 2).contiguous().float() / 255
+            loss = torch.nn.functional.cross_entropy(backbone(x)[1], targets)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        seconds.append(time.perf_counter() - start)
+    return seconds
