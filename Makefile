@@ -9,7 +9,7 @@ WORKERS ?= 2
 MINUTES ?= 40
 SEED ?=
 
-.PHONY: setup setup-browser demo docs check test torture coverage mutate test-matrix check-wheel clean
+.PHONY: setup setup-browser demo docs check test torture coverage mutate test-matrix bench check-wheel clean
 
 setup: $(STAMP)
 
@@ -58,6 +58,10 @@ mutate: setup  ## mutation testing of the algebra for MINUTES; goes on where it 
 
 test-matrix: setup  ## all tests with every Python and torch that can be had here; goes on where it stopped
 	nice -n 10 $(BIN)/python benchmarks/matrix.py run
+
+bench: setup  ## speed of the parts relative to peers, and growth: at most 20 minutes on two idle cores
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[bench]'
+	$(BIN)/python benchmarks/bench.py $(BENCH)
 
 check-wheel: setup  ## install the wheel into an empty environment; train, predict and report there
 	rm -rf build/wheel && mkdir -p build/wheel

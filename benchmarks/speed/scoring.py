@@ -91,7 +91,7 @@ def pytorch_ood_scorer(outputs: Outputs, few: int) -> Any:
         from pytorch_ood.detector import Mahalanobis
     except ImportError:
         return None
-    fitted = Mahalanobis(None, eps=0)
+    fitted = Mahalanobis(None)
     n = min(len(outputs), 4 * outputs.embeddings.shape[1])  # its covariance; the cost of a score does not depend on n
     n = max(n, 2 * int(outputs.labels.max() + 1))
     fitted.fit_features(torch.from_numpy(outputs.embeddings[:n]), torch.from_numpy(outputs.labels[:n]))

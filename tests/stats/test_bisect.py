@@ -17,7 +17,8 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from clusters import spherical_blobs
 from maple.errors import UsageError
-from maple.stats._bisect import _Cluster, _Model, bisect_points, cluster_means, within_sum_of_squares
+from maple.stats._bisect import _Cluster, _Model
+from maple.stats._means import bisect_points, cluster_means, within_sum_of_squares
 from maple.stats.gmeans import GMeans
 from maple.stats.tmeans import TMeans
 from maple.stats.xmeans import XMeans

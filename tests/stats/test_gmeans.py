@@ -12,7 +12,7 @@ from sklearn.metrics import adjusted_rand_score
 
 from clusters import spherical_blobs
 from maple.errors import UsageError
-from maple.stats._bisect import bisect_points, cluster_means
+from maple.stats._means import bisect_points, cluster_means
 from maple.stats.gmeans import GMeans, anderson_darling, anderson_darling_critical_value
 
 

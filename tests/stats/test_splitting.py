@@ -12,7 +12,7 @@ from sklearn.metrics import adjusted_rand_score
 
 from clusters import spherical_blobs
 from maple.errors import DataError, UsageError
-from maple.stats._bisect import cluster_means
+from maple.stats._means import cluster_means
 from maple.stats.arrays import normalise
 from maple.stats.covariance import oas_covariance
 from maple.stats.splitting import Clustering, cluster_points, map_class, merge_small_clusters, split_clusters
@@ -133,7 +133,7 @@ def test_cluster_points(method, three):
 
 @pytest.mark.parametrize("method", ["xmeans", "gmeans", "tmeans", "kmeans"])
 def test_cluster_points_does_nothing_where_nothing_may_be_split(method, rng, monkeypatch):
-    for module in ("_bisect", "splitting"):
+    for module in ("_means", "splitting"):
         monkeypatch.setattr(f"maple.stats.{module}.run_k_means", None)
     points = rng.standard_normal((30, 3))
     for max_clusters, min_cluster_size in ((1, 1), (5, 16), (5, 31)):

@@ -11,7 +11,7 @@ from scipy import stats
 from sklearn.metrics import adjusted_rand_score
 
 from clusters import spherical_blobs
-from maple.stats._bisect import bisect_points, cluster_means
+from maple.stats._means import bisect_points, cluster_means
 from maple.stats.gmeans import GMeans
 from maple.stats.tmeans import TMeans
 from maple.stats.xmeans import XMeans, bic, spherical_log_likelihood

@@ -6,8 +6,6 @@ all points from the resulting centres ("improve parameters"). Shapes: n points, 
 
 from __future__ import annotations
 
-import math
-import warnings
 from abc import ABCMeta, abstractmethod
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
@@ -15,93 +13,16 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, ClusterMixin, TransformerMixin
-from sklearn.cluster import KMeans
-from sklearn.exceptions import ConvergenceWarning
 from sklearn.metrics import pairwise_distances_argmin
 from sklearn.metrics.pairwise import euclidean_distances
 from sklearn.utils import Tags, check_random_state
-from sklearn.utils.extmath import randomized_svd
 from sklearn.utils.validation import check_is_fitted, validate_data
 from threadpoolctl import threadpool_limits
 
 from maple.errors import check_integer
+from maple.stats._means import bisect_points, cluster_means, lloyd, within_sum_of_squares
 
-_BLOCK = 1024  # rows converted to float64 at a time
-_N_COMPONENTS = 16  # principal components used for bisection
 _SERIAL_SIZE = 2**24  # values below which multithreading does not pay
-
-
-def within_sum_of_squares(points: np.ndarray, labels: np.ndarray, centers: np.ndarray) -> float:
-    """Sum of ||x - mu||^2 over all points, mu being the centre of the point's cluster, in float64 by blocks of rows.
-
-    Args:
-        points: (n, D), float32 or float64; never copied as a whole.
-        labels: (n,) rows of ``centers``.
-        centers: (k, D).
-
-    >>> within_sum_of_squares(np.array([[0.0, 0.0], [2.0, 0.0]]), np.array([0, 0]), np.array([[1.0, 0.0]]))
-    2.0
-    """
-    total = 0.0
-    for start in range(0, len(points), _BLOCK):
-        rows = slice(start, start + _BLOCK)
-        residuals = np.subtract(points[rows], centers[labels[rows]], dtype=np.float64)  # (block, D)
-        total += float(np.vdot(residuals, residuals))
-    return total
-
-
-def cluster_means(points: np.ndarray, labels: np.ndarray) -> np.ndarray:
-    """Means (k, D) of the clusters 0..k-1, summed in float64, in the dtype of the points; none may be empty.
-
-    >>> cluster_means(np.array([[0.0], [2.0], [5.0]]), np.array([0, 0, 1]))
-    array([[1.],
-           [5.]])
-    """
-    n_clusters = int(labels.max()) + 1
-    sums = np.zeros((n_clusters, points.shape[1]))
-    for start in range(0, len(points), _BLOCK):
-        rows = slice(start, start + _BLOCK)
-        members = labels[rows] == np.arange(n_clusters)[:, None]  # (k, block)
-        sums += members.astype(np.float64) @ points[rows].astype(np.float64)
-    return (sums / np.bincount(labels)[:, None]).astype(points.dtype)
-
-
-def bisect_points(
-    points: np.ndarray, *, n_init: int = 4, max_iter: int = 100, random_state: Any = None
-) -> np.ndarray | None:
-    """Bisect points by 2-Means: labels (n,) in {0, 1}, or ``None`` if all points are equal.
-
-    2-Means runs in the 16 leading principal components: an exact rotation in up to 16 dimensions, and many times
-    faster in 640. The best cut lies along them: the first component is the relaxed solution of 2-Means (Ding & He, ICML
-    2004). The first of ``n_init`` initialisations is +- sqrt(2 lambda / pi) along that component, the means of the two
-    halves of a Gaussian of variance lambda (Hamerly & Elkan); the others are drawn by k-means++. The bisection with the
-    smallest inertia is kept.
-
-    >>> bisect_points(np.array([[0.0, 1.0], [0.0, 1.1], [5.0, 1.0]]), random_state=0)
-    array([0, 0, 1])
-    """
-    if (points == points[0]).all():
-        return None
-    random = check_random_state(random_state)
-    centered = points - cluster_means(points, np.zeros(len(points), np.int64))
-    n_components = min(_N_COMPONENTS, *points.shape)
-    left, singular_values, _ = randomized_svd(centered, n_components, n_iter=2, random_state=random)
-    projection = left * singular_values  # (n, K)
-    start = np.zeros((2, n_components), projection.dtype)
-    start[:, 0] = np.array([-1, 1]) * singular_values[0] * math.sqrt(2 / (math.pi * len(points)))
-    model = run_k_means(projection, 2, init=start, n_init=1, max_iter=max_iter)
-    if n_init > 1:
-        drawn = run_k_means(projection, 2, n_init=n_init - 1, max_iter=max_iter, random_state=random)
-        model = min(model, drawn, key=lambda candidate: candidate.inertia_)
-    # the first point always gets label 0, so that labels do not depend on the order of the centres
-    return (model.labels_ != model.labels_[0]).astype(np.int64)
-
-
-def run_k_means(points: np.ndarray, n_clusters: int, **options: Any) -> KMeans:
-    """Fitted K-Means, without the warning about empty clusters from repeated points: callers handle them."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ConvergenceWarning)
-        return KMeans(n_clusters, **options).fit(points)
 
 
 def serial_if_small(points: np.ndarray) -> threadpool_limits:
@@ -180,8 +101,10 @@ class GrowingMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMix
             check_integer(name, getattr(self, name), 1)
         points = validate_data(self, X, dtype=[np.float64, np.float32], order="C")
         with serial_if_small(points):
-            model = self._search(points, check_random_state(self.random_state))
-        self.labels_, self.cluster_centers_, self.n_iter_ = model
+            centered = points - cluster_means(points, np.zeros(len(points), np.int64))
+            model = self._search(centered, check_random_state(self.random_state))
+        self.labels_, self.n_iter_ = model.labels, model.n_iter
+        self.cluster_centers_ = cluster_means(points, model.labels)
         self.n_clusters_ = self._n_features_out = len(self.cluster_centers_)
         self.inertia_ = within_sum_of_squares(points, self.labels_, self.cluster_centers_)
         return points
@@ -248,12 +171,12 @@ class GrowingMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMix
         """
         while True:
             centers = np.stack([cluster.center for cluster in clusters])
-            model = run_k_means(points, len(clusters), init=centers, n_init=1, max_iter=self.max_iter)
+            model = lloyd(points, centers, self.max_iter)
             for j, cluster in enumerate(clusters):
-                cluster.move(model.cluster_centers_[j], np.flatnonzero(model.labels_ == j))
+                cluster.move(model.centers[j], np.flatnonzero(model.labels == j))
             smallest = min(clusters, key=lambda cluster: len(cluster.indices))
             if len(clusters) == 1 or len(smallest.indices) >= self.min_cluster_size:
-                return clusters, model.n_iter_
+                return clusters, model.n_iter
             clusters = [cluster for cluster in clusters if cluster is not smallest]
 
     def _bisect(self, points: np.ndarray, random: np.random.RandomState) -> np.ndarray | None:

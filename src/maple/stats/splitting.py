@@ -13,7 +13,8 @@ from sklearn.metrics.pairwise import euclidean_distances
 from sklearn.utils import check_array
 
 from maple.errors import DataError, UsageError, suggest
-from maple.stats._bisect import cluster_means, run_k_means, serial_if_small
+from maple.stats._bisect import serial_if_small
+from maple.stats._means import cluster_means, run_k_means
 from maple.stats.arrays import as_embeddings, normalise, row_blocks
 from maple.stats.covariance import principal_axes, shrink_if_few
 from maple.stats.gmeans import GMeans

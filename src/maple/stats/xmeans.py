@@ -7,7 +7,8 @@ from typing import Any, Self
 
 import numpy as np
 
-from maple.stats._bisect import GrowingMeans, cluster_means, within_sum_of_squares
+from maple.stats._bisect import GrowingMeans
+from maple.stats._means import scatter_within, within_sum_of_squares
 
 
 def spherical_log_likelihood(points: np.ndarray, labels: np.ndarray, centers: np.ndarray) -> float:
@@ -33,12 +34,16 @@ def spherical_log_likelihood(points: np.ndarray, labels: np.ndarray, centers: np
     >>> round(spherical_log_likelihood(points, np.array([0, 0, 1, 1]), np.array([[0.0], [10.0]])), 4)
     -8.8346
     """
-    n, dimension = points.shape
-    counts = np.bincount(labels, minlength=len(centers))
-    counts = counts[counts > 0]
     squares = within_sum_of_squares(points, labels, centers)
-    variance = max(squares / (dimension * max(n - len(centers), 1)), _variance_floor(points))
-    log_shares = float(counts @ np.log(counts / n))
+    return _log_likelihood(squares, np.bincount(labels, minlength=len(centers)), points)
+
+
+def _log_likelihood(squares: float, counts: np.ndarray, points: np.ndarray) -> float:
+    """The log-likelihood from the sum of squared distances to the centres and the sizes of the clusters (k,)."""
+    n, dimension = points.shape
+    variance = max(squares / (dimension * max(n - len(counts), 1)), _variance_floor(points))
+    present = counts[counts > 0]
+    log_shares = float(present @ np.log(present / n))
     return log_shares - 0.5 * n * dimension * math.log(2 * math.pi * variance) - 0.5 * squares / variance
 
 
@@ -54,9 +59,13 @@ def bic(points: np.ndarray, labels: np.ndarray, centers: np.ndarray) -> float:
     >>> two > one
     True
     """
+    squares = within_sum_of_squares(points, labels, centers)
+    return _criterion(squares, np.bincount(labels, minlength=len(centers)), points)
+
+
+def _criterion(squares: float, counts: np.ndarray, points: np.ndarray) -> float:
     n, dimension = points.shape
-    free_parameters = len(centers) * (dimension + 1)
-    return spherical_log_likelihood(points, labels, centers) - 0.5 * free_parameters * math.log(n)
+    return _log_likelihood(squares, counts, points) - 0.5 * len(counts) * (dimension + 1) * math.log(n)
 
 
 def _variance_floor(points: np.ndarray) -> float:
@@ -106,19 +115,17 @@ class XMeans(GrowingMeans):
     def fit(self, X: Any, y: Any = None) -> Self:
         """Find the clusters of ``X`` (n, D); float32 stays float32. ``y`` is ignored."""
         points = self._grow(X)
-        self.bic_ = bic(points, self.labels_, self.cluster_centers_)
+        self.bic_ = _criterion(self.inertia_, np.bincount(self.labels_), points)
         return self
 
     def _gain(self, points: np.ndarray, labels: np.ndarray, room: int, random: np.random.RandomState) -> float:
-        whole = np.zeros_like(labels)
-        as_one = bic(points, whole, cluster_means(points, whole))
-        gain = bic(points, labels, cluster_means(points, labels)) - as_one
+        gain = _split_gain(points, labels)
         while gain <= 0 and 2 * (labels.max() + 1) <= room:
             finer = self._bisect_each(points, labels, random)
             if finer.max() == labels.max():
                 break
             labels = finer
-            gain = bic(points, labels, cluster_means(points, labels)) - as_one
+            gain = _split_gain(points, labels)
         return gain
 
     def _bisect_each(self, points: np.ndarray, labels: np.ndarray, random: np.random.RandomState) -> np.ndarray:
@@ -132,4 +139,11 @@ class XMeans(GrowingMeans):
         return finer
 
     def _score(self, points: np.ndarray, labels: np.ndarray, centers: np.ndarray) -> float:
-        return bic(points, labels, centers)
+        return _criterion(scatter_within(points, labels)[1], np.bincount(labels), points)
+
+
+def _split_gain(points: np.ndarray, labels: np.ndarray) -> float:
+    """What the criterion gains if points (n, D) are several clusters instead of one."""
+    together, apart = scatter_within(points, labels)
+    one = np.array([len(points)])
+    return _criterion(apart, np.bincount(labels), points) - _criterion(together, one, points)
