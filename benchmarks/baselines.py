@@ -33,9 +33,9 @@ from maple.prediction.predictor import Predictor
 from maple.prediction.store import load_predictor
 from maple.runs.benchmark.jobs import Job, list_jobs
 from maple.runs.benchmark.trainings import ensure_evaluated
-from maple.training.distributed import make_fabric
 from maple.training.head import prepare_backbone
 from maple.training.options import TrainOptions
+from maple.training.processes import make_fabric
 from maple.training.recipe import create_recipe, find_recipe
 from maple.training.step import TrainingStep
 

@@ -13,6 +13,9 @@ import pytest
 
 from maple.cli.app import main
 
+TIMEOUT = 240  # seconds, of a program that starts processes
+LAUNCHER_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "TORCHELASTIC_RUN_ID", "SLURM_NTASKS")
+
 
 def run(*arguments: object) -> int:
     """Run the command in this process, as the entry point does; the exit code."""
@@ -67,3 +70,23 @@ def read_until(process: subprocess.Popen[str], start: str) -> None:
         if line.startswith(start):
             return
     pytest.fail(f"no line starts with '{start}': {''.join(lines)}")
+
+
+def python(*arguments: object, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run a Python program to its end and that of the processes it started: they share its pipes."""
+    environment = {name: value for name, value in os.environ.items() if name not in LAUNCHER_VARIABLES}
+    process = subprocess.Popen(
+        [sys.executable, *map(str, arguments)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment | {"OMP_NUM_THREADS": "1", **variables},
+        start_new_session=True,
+    )
+    try:
+        output, errors = process.communicate(timeout=TIMEOUT)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGTERM)  # torchrun passes it on to its processes
+        _, errors = process.communicate()
+        pytest.fail(f"the processes did not end within {TIMEOUT} s: {errors}")
+    return subprocess.CompletedProcess(process.args, process.returncode, output, errors)

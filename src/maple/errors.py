@@ -7,6 +7,7 @@ MapleError            exit code 1: the work failed
 ├── FitError          arrays no Gaussian can be fitted to
 ├── NotFittedError    a detector or estimator used before ``fit``
 ├── TrainError        training that cannot go on (diverged, collapsed)
+│   └── LostProcessError  another process of it was killed
 └── RunError          a run folder that cannot be read or written
 """
 
@@ -41,26 +42,11 @@ EXTRAS = {  # which extra of the package installs a package that is imported onl
 }
 
 
-LONGEST = 2_000  # characters of an error
-
-
 class MapleError(Exception):
-    """Base of all errors that the package raises on purpose.
-
-    What a file holds may be part of the text, so that it is one line of bounded length without control characters.
-
-    >>> str(DataError("no column 'a\\x1b[2J': found b\\nc"))
-    "no column 'a?[2J': found b c"
-    """
+    """Base of all errors that the package raises on purpose."""
 
     exit_code = 1
-
-    def __str__(self) -> str:
-        text = super().__str__()
-        if text.isprintable() and len(text) <= LONGEST:
-            return text
-        line = "".join(each if each.isprintable() else "?" for each in " ".join(text.split()))
-        return line if len(line) <= LONGEST else f"{line[: LONGEST - 1]}…"
+    said_here = False  # also by a process that is not the first of several
 
 
 class UsageError(MapleError, ValueError):
@@ -87,6 +73,10 @@ class NotFittedError(MapleError):
 
 class TrainError(MapleError):
     """Training that cannot go on."""
+
+
+class LostProcessError(TrainError):
+    """Another process of the training has ended without a message."""
 
 
 class RunError(MapleError):

@@ -107,7 +107,7 @@ from maple.data.sources import open_images
 from maple.errors import UsageError
 from maple.networks import create_backbone
 from maple.registry import load_plugin
-from maple.training.distributed import make_fabric
+from maple.training.processes import make_fabric
 from maple.training.loop import train_backbone
 from maple.training.options import TrainOptions
 from maple.training.recipe import create_recipe

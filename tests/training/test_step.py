@@ -10,10 +10,10 @@ import torch
 
 from maple.errors import TrainError
 from maple.networks import create_backbone
-from maple.training.distributed import make_fabric
 from maple.training.head import prepare_backbone
 from maple.training.loss import weighted_sum
 from maple.training.options import TrainOptions
+from maple.training.processes import make_fabric
 from maple.training.recipe import create_recipe
 from maple.training.step import TrainingStep, forward_batch
 from short_training import start

@@ -147,6 +147,7 @@ def main() -> None:
         with naming_extras():
             app(prog_name="maple")
     except MapleError as error:
+        errors.quiet &= not error.said_here
         errors.print("[bold red]error:[/] ", end="")
         errors.print(str(error), markup=False, highlight=False, soft_wrap=True)
         raise SystemExit(error.exit_code) from None

@@ -7,8 +7,6 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
-import numpy as np
-import torch
 from torch.utils.data import Dataset, Subset
 
 from maple.data.decode import Fit
@@ -23,7 +21,7 @@ from maple.errors import UsageError
 from maple.networks import Backbone, embed, embed_batches
 from maple.prediction.normalisation import PYTHON, find_disagreement
 from maple.prediction.predictor import Predictor
-from maple.training.distributed import together
+from maple.training.processes import embed_shared, share_of, sum_over_ranks, together
 from maple.types import Outputs, Relabelling
 
 
@@ -53,7 +51,7 @@ def fit_predictor(
     """
     known = _open_training(train, backbone, fit)
     held_out = _open_like(validation, known, fit)
-    unseen = embed_if_needed(backbone, held_out, workers)
+    unseen = embed_if_needed(backbone, held_out, workers, fabric)
     if unseen.labels is None:
         raise UsageError("the validation outputs have no labels: embed labelled images")
     detector = detector or MapleDetector()
@@ -65,9 +63,9 @@ def fit_predictor(
     if fabric is None or fabric.world_size == 1:
         detector.fit(embed_train, unseen)
     else:
-        share = np.arange(fabric.global_rank, len(known), fabric.world_size)
+        share = share_of(len(known), fabric.global_rank, fabric.world_size)
         in_step = _in_step(fabric, partial(embed_train, indices=share))
-        detector.fit(in_step, unseen, sum_over_ranks=partial(_sum_over_ranks, fabric))
+        detector.fit(in_step, unseen, sum_over_ranks=partial(sum_over_ranks, fabric))
     probability = Probability(class_rule=class_rule).fit(detector.describe(unseen), unseen.labels)
     predictor = Predictor(
         backbone, detector, known.class_names, size=known.size, fit=fit, probability=probability, options=options
@@ -76,7 +74,7 @@ def fit_predictor(
         _warn_of_head(predictor, held_out, unseen)
     held = _open_like(calibration, known, fit)
     if held is not None and len(held):
-        predictor.calibrate(embed_if_needed(backbone, held, workers))
+        predictor.calibrate(embed_if_needed(backbone, held, workers, fabric))
     return predictor
 
 
@@ -107,9 +105,13 @@ def _open_like(images: Any, train: ImageSet | Described, fit: Fit) -> Any:
     return images if isinstance(train, Described) else open_like(images, train.class_names, size=train.size, fit=fit)
 
 
-def embed_if_needed(backbone: Backbone, images: Any, workers: int) -> Outputs:
-    """The outputs for ``images``, which may be outputs already."""
-    return images if isinstance(images, Outputs) else embed(backbone, images, workers=workers)
+def embed_if_needed(backbone: Backbone, images: Any, workers: int, fabric: Any = None) -> Outputs:
+    """The outputs for ``images``, which may be outputs already; the processes of ``fabric`` share the work."""
+    if isinstance(images, Outputs):
+        return images
+    if isinstance(images, ImageSet):
+        return embed_shared(fabric, backbone, images, workers=workers)
+    return embed(backbone, images, workers=workers)
 
 
 def _in_step(fabric: Any, start: Callable[[], Iterator[Outputs]]) -> Callable[[], Iterator[Outputs]]:
@@ -120,9 +122,3 @@ def _in_step(fabric: Any, start: Callable[[], Iterator[Outputs]]) -> Callable[[]
             yield from start()
 
     return batches
-
-
-def _sum_over_ranks(fabric: Any, array: np.ndarray) -> np.ndarray:
-    """The sum of an array over all processes, on their devices: NCCL needs device memory."""
-    tensor = torch.from_numpy(np.ascontiguousarray(array)).to(fabric.device)
-    return fabric.all_reduce(tensor, reduce_op="sum").cpu().numpy()

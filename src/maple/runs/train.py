@@ -46,11 +46,11 @@ from maple.runs.setup.init import (
 from maple.runs.setup.presets import read_preset
 from maple.runs.setup.request import AUTO, absolute_source, check_start, check_unknown, describe_request
 from maple.runs.setup.splits import announce_images, describe_classes, open_splits, order_like_head
-from maple.training.distributed import make_fabric, naming_lost_processes, together
 from maple.training.head import prepare_backbone
 from maple.training.loop import Run, snapshot_rows, train_backbone
 from maple.training.optimizers import check_schedule
 from maple.training.options import TrainOptions
+from maple.training.processes import check_processes, make_fabric, naming_lost_processes, together
 from maple.training.recipe import RECIPES, find_recipe
 from maple.training.resume import FREE_OPTIONS, started_otherwise
 from maple.types import Outputs
@@ -234,6 +234,7 @@ def check_options(options: TrainOptions) -> None:
     if options.augment != "auto":
         parse_augment(options.augment)
     check_schedule(options)
+    check_processes(options)
     if options.precision == "16-mixed" and (options.accelerator == "cpu" or not torch.cuda.is_available()):
         raise UsageError("--precision 16-mixed needs a CUDA device: use auto, bf16-mixed or 32-true")
 

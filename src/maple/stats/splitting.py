@@ -5,6 +5,7 @@ The clusters of a class depend on the metric: :func:`map_class` offers four spac
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
@@ -26,6 +27,16 @@ from maple.types import Relabelling
 ClusterMethod = Literal["xmeans", "gmeans", "tmeans", "kmeans"]
 ClusterSpace = Literal["raw", "normalised", "projected", "whitened"]
 ClusterScope = Literal["cluster", "class"]
+ShareWork = Callable[[Callable[[Any], Any], Sequence[Any]], list[Any]]  # the results of a function for all items
+
+
+def work_alone(work: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
+    """``work`` of each item, in one process.
+
+    >>> work_alone(abs, [-1, 2])
+    [1, 2]
+    """
+    return [work(item) for item in items]
 
 
 @dataclass(frozen=True)
@@ -42,14 +53,20 @@ class Clustering:
 
 
 def split_clusters(
-    embeddings: np.ndarray, rows: np.ndarray, current: Relabelling, hard: np.ndarray, how: Clustering = Clustering()
+    embeddings: np.ndarray,
+    rows: np.ndarray,
+    current: Relabelling,
+    hard: np.ndarray,
+    how: Clustering = Clustering(),
+    share: ShareWork = work_alone,
 ) -> Relabelling:
     """Split the ``hard`` classes; ``embeddings`` belong to ``rows``, all training images of these classes.
 
     With scope ``cluster`` every cluster of a hard class may split further, the largest first, until the class has
     ``max_clusters``; other classes keep their clusters. With scope ``class`` all classes start again from one cluster
     and the hard ones are clustered as a whole (the paper's algorithm). Each class is clustered in its own
-    ``space``, see :func:`map_class`.
+    ``space``, see :func:`map_class`, and independently of the others: ``share`` may divide the classes, largest first,
+    over processes.
 
     >>> rng = np.random.default_rng(0)
     >>> points = np.concatenate([rng.normal(-9, 1, (50, 2)), rng.normal(9, 1, (50, 2)), rng.normal(0, 1, (50, 2))])
@@ -61,10 +78,15 @@ def split_clusters(
     """
     start = _merged(current) if how.scope == "class" else current
     children = np.zeros(len(start.cluster_ids), dtype=np.int64)  # index of the new part within the old cluster
-    for class_id in hard:
-        in_class = start.cluster_to_class[start.cluster_ids[rows]] == class_id
-        points = map_class(embeddings[in_class], how.space, how.n_components)
-        children[rows[in_class]] = _split_class(points, start.cluster_ids[rows[in_class]], how)
+    classes = start.cluster_to_class[start.cluster_ids[rows]]
+    members = sorted((np.flatnonzero(classes == class_id) for class_id in hard), key=len, reverse=True)
+
+    def split(inside: np.ndarray) -> np.ndarray:
+        points = map_class(embeddings[inside], how.space, how.n_components)
+        return _split_class(points, start.cluster_ids[rows[inside]], how)
+
+    for inside, parts in zip(members, share(split, members)):
+        children[rows[inside]] = parts
     return _renumbered(start, children)
 
 

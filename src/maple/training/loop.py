@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,16 +24,24 @@ from maple.data.sources import open_images, open_like
 from maple.data.splits import Images
 from maple.errors import DataError, RunError, TrainError, UsageError
 from maple.files import RunFile, write_atomic
-from maple.networks import Backbone, embed, fit_whitening
+from maple.networks import Backbone, fit_whitening
 from maple.options import as_dict, build_options
 from maple.progress import TrainDisplay
-from maple.training.distributed import agree_on_buffers, gather_rows, make_fabric, mean_over_ranks, together
 from maple.training.duration import Clock, describe_rise
-from maple.training.head import NamedState, head_for, named_state, prepare_backbone
+from maple.training.head import NamedState, head_for, prepare_backbone
 from maple.training.loss import relative_spread
 from maple.training.optimizers import check_schedule
 from maple.training.options import TrainOptions
-from maple.training.recipe import History, Recipe, Row
+from maple.training.processes import (
+    agree_on_buffers,
+    agree_on_state,
+    embed_shared,
+    make_fabric,
+    mean_over_ranks,
+    share_work,
+    together,
+)
+from maple.training.recipe import History, Recipe, Row, SharedRows
 from maple.training.relabel import PseudoLabels
 from maple.training.resume import Checkpoint, Record, data_digest, history_csv
 from maple.training.step import TrainingStep
@@ -139,7 +148,9 @@ class _Loop:
         self.outputs: Outputs | None = None  # of the validation images, after the last epoch
         self.warned = False
         self.clock, self.plan = Clock(self.options), self.options  # the plan has fewer epochs if a time limit asks
-        self._make_step({})
+        self.backbone.to(self.fabric.device)
+        self.step: TrainingStep
+        self.state: NamedState = {}  # of the optimiser, after the last epoch
 
     @property
     def epoch(self) -> int:
@@ -152,20 +163,25 @@ class _Loop:
         return self.epoch >= self.plan.epochs or "after" in self.record.snapshots
 
     def _make_step(self, state: NamedState) -> None:
-        """Give the backbone, as it is now, a new optimiser that starts from ``state``."""
+        """Give the backbone, as it is now in the first process, a new optimiser that starts from ``state``."""
+        agree_on_state(self.fabric, self.backbone)
         self.step = TrainingStep(self.fabric, self.recipe, self.backbone, self.plan, state)
 
     def start(self) -> None:
         """Initialise network and recipe from the training images, before the first step."""
         with together(self.fabric):
-            fit_whitening(self.backbone, self.train, workers=self.options.workers)
+            if self.fabric.is_global_zero:
+                fit_whitening(self.backbone, self.train, workers=self.options.workers)
+        agree_on_state(self.fabric, self.backbone)
         self.recipe.start(self.backbone, self._embed_training_rows, self.train.labels, self.options.seed)
+        self._make_step({})
 
     # One epoch
 
     def run_epoch(self, epoch: int, display: TrainDisplay) -> None:
         started, cpu_started = time.monotonic(), time.process_time()
         losses = self._train_epoch(epoch, display)
+        self.state = self.step.collect()
         validation = self._embed_validation()
         self.step.check_finite(epoch, "an embedding or logit", validation.embeddings, validation.logits)
         self.outputs = validation
@@ -200,9 +216,9 @@ class _Loop:
         """One pass over the training images; the mean loss and the means of its unweighted terms."""
         steps = self._n_steps()
         display.begin_epoch(epoch, self.plan.epochs, steps)
-        self._seed(epoch)
+        self._seed(epoch, self.fabric.global_rank)
         self.step.module.train()
-        self.recipe.begin_epoch(self.backbone, epoch, self.plan.epochs)
+        self.recipe.begin_epoch(self.step.network, epoch, self.plan.epochs)
         sums: dict[str, float] = {}
         looks = self.clock.looks(steps)
         for step, (x, targets) in enumerate(self._batches(epoch)):
@@ -245,41 +261,32 @@ class _Loop:
                 return
             yield batch[:2]
 
-    def _seed(self, epoch: int) -> None:
+    def _seed(self, epoch: int, rank: int) -> None:
         """Seed torch's generator, which dropout and fresh heads use."""
-        torch.manual_seed(((self.options.seed * 1_000_003 + epoch) * 1_009 + self.fabric.global_rank) % 2**63)
+        torch.manual_seed(((self.options.seed * 1_000_003 + epoch) * 1_009 + rank) % 2**63)
 
     # Between epochs
 
     def _embed_validation(self) -> Outputs:
-        """Outputs of all validation images on every rank, each rank computing its share."""
+        """Outputs of all validation images in every process."""
         agree_on_buffers(self.fabric, self.backbone)
-        n = len(self.validation)
-        mine = self._embed(self.validation, np.arange(n))
-        assert mine.logits is not None
-        return replace(
-            mine,
-            embeddings=gather_rows(self.fabric, mine.embeddings, n),
-            logits=gather_rows(self.fabric, mine.logits, n),
-            shallow=None if mine.shallow is None else gather_rows(self.fabric, mine.shallow, n),
-            labels=self.validation.labels,
-            cluster_to_class=self.clusters.current.cluster_to_class,
-        )
+        found = self._embed(self.validation)
+        assert found.logits is not None
+        return replace(found, cluster_to_class=self.clusters.current.cluster_to_class)
 
     def _embed_training_rows(self, rows: np.ndarray) -> np.ndarray:
-        return gather_rows(self.fabric, self._embed(self.train, rows, logits=False).embeddings, len(rows))
+        return self._embed(self.train, rows, logits=False).embeddings
 
-    def _embed(self, images: ImageSet, rows: np.ndarray, logits: bool = True) -> Outputs:
-        share = rows[self.fabric.global_rank :: self.fabric.world_size]
-        with together(self.fabric):
-            return embed(
-                self.backbone,
-                images,
-                indices=share,
-                workers=self.options.workers,
-                logits=logits,
-                finite=False,  # a training that has diverged has its own error: see TrainingStep.check_finite
-            )
+    def _embed(self, images: ImageSet, rows: np.ndarray | None = None, logits: bool = True) -> Outputs:
+        return embed_shared(
+            self.fabric,
+            self.backbone,
+            images,
+            rows,
+            workers=self.options.workers,
+            logits=logits,
+            finite=False,  # a training that has diverged has its own error: see TrainingStep.check_finite
+        )
 
     def _measure(self, validation: Outputs, probabilities: np.ndarray) -> dict[str, float]:
         labels = self.validation.labels
@@ -312,14 +319,16 @@ class _Loop:
         """Let the recipe split hard classes, except after the last epoch; returns the columns of the history."""
         if epoch == self.plan.epochs:
             return {"relabelled": ""}
-        after = self.clusters.propose(epoch, probabilities, self.validation.labels, self._embed_training_rows)
+        rows = SharedRows(self._embed_training_rows, partial(share_work, self.fabric))
+        after = self.clusters.propose(epoch, probabilities, self.validation.labels, rows)
         if self.fabric.world_size > 1:
             after = self.fabric.broadcast(after)
+            self._seed(epoch, 0)  # for a fresh head, the same in all processes
         if after is None:
             return {"relabelled": ""}
-        state = named_state(self.step.raw_optimizer, self.backbone)
-        adopted = self.clusters.adopt(after, self.backbone, state, validation, probabilities)
-        self._make_step(adopted.state)
+        adopted = self.clusters.adopt(after, self.backbone, self.state, validation, probabilities)
+        self.state = adopted.state
+        self._make_step(self.state)
         return {
             "relabelled": ";".join(self.train.class_names[c] for c in adopted.classes),
             "relabel_shift": adopted.shift,
@@ -338,7 +347,7 @@ class _Loop:
             **vars(self.record),
             relabelling=self.clusters.current,
             weights=self.backbone.state_dict(),
-            optimizer=named_state(self.step.raw_optimizer, self.backbone),
+            optimizer=self.state,
             options=self._fixed_options(),
             data=data_digest(self.train),
         ).save(self.folder / RunFile.CHECKPOINT)
@@ -358,9 +367,10 @@ class _Loop:
             self.clock = Clock(self.options, before=sum(float(row["seconds"]) for row in found.history))
             self.clusters.current = found.relabelling
             self._load_weights(found.weights, self.folder)
+        self.state = {name: self.fabric.to_device(values) for name, values in found.optimizer.items()}
+        self._make_step(self.state)
         if self.options.time_limit is not None and not self.is_done:
             self._plan_epochs(self.epoch + 1, 0.0)
-        self._make_step({name: self.fabric.to_device(values) for name, values in found.optimizer.items()})
 
     def _load_weights(self, weights: dict[str, torch.Tensor], folder: Path) -> None:
         backbone = self.backbone

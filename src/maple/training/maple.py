@@ -24,7 +24,7 @@ from maple.data.augment import quarter_turns, shuffle_patches, turn_images
 from maple.errors import ConfigError, UsageError
 from maple.networks import Backbone
 from maple.options import as_dict, flag_name
-from maple.stats.splitting import Clustering, split_clusters
+from maple.stats.splitting import Clustering, split_clusters, work_alone
 from maple.training.loss import (
     LossTerm,
     all_triplets_loss,
@@ -35,7 +35,7 @@ from maple.training.loss import (
     uniform_cross_entropy,
 )
 from maple.training.options import MapleOptions
-from maple.training.recipe import RECIPES, EmbedRows, History, Recipe, Row, Step, register_recipe
+from maple.training.recipe import RECIPES, EmbedRows, History, Recipe, Row, SharedRows, Step, register_recipe
 from maple.types import About, Relabelling
 
 GUESSING = 1.5  # times the accuracy of guessing: below this the network has not learned
@@ -226,7 +226,8 @@ class MapleRecipe(MapleOptions, Recipe):
             min_cluster_size=self.min_cluster_size,
             seed=seed + epoch,
         )
-        return split_clusters(embeddings, rows, current, hard, how)
+        share = embed_rows.share if isinstance(embed_rows, SharedRows) else work_alone
+        return split_clusters(embeddings, rows, current, hard, how, share)
 
     def grow_head(self, head: nn.Module, relabelling: Relabelling) -> tuple[nn.Module, bool]:
         if not isinstance(head, nn.Linear):

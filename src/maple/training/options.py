@@ -53,7 +53,7 @@ class TrainOptions:
         None,
         "time for the epochs, such as 20m, 90s or 1h30m; those that do not fit are left out, the schedule ends in time",
     )
-    batch_size: Positive = option(128, "images per step, over all devices")
+    batch_size: Positive = option(128, "images per step over all processes, divided evenly among them")
     optimizer: Literal["sgd", "adam", "muon"] = option(
         "sgd",
         "optimiser; 'muon' orthogonalises the steps of convolutions and trains the rest by SGD",
@@ -89,6 +89,10 @@ class TrainOptions:
     accelerator: Literal["auto", "cpu", "cuda", "mps"] = option("auto", "device to train on")
     devices: Positive = option(1, "processes on this machine; gradients are averaged")
     nodes: Positive = _rare(1, "machines; start the same command on each with torchrun or SLURM")
+    strategy: Literal["ddp", "fsdp"] = _rare(
+        "ddp",
+        "several processes: 'ddp' keeps gradients and optimiser state in each, 'fsdp' divides them among all",
+    )
     workers: Annotated[int, Interval(ge=0)] = _rare(2, "processes that decode images which do not fit in memory")
     allocator: bool = _rare(True, "keep freed memory for the next step (Linux, CPU)")
     checkpoint_every: Positive = _rare(1, "epochs between checkpoints")

@@ -28,6 +28,7 @@ from maple.decisions.pool import class_probabilities
 from maple.networks import Backbone
 from maple.options import as_dict
 from maple.registry import Method, Registry
+from maple.stats.splitting import ShareWork
 from maple.training.loss import LossTerm
 from maple.types import About, Outputs, Relabelling
 
@@ -35,6 +36,17 @@ COLLAPSED_SPREAD = 0.02  # relative spread of the embeddings below which they ar
 Row = dict[str, Any]  # of the history: an epoch, by the columns of history.csv and the loss terms of the recipe
 History = list[Row]
 EmbedRows = Callable[[np.ndarray], np.ndarray]  # indices of training images (n,) to their embeddings (n, D)
+
+
+@dataclass(frozen=True)
+class SharedRows:
+    """:data:`EmbedRows` of a training in several processes, which can divide other work too."""
+
+    embed: EmbedRows
+    share: ShareWork
+
+    def __call__(self, rows: np.ndarray) -> np.ndarray:
+        return self.embed(rows)
 
 
 @dataclass(frozen=True, eq=False)
@@ -132,7 +144,8 @@ class Recipe(ABC):
         """New pseudo-labels after ``epoch`` (counted from 1), or ``None`` to keep the current ones.
 
         ``probabilities`` (N, C) and ``labels`` (N,) are those of the validation images; ``embed_rows`` gives the
-        embeddings of training images by index.
+        embeddings of training images by index. In several processes each calls it, with the same arguments, and
+        ``embed_rows`` is a :class:`SharedRows`.
         """
         return None
 

@@ -12,15 +12,17 @@ from typing import Any
 import numpy as np
 import torch
 from lightning_fabric import Fabric
+from lightning_fabric.strategies import ModelParallelStrategy
 from torch import Tensor
 
 from maple.errors import TrainError
 from maple.networks import Backbone
-from maple.training.distributed import together
-from maple.training.head import NamedState, set_named_state
+from maple.training.head import NamedState, named_state, set_named_state
 from maple.training.loss import weighted_sum
 from maple.training.optimizers import learning_rate_at, make_optimizer
 from maple.training.options import TrainOptions
+from maple.training.processes import Sharding, together
+from maple.training.processes.sharding import whole_tensor
 from maple.training.recipe import Recipe, Step
 
 Forward = Callable[[Tensor], tuple[Tensor, Tensor]]  # images to embeddings and logits
@@ -46,15 +48,37 @@ def forward_batch(
 
 
 class TrainingStep:
-    """The whole step of the training loop, with the optimiser of ``options``; ``state`` is where that starts from."""
+    """The whole step of the training loop, with the optimiser of ``options``; ``state`` is where that starts from.
+
+    Several processes must hold equal backbones. ``network`` is what is trained: the backbone, or its divided copy.
+    """
 
     def __init__(
         self, fabric: Fabric, recipe: Recipe, backbone: Backbone, options: TrainOptions, state: NamedState | None = None
     ) -> None:
-        self.fabric, self.recipe, self.backbone, self.options = fabric, recipe, backbone, options
-        self.raw_optimizer = make_optimizer(backbone, options)
-        set_named_state(self.raw_optimizer, backbone, state or {})
-        self.module, self.optimizer = fabric.setup(backbone, self.raw_optimizer)
+        self.fabric, self.recipe, self.options = fabric, recipe, options
+        self.network = backbone.to(fabric.device)
+        self._sharding: Sharding | None = None
+        state = state or {}
+        if isinstance(fabric.strategy, ModelParallelStrategy):
+            self._sharding = Sharding(backbone)
+            self.network = self._sharding.network
+            self.module = fabric.setup_module(self.network)
+            state = self._sharding.divide_state(state)
+        self.raw_optimizer = make_optimizer(self.network, options)
+        set_named_state(self.raw_optimizer, self.network, state)
+        if self._sharding is None:
+            self.module, self.optimizer = fabric.setup(self.network, self.raw_optimizer)
+        else:
+            self.optimizer = fabric.setup_optimizers(self.raw_optimizer)
+
+    def collect(self) -> NamedState:
+        """Bring the backbone up to date and return the state of the optimiser by parameter name, in all processes."""
+        if self._sharding is None:
+            return named_state(self.raw_optimizer, self.network)
+        self._sharding.collect()
+        divided = named_state(self.raw_optimizer, self.network)
+        return {name: {key: whole_tensor(value) for key, value in values.items()} for name, values in divided.items()}
 
     @property
     def learning_rate(self) -> float:
@@ -66,7 +90,7 @@ class TrainingStep:
         progress = min(1.0, (epoch - 1 + share) / self.options.epochs)
         for group in self.raw_optimizer.param_groups:
             group["lr"] = group.get("rate_factor", 1.0) * learning_rate_at(progress, self.options)
-        step = forward_batch(self.recipe, self.backbone, images, targets, progress, self._forward)
+        step = forward_batch(self.recipe, self.network, images, targets, progress, self._forward)
         with together(self.fabric):
             terms = self.recipe.loss(step)
             loss = weighted_sum(terms)
@@ -83,7 +107,7 @@ class TrainingStep:
         if not self.recipe.needs_image_gradients:
             return self.module(images)
         with self.fabric.autocast():
-            return self.backbone(images)
+            return self.network(images)
 
     def check_finite(self, epoch: int, what: str, *values: Any) -> None:
         """Raise ``TrainError`` before values that are not finite reach a checkpoint."""

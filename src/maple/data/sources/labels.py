@@ -67,11 +67,7 @@ def _place_files(rows: list[_Row], path: Path) -> dict[str, str]:
     """The label of each file, empty if it has none in any row."""
     files: dict[str, str] = {}
     for row in rows:
-        try:
-            file = _find(row.file, path.parent)
-            os.fsencode(file)
-        except ValueError as error:  # a null character, or half of another
-            raise DataError(f"'{path}' names a file that cannot exist ({error}): correct its name") from None
+        file = _find(row.file, path.parent)
         known = files.get(file, "")
         if known and row.label and known != row.label:
             raise DataError(f"'{path}' gives '{row.file}' the labels '{known}' and '{row.label}': keep one of them")
@@ -138,16 +134,12 @@ def _label_of(task: Mapping[str, Any]) -> str:
     if "annotations" not in task:  # JSON-MIN
         return _choice(task.get(LABEL_CONTROL))
     label = ""
-    for annotation in _list(task["annotations"]):
+    for annotation in task["annotations"] or ():
         if isinstance(annotation, dict) and not annotation.get("was_cancelled"):
-            for result in _list(annotation.get("result")):
+            for result in annotation.get("result") or ():
                 if isinstance(result, dict) and result.get("from_name", LABEL_CONTROL) == LABEL_CONTROL:
                     label = _choice(result.get("value")) or label
     return label
-
-
-def _list(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else []
 
 
 def _choice(value: Any) -> str:

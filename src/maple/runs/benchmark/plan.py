@@ -22,8 +22,8 @@ from maple.networks import fit_whitening
 from maple.runs.benchmark.jobs import Job
 from maple.runs.setup.config import RunConfig
 from maple.runs.train import new_network
-from maple.training.distributed import make_fabric
 from maple.training.head import prepare_backbone
+from maple.training.processes import make_fabric
 from maple.training.step import TrainingStep
 
 _BATCHES = (4, 4, 64)  # timed: to warm up, for large networks, and for those that are fast enough

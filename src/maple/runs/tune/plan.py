@@ -26,8 +26,8 @@ from maple.runs.setup.splits import load_run_splits
 from maple.runs.train import check_options
 from maple.runs.tune.criteria import halve
 from maple.text import plural
-from maple.training.distributed import count_processes
 from maple.training.options import TrainOptions
+from maple.training.processes import count_processes
 from maple.training.recipe import find_recipe
 
 SEARCHES = ("grid", "bayes")
@@ -134,12 +134,12 @@ def _check_config(config: RunConfig) -> None:
     """Refuse requests that would fail in the first trial."""
     if isinstance(config.recipe, EnsembleRecipe):
         raise UsageError("an ensemble has no settings of its own to tune: tune its members with --recipe cross-entropy")
-    check_options(config.train)
     if count_processes(config.train) != (1, 1):
         raise UsageError(
             "a trial is trained in one process: leave out --devices, --nodes and torchrun, and start the same "
             "maple tune several times instead"
         )
+    check_options(config.train)
 
 
 def open_splits(plan: Plan) -> Splits:
