@@ -42,11 +42,27 @@ EXTRAS = {  # which extra of the package installs a package that is imported onl
 }
 
 
+LONGEST = 2_000  # characters of an error
+
+
 class MapleError(Exception):
-    """Base of all errors that the package raises on purpose."""
+    """Base of all errors that the package raises on purpose.
+
+    What a file holds may be part of the text, so that it is one line of bounded length without control characters.
+
+    >>> str(DataError("no column 'a\\x1b[2J': found b\\nc"))
+    "no column 'a?[2J': found b c"
+    """
 
     exit_code = 1
     said_here = False  # also by a process that is not the first of several
+
+    def __str__(self) -> str:
+        text = super().__str__()
+        if text.isprintable() and len(text) <= LONGEST:
+            return text
+        line = "".join(each if each.isprintable() else "?" for each in " ".join(text.split()))
+        return line if len(line) <= LONGEST else f"{line[: LONGEST - 1]}…"
 
 
 class UsageError(MapleError, ValueError):

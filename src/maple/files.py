@@ -29,7 +29,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
-from maple.errors import RunError, UsageError
+from maple.errors import MapleError, RunError, UsageError
 from maple.formats import FORMAT_VERSION, OLDEST_FORMAT, Content, bring_forward
 from maple.types import SET_SEPARATOR
 
@@ -259,6 +259,40 @@ def _read_holder(note: Path) -> Holder | str:
         return "another process"
 
 
+# --- damage -----------------------------------------------------------------------------------------------------------
+
+# What reading and using the content of a file raises where it is not what maple wrote.
+_DAMAGE = (
+    SafetensorError,
+    ValueError,
+    LookupError,
+    TypeError,
+    AttributeError,
+    ArithmeticError,
+    RecursionError,
+    OSError,
+)
+
+
+@contextmanager
+def naming_damage(path: Path, otherwise: str = ANEW) -> Iterator[None]:
+    """Within it, content that maple cannot have written is a :class:`RunError` that names the file and the remedy.
+
+    >>> with naming_damage(Path("a.json"), "write it again"):
+    ...     {}["classes"]
+    Traceback (most recent call last):
+    ...
+    maple.errors.RunError: 'a.json' is damaged (it lacks 'classes'): restore it from a copy or write it again
+    """
+    try:
+        yield
+    except (RunError, UsageError):
+        raise
+    except (MapleError, *_DAMAGE) as error:
+        reason = f"it lacks {error}" if isinstance(error, KeyError) else str(error)
+        raise RunError(f"'{path}' is damaged ({reason}): restore it from a copy or {otherwise}") from None
+
+
 # --- tensors and JSON -------------------------------------------------------------------------------------------------
 
 
@@ -280,24 +314,19 @@ def load_arrays(path: Path, otherwise: str = ANEW) -> tuple[dict[str, np.ndarray
     """
     if not path.is_file():
         raise no_file(path, otherwise)
-    try:
-        with safe_open(path, framework="numpy") as file:
-            metadata = json.loads((file.metadata() or {}).get(_METADATA_KEY, "{}"))
-            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
-    except (SafetensorError, ValueError, OSError) as error:
-        raise RunError(f"'{path}' is damaged ({error}): restore it from a copy or {otherwise}") from None
+    with naming_damage(path, otherwise), safe_open(path, framework="numpy") as file:
+        metadata = json.loads((file.metadata() or {}).get(_METADATA_KEY, "{}"))
+        arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
     found = check_format(metadata, path)
-    metadata, arrays = bring_forward(path.name, found, Content(metadata, arrays))
+    with naming_damage(path, otherwise):
+        metadata, arrays = bring_forward(path.name, found, Content(metadata, arrays))
     return arrays, metadata
 
 
 def read_metadata(path: Path) -> dict[str, Any]:
     """The metadata of a file of :func:`save_arrays`, without reading its arrays."""
-    try:
-        with safe_open(path, framework="numpy") as file:
-            return json.loads((file.metadata() or {}).get(_METADATA_KEY, "{}"))
-    except (SafetensorError, ValueError, OSError) as error:
-        raise RunError(f"'{path}' is damaged ({error}): restore it from a copy or {ANEW}") from None
+    with naming_damage(path), safe_open(path, framework="numpy") as file:
+        return json.loads((file.metadata() or {}).get(_METADATA_KEY, "{}"))
 
 
 def without_paths(metadata: dict[str, Any]) -> dict[str, Any]:
@@ -323,11 +352,11 @@ def save_json(path: Path, value: Mapping[str, Any]) -> None:
 def load_json(path: Path) -> dict[str, Any]:
     """Read a file of :func:`save_json`."""
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        text = path.read_bytes()
     except OSError as error:
         raise RunError(f"cannot read '{path}': {error.strerror or error}; is '{path.parent}' a run folder?") from None
-    except ValueError as error:
-        raise RunError(f"'{path}' is damaged ({error}): restore it from a copy or {ANEW}") from None
+    with naming_damage(path):
+        value = json.loads(text)
     check_format(value, path)
     return value
 

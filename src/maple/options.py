@@ -228,7 +228,7 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise ConfigError(
             f"cannot read the configuration '{path}': {error.strerror or error}; check the path"
         ) from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"'{path}' is not valid TOML ({error}): correct it, or restore it from a copy") from None
 
 

@@ -101,7 +101,7 @@ def read_labels(path: Path) -> list[JudgedLabel]:
     try:
         with path.open(encoding="utf-8", newline="") as file:
             return [_read_row(row) for row in csv.DictReader(file)]
-    except (KeyError, ValueError, TypeError, csv.Error) as error:
+    except (KeyError, ValueError, TypeError, OSError, csv.Error) as error:
         raise RunError(f"'{path}' is damaged ({error}): run maple evaluate again") from None
 
 

@@ -207,7 +207,7 @@ class Results:
             if isinstance(written, int) and written > FORMAT_VERSION:
                 raise RunError(f"these results have format {written}, newer than {FORMAT_VERSION}: update maple")
             return TypeAdapter(Results).validate_python(values)
-        except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
             raise RunError(f"these results are not valid JSON ({error}): evaluate the run again") from None
         except ValidationError as error:
             where = ".".join(str(part) for part in error.errors()[0]["loc"]) or "the file"

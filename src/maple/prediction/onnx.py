@@ -221,7 +221,10 @@ class OnnxPredictor(BasePredictor):
     runtime = "onnxruntime"
 
     def __init__(self, session: onnxruntime.InferenceSession, source: str = "the graph") -> None:
-        found = session.get_modelmeta().custom_metadata_map
+        try:
+            found = session.get_modelmeta().custom_metadata_map
+        except UnicodeDecodeError as error:
+            raise RunError(f"the metadata of '{source}' are damaged ({error}): {DAMAGED}") from None
         if METADATA not in found:
             remedy = f"make a run with maple fit '{source}' --data IMAGES, or export a run with maple export"
             raise UsageError(f"'{source}' is a network, not an exported predictor: {remedy}")

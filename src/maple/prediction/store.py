@@ -9,13 +9,14 @@ from typing import Any
 import torch
 from torch import nn
 
+from maple.data.decode import MAX_SIZE
 from maple.decisions.calibration import Calibration
 from maple.decisions.options import DecisionOptions
 from maple.decisions.probability import Probability
 from maple.detectors.base import pack_records
 from maple.detectors.maple import MapleDetector
-from maple.errors import RunError, UsageError
-from maple.files import RunFile, check_finished, load_arrays, save_arrays, without_paths, write_atomic
+from maple.errors import RunError, UsageError, check_integer
+from maple.files import RunFile, check_finished, load_arrays, naming_damage, save_arrays, without_paths, write_atomic
 from maple.networks import Backbone, MadeBy, Origin, create_backbone, rebuild_model
 from maple.options import as_dict, build_options
 from maple.prediction.predictor import Predictor
@@ -47,16 +48,18 @@ def load_predictor(folder: str | Path, *, trust: bool = False) -> Predictor:
     folder = Path(folder)
     check_finished(folder)
     arrays, metadata = load_arrays(folder / RunFile.DETECTOR)
-    return Predictor(
-        load_backbone(folder / RunFile.WEIGHTS, trust=trust),
-        MapleDetector.from_state(arrays, metadata["detector"]),
-        tuple(metadata["class_names"]),
-        size=metadata["size"],
-        fit=metadata["fit"],
-        probability=Probability.from_dict(metadata),
-        calibration=Calibration.from_arrays(with_prefix(arrays, "calibration.")),
-        options=build_options(DecisionOptions, metadata["options"], f"'{folder / RunFile.DETECTOR}'"),
-    )
+    backbone = load_backbone(folder / RunFile.WEIGHTS, trust=trust)
+    with naming_damage(folder / RunFile.DETECTOR):
+        return Predictor(
+            backbone,
+            MapleDetector.from_state(arrays, metadata["detector"]),
+            tuple(metadata["class_names"]),
+            size=check_integer("size", metadata["size"], 1, MAX_SIZE),
+            fit=metadata["fit"],
+            probability=Probability.from_dict(metadata),
+            calibration=Calibration.from_arrays(with_prefix(arrays, "calibration.")),
+            options=build_options(DecisionOptions, metadata["options"], f"'{folder / RunFile.DETECTOR}'"),
+        )
 
 
 def save_backbone(path: Path, backbone: Backbone) -> None:
@@ -128,10 +131,11 @@ def _new_backbone(metadata: dict[str, Any], shapes: Mapping[str, Sequence[int]],
 def load_backbone(path: Path, *, trust: bool = False) -> Backbone:
     """The network that :func:`save_backbone` wrote; ``trust`` as for :func:`load_predictor`."""
     arrays, metadata = load_arrays(path)
-    origin = metadata.get("origin") or {}
-    if "file" in origin:
-        origin["file"] = str((path.parent / RunFile.NETWORK / Path(origin["file"]).name).resolve())
-    backbone = _new_backbone(metadata, {name: array.shape for name, array in arrays.items()}, trust)
+    with naming_damage(path):
+        origin = metadata.get("origin") or {}
+        if "file" in origin:
+            origin["file"] = str((path.parent / RunFile.NETWORK / Path(origin["file"]).name).resolve())
+        backbone = _new_backbone(metadata, {name: array.shape for name, array in arrays.items()}, trust)
     try:
         backbone.load_state_dict({name: torch.from_numpy(array.copy()) for name, array in arrays.items()})
     except RuntimeError as error:

@@ -141,7 +141,7 @@ def _read_rows(path: Path) -> Iterator[Any]:
         raise DataError(
             f"cannot read the predictions '{path}': {reason}; give a file written by maple predict"
         ) from None
-    except (ValueError, csv.Error, pa.ArrowException) as error:
+    except (ValueError, RecursionError, csv.Error, pa.ArrowException) as error:
         raise DataError(f"'{path}' is not CSV, JSON lines or Parquet ({error}): write it with maple predict") from None
 
 

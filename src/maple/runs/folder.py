@@ -26,6 +26,7 @@ from maple.files import (
     expand_home,
     load_json,
     lock_folder,
+    naming_damage,
     no_run,
     save_json,
     write_atomic,
@@ -152,7 +153,9 @@ class RunFolder:
         write_atomic(self / RunFile.CONFIG, to_toml({"origin": settings.origin.to_toml(), **settings.sections}))
 
     def read_classes(self) -> RunClasses:
-        return RunClasses.from_json(load_json(self / RunFile.CLASSES))
+        value = load_json(self / RunFile.CLASSES)
+        with naming_damage(self / RunFile.CLASSES):
+            return RunClasses.from_json(value)
 
     def write_classes(self, classes: RunClasses) -> None:
         save_json(self / RunFile.CLASSES, classes.to_json())

@@ -77,10 +77,9 @@ def load_plugin_file(path: Path) -> None:
         sys.path.append(str(folder))  # last: a file there must not replace an installed package
     for module in _table(content.get("plugin", []), list, path, "plugin"):
         load_plugin(module)
-    for name, section in _table(content.get("data", {}), dict, path, "data").items():
-        _add_data(name, section, path)
-    for name, section in _table(content.get("suites", {}), dict, path, "suites").items():
-        _add_suite(name, section, path)
+    for kind, add in (("data", _add_data), ("suites", _add_suite)):
+        for name, section in _table(content.get(kind, {}), dict, path, kind).items():
+            add(name, _table(section, dict, path, f"{kind}.{name}"), path)
 
 
 def load_installed() -> None:
@@ -106,7 +105,10 @@ def _add_data(name: str, section: Mapping[str, Any], path: Path) -> None:
     found = PluginData(**validate_options(PluginData, section, where))
     if not found.path:
         raise ConfigError(f"{where} has no path: give the file or folder with its images")
-    place = (path.resolve().parent / found.path).resolve()
+    try:
+        place = (path.resolve().parent / found.path).resolve()
+    except ValueError as error:  # a null character
+        raise ConfigError(f"the path of {where} cannot be used ({error}): correct it") from None
     register_data_set(
         DataSet(
             name=name,

@@ -17,7 +17,7 @@ import torch
 
 from maple.data.image_set import ImageSet
 from maple.errors import RunError, UsageError
-from maple.files import load_arrays, save_arrays
+from maple.files import load_arrays, naming_damage, save_arrays
 from maple.options import flag_name
 from maple.training.head import NamedState
 from maple.training.recipe import RECIPES, History
@@ -106,6 +106,11 @@ class Checkpoint(Record):
     @classmethod
     def load(cls, path: Path) -> Checkpoint:
         arrays, metadata = load_arrays(path)
+        with naming_damage(path):
+            return cls._unpack(arrays, metadata)
+
+    @classmethod
+    def _unpack(cls, arrays: Mapping[str, np.ndarray], metadata: Mapping[str, Any]) -> Checkpoint:
         groups: dict[str, dict[str, np.ndarray]] = defaultdict(dict)
         for key, value in arrays.items():
             group, name = key.rsplit("/", 1)

@@ -20,7 +20,7 @@ _REFUSED = "fetch the archive that its authors publish"
 
 BROKEN = (  # errors that reading a damaged archive raises
     *(tarfile.TarError, zipfile.BadZipFile, zlib.error, lzma.LZMAError),
-    *(EOFError, OSError, RuntimeError, ValueError),
+    *(EOFError, OSError, RuntimeError, ValueError, LookupError),
 )
 
 

@@ -67,7 +67,11 @@ def _place_files(rows: list[_Row], path: Path) -> dict[str, str]:
     """The label of each file, empty if it has none in any row."""
     files: dict[str, str] = {}
     for row in rows:
-        file = _find(row.file, path.parent)
+        try:
+            file = _find(row.file, path.parent)
+            os.fsencode(file)
+        except ValueError as error:  # a null character, or half of another
+            raise DataError(f"'{path}' names a file that cannot exist ({error}): correct its name") from None
         known = files.get(file, "")
         if known and row.label and known != row.label:
             raise DataError(f"'{path}' gives '{row.file}' the labels '{known}' and '{row.label}': keep one of them")
@@ -134,12 +138,16 @@ def _label_of(task: Mapping[str, Any]) -> str:
     if "annotations" not in task:  # JSON-MIN
         return _choice(task.get(LABEL_CONTROL))
     label = ""
-    for annotation in task["annotations"] or ():
+    for annotation in _list(task["annotations"]):
         if isinstance(annotation, dict) and not annotation.get("was_cancelled"):
-            for result in annotation.get("result") or ():
+            for result in _list(annotation.get("result")):
                 if isinstance(result, dict) and result.get("from_name", LABEL_CONTROL) == LABEL_CONTROL:
                     label = _choice(result.get("value")) or label
     return label
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
 
 
 def _choice(value: Any) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import zipfile
-import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
@@ -176,14 +175,26 @@ def open_npz(path: Path, name: str, size: Size, fit: Fit, memory_limit: int, lab
     try:
         _check_unpacked(path, memory_limit)
         with np.load(path, allow_pickle=False) as arrays:
-            images = arrays[_require(arrays.files, ("images", "x"), path, "array")]
-            labels = arrays[_require(arrays.files, ("labels", "y"), path, "array")] if labelled else None
-            names = _text(arrays["class_names"], path) if labelled and "class_names" in arrays.files else None
-    except (zipfile.BadZipFile, zlib.error, OSError, EOFError, MemoryError) as error:
-        raise DataError(f"cannot read '{path}' as .npz: {error}; write it again") from None
+            images = _array(arrays, _require(arrays.files, ("images", "x"), path, "array"))
+            labels = _array(arrays, _require(arrays.files, ("labels", "y"), path, "array")) if labelled else None
+            names = _text(_array(arrays, "class_names"), path) if labelled and "class_names" in arrays.files else None
+    except DataError:
+        raise
     except ValueError as error:
         raise DataError(f"cannot read '{path}': {error}; save plain numbers and strings, not Python objects") from None
+    except Exception as error:  # zip, its compressions and NumPy's header raise OSError, TokenError, SystemError, ...
+        raise DataError(f"cannot read '{path}' as .npz: {error}; write it again") from None
     return ImageSet.from_arrays(images, labels, names, name=name, size=size, fit=fit, memory_limit=memory_limit)
+
+
+def _array(arrays: np.lib.npyio.NpzFile, name: str) -> np.ndarray:
+    """One array of the file, whose text is valid."""
+    array = arrays[name]
+    if not isinstance(array, np.ndarray):
+        raise ValueError(f"'{name}' is not an array")
+    if array.dtype.kind == "U":
+        array.tolist()  # raises an error for characters that do not exist
+    return array
 
 
 def _check_unpacked(path: Path, memory_limit: int) -> None:

@@ -117,7 +117,7 @@ def register_suite(name: str, section: Mapping[str, Any], protocol: Protocol, wh
         describe_columns(suite.columns)
         if not (suite.columns and suite.rows(PROFILES["cpu"])):
             raise UsageError(f"{where} has no columns or rows: give both, as docs/howto/extend.md shows")
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise UsageError(f"{where} is no suite ({error}): see docs/howto/extend.md") from None
     for profile in PROFILES.values():
         profile.protocols[name] = simulate(protocol) if profile.simulated else protocol

@@ -16,8 +16,11 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from maple.errors import RunError
+from maple.errors import RunError, check_integer
 from maple.files import load_json, save_json, write_atomic
+
+MAX_THUMBNAILS = 100_000  # of a sheet
+MAX_SIDE = 512  # pixels of a thumbnail
 
 
 def thumbnail(image: np.ndarray, side: int) -> np.ndarray:
@@ -76,14 +79,18 @@ def save_sheet(folder: Path, stem: str, value: Mapping[str, Any], thumbnails: Se
 def load_sheet(path: Path) -> tuple[dict[str, Any], np.ndarray]:
     """The JSON and the thumbnails (n, S, S, 3) that :func:`save_sheet` wrote."""
     value = load_json(path)
-    n, side = value["thumbnails"], value["side"]
     if value["sheet"] is None:
         return value, np.zeros((0, 0, 0, 3), dtype=np.uint8)
+    n = check_integer("thumbnails", value["thumbnails"], 1, MAX_THUMBNAILS)
+    side = check_integer("side", value["side"], 1, MAX_SIDE)
     sheet = path.parent / Path(value["sheet"]).name
+    columns = math.isqrt(n - 1) + 1
     try:
-        with Image.open(sheet) as image:
+        with Image.open(sheet, formats=("PNG",)) as image:
+            if image.size != (columns * side, -(-n // columns) * side):  # before a pixel is decoded
+                raise ValueError(f"{image.size[0]} x {image.size[1]} pixels")
             return value, from_sheet(np.asarray(image.convert("RGB")), n, side)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         raise RunError(f"'{sheet}' is damaged ({error}): delete '{path}' or evaluate the run again") from None
 
 

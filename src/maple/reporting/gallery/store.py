@@ -11,17 +11,18 @@ from __future__ import annotations
 import hashlib
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
-from maple.files import load_arrays, save_arrays
+from maple.files import load_arrays, naming_damage, save_arrays
 from maple.reporting.gallery._sheet import load_sheet, save_sheet
 
 MAX_EXEMPLARS = 6_000  # in all: with very many clusters or components each shows fewer
+Part = TypeVar("Part")
 _ARRAYS = ("points", "class_ids", "cluster_ids")  # of a projection
 
 
@@ -105,11 +106,22 @@ class Gallery:
 
 def read_gallery(folder: Path) -> Gallery:
     """Read the parts that the folder holds; a missing folder is an empty gallery."""
-    clusters = _load_clusters(folder) if (folder / "clusters.json").is_file() else ()
-    components = _load_components(folder) if (folder / "components.json").is_file() else ()
-    projections = [_load_projection(path) for path in sorted(folder.glob("projection-*.safetensors"))]
-    examples = tuple(_load_examples(path) for path in sorted(folder.glob("examples-*.json")))
-    return Gallery(clusters, components, {projection.name: projection for projection in projections}, examples)
+    clusters = [_whole(_load_clusters, path) for path in folder.glob("clusters.json")]
+    components = [_whole(_load_components, path) for path in folder.glob("components.json")]
+    projections = [_whole(_load_projection, path) for path in sorted(folder.glob("projection-*.safetensors"))]
+    examples = [_whole(_load_examples, path) for path in sorted(folder.glob("examples-*.json"))]
+    named = {projection.name: projection for projection in projections}
+    return Gallery(
+        clusters=clusters[0] if clusters else (),
+        components=components[0] if components else (),
+        projections=named,
+        examples=tuple(examples),
+    )
+
+
+def _whole(load: Callable[[Path], Part], path: Path) -> Part:
+    with naming_damage(path, "delete its folder and evaluate the run again"):
+        return load(path)
 
 
 def remove_examples(folder: Path) -> None:
@@ -132,8 +144,8 @@ def save_clusters(folder: Path, clusters: Sequence[ClusterExemplars]) -> None:
     save_sheet(folder, "clusters", {"clusters": [_to_json(each, "thumbnails") for each in kept]}, thumbnails)
 
 
-def _load_clusters(folder: Path) -> tuple[ClusterExemplars, ...]:
-    value, thumbnails = load_sheet(folder / "clusters.json")
+def _load_clusters(path: Path) -> tuple[ClusterExemplars, ...]:
+    value, thumbnails = load_sheet(path)
     records = value["clusters"]
     parts = _split(thumbnails, [len(record["files"]) for record in records])
     return tuple(
@@ -156,8 +168,8 @@ def _end_records(end: ComponentEnd) -> list[dict[str, Any]]:
     return [{"coordinate": coordinate, "class": name, "file": file} for coordinate, name, file in values]
 
 
-def _load_components(folder: Path) -> tuple[ComponentExemplars, ...]:
-    value, thumbnails = load_sheet(folder / "components.json")
+def _load_components(path: Path) -> tuple[ComponentExemplars, ...]:
+    value, thumbnails = load_sheet(path)
     ends = [record[end] for record in value["components"] for end in ("low", "high")]
     loaded = [_load_end(end, own) for end, own in zip(ends, _split(thumbnails, [len(end) for end in ends]))]
     spreads = [record["spread"] for record in value["components"]]

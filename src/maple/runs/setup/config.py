@@ -81,7 +81,9 @@ def resolve_config(
     if "recipe" in values["model"]:
         values["model"]["recipe"] = method.name  # perhaps given by a former name
     values["train"] = _follow_epochs(base.get("train", {}), values["train"])
-    values["train"].setdefault("optimizer", default_optimizer(values["model"].get("backbone", ModelOptions().backbone)))
+    values["train"].setdefault(
+        "optimizer", default_optimizer(str(values["model"].get("backbone", ModelOptions().backbone)))
+    )
     recipe = method.create(values.pop(RECIPE), f"section [{method.kind.section}]")
     built: dict[str, Any] = {
         name: build_options(SECTIONS[name], own, f"section [{name}]") for name, own in values.items()
