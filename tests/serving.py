@@ -192,7 +192,9 @@ def server(*arguments: object) -> Iterator[tuple[subprocess.Popen[str], int]]:
 def main() -> None:
     """Serve a predictor that takes so many seconds per batch."""
     options = ServeOptions(port=0, max_batch=4, max_bytes=2**20)
-    run_app(create_app(Colours(seconds=float(sys.argv[1])), options), options, listen_at(options.host, options.port))
+    seconds, listener = float(sys.argv[1]), listen_at(options.host, options.port)
+    again = Colours(seconds=seconds), THUMBNAILS
+    run_app(create_app(Colours(seconds=seconds), options), options, listener, lambda: again)
 
 
 if __name__ == "__main__":

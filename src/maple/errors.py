@@ -14,6 +14,7 @@ MapleError            exit code 1: the work failed
 from __future__ import annotations
 
 import difflib
+import errno
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from operator import index
@@ -40,6 +41,8 @@ EXTRAS = {  # which extra of the package installs a package that is imported onl
     "gpytorch": "due",
     "ray": "ray",
 }
+_NO_MEMORY = ("can't allocate memory", "std::bad_alloc", "Cannot allocate memory")  # RuntimeError of torch and others
+MORE_MEMORY = "use a smaller --batch-size or fewer --workers, or free some memory, then try again"
 
 
 LONGEST = 2_000  # characters of an error
@@ -148,6 +151,29 @@ def naming_extras() -> Iterator[None]:
         raise UsageError(
             f"this needs {error.name}, which is not installed: pip install 'maple-uncertainty[{extra}]'"
         ) from None
+
+
+def describe_failure(error: BaseException) -> str | None:
+    """The message for a failure of the machine that no module expected: no memory, or a file that cannot be used.
+
+    None for every other error.
+
+    >>> describe_failure(PermissionError(13, "Permission denied", "runs/a"))
+    "'runs/a': Permission denied; check the path, its permissions and the space on its disk, then try again"
+    >>> describe_failure(ValueError("a fault of the program"))
+    """
+    if isinstance(error, MemoryError) or any(each in str(error) for each in _NO_MEMORY):
+        return f"out of memory ({_first_line(error)}); {MORE_MEMORY}"
+    if not isinstance(error, OSError) or error.errno is None:
+        return None
+    if error.errno in (errno.ENOMEM, errno.EAGAIN):  # no memory, or no room for another process or thread
+        return f"{error.strerror}; {MORE_MEMORY}"
+    place = f"'{error.filename}': " if error.filename else ""
+    return f"{place}{error.strerror}; check the path, its permissions and the space on its disk, then try again"
+
+
+def _first_line(error: BaseException) -> str:
+    return next(iter(str(error).splitlines()), "") or type(error).__name__
 
 
 def same_class(a: type, b: type) -> bool:

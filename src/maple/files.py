@@ -11,12 +11,11 @@ from __future__ import annotations
 
 import csv
 import difflib
-import errno
+import hashlib
 import io
 import json
 import os
 import socket
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -29,11 +28,16 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
+from maple.drafts import draft_folder as draft_folder
+from maple.drafts import find_replaced, write_atomic
+from maple.drafts import is_full as is_full
 from maple.errors import MapleError, RunError, UsageError
 from maple.formats import FORMAT_VERSION, OLDEST_FORMAT, Content, bring_forward
 from maple.types import SET_SEPARATOR
 
 _METADATA_KEY = "maple"
+_DIGEST = "digest"  # in the metadata: digest of the rest of them
+_ARRAYS = "arrays"  # in the metadata: digest of the arrays
 Row = dict[str, Any]  # of a table, by column
 ANEW = "train again with --overwrite"  # remedy for an unusable file of a run
 
@@ -60,6 +64,7 @@ class RunFile(StrEnum):
 
 def no_run(folder: Path, name: str) -> RunError:
     """The error for a folder that lacks ``name``, without which it is no run."""
+    check_replaced(folder)
     remedy = suggest_path(folder) or "give the folder that maple train or maple fit wrote"
     return RunError(f"'{folder}' is not a run folder, it has no {name}: {remedy}")
 
@@ -69,6 +74,7 @@ def check_finished(folder: Path) -> None:
     if folder.is_file():
         raise RunError(f"'{folder}' is a file, not a run: give the folder of a run, or an exported .onnx file")
     if not folder.is_dir():
+        check_replaced(folder)
         hint = suggest_path(folder) or f"train one with maple train DATA --out '{folder}'"
         raise RunError(f"'{folder}' is not a run folder: {hint}")
     if not (folder / RunFile.DETECTOR).is_file():
@@ -78,6 +84,12 @@ def check_finished(folder: Path) -> None:
         raise RunError(f"{unfinished}: rerun the command that started it, with --resume or --overwrite")
     if not (folder / RunFile.WEIGHTS).is_file():
         raise no_file(folder / RunFile.WEIGHTS)
+
+
+def check_replaced(folder: Path) -> None:
+    """Raise :class:`RunError` where a run is missing because its replacement was interrupted between two renames."""
+    if (old := find_replaced(folder)) is not None:
+        raise RunError(f"'{folder}' was being replaced when its process was killed: rename '{old}' to '{folder}'")
 
 
 def no_file(path: Path, otherwise: str = ANEW) -> RunError:
@@ -108,7 +120,7 @@ def nearest_path(path: Path) -> Path | None:
 
     Only the first missing part is corrected: ``slide/train`` becomes ``slides/train``, if there is such a folder.
 
-    >>> folder = Path(tempfile.mkdtemp())
+    >>> folder = getfixture("tmp_path")
     >>> (folder / "slides" / "train").mkdir(parents=True)
     >>> nearest_path(folder / "slide" / "train").relative_to(folder).as_posix()
     'slides/train'
@@ -129,61 +141,6 @@ def suggest_path(path: Path) -> str:
     """A hint for a path that does not exist: the one next to it, or nothing."""
     nearest = nearest_path(path)
     return "" if nearest is None else f"did you mean '{nearest}'?"
-
-
-# --- atomic writes ----------------------------------------------------------------------------------------------------
-
-
-def write_atomic(path: Path, content: bytes | str) -> None:
-    """Replace ``path`` by ``content``; on failure the old file stays and :class:`RunError` names the remedy."""
-    data = content.encode("utf-8") if isinstance(content, str) else content
-    temporary = None
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
-            temporary = Path(file.name)
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.chmod(0o644)
-        temporary.replace(path)
-    except OSError as error:
-        remedy = "free some space or choose another folder" if is_full(error) else "choose another name or folder"
-        raise RunError(
-            f"cannot write '{path}' ({len(data) / 1e6:.1f} MB): {error.strerror or error}; "
-            f"{remedy}, then try again; the previous version is unchanged"
-        ) from None
-    finally:  # also on Ctrl-C
-        if temporary is not None:
-            temporary.unlink(missing_ok=True)
-
-
-@contextmanager
-def draft_folder(target: Path, replace: bool = True) -> Iterator[Path]:
-    """A path beside ``target`` for a folder that takes its place on success; on failure ``target`` is unchanged.
-
-    Without ``replace``, a ``target`` that is not empty is an :class:`OSError`.
-    """
-    target = target.resolve()
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(
-        dir=target.parent, prefix=f".{target.name}.", ignore_cleanup_errors=True
-    ) as beside:
-        new, old = Path(beside) / "new", Path(beside) / "old"
-        yield new
-        if replace and target.exists():
-            target.replace(old)
-        try:
-            new.replace(target)
-        except BaseException:
-            if old.exists():
-                old.replace(target)
-            raise
-
-
-def is_full(error: OSError) -> bool:
-    """Whether the disk is full or the user's quota used up."""
-    return error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 # --- locks ------------------------------------------------------------------------------------------------------------
@@ -297,16 +254,26 @@ def naming_damage(path: Path, otherwise: str = ANEW) -> Iterator[None]:
 
 
 def save_arrays(path: Path, arrays: Mapping[str, np.ndarray], metadata: Mapping[str, Any]) -> None:
-    """Write arrays and JSON-able metadata into one safetensors file, atomically."""
-    header = {_METADATA_KEY: json.dumps({"format": FORMAT_VERSION, **metadata})}
-    write_atomic(path, save({name: np.asarray(array, order="C") for name, array in arrays.items()}, header))
+    """Write arrays and JSON-able metadata into one safetensors file, atomically, with digests of both."""
+    arrays = {name: np.asarray(array, order="C") for name, array in arrays.items()}
+    text = json.dumps({**metadata, "format": FORMAT_VERSION, _ARRAYS: _digest("", arrays)})
+    described = json.dumps({**json.loads(text), _DIGEST: _digest(text)})  # in one key: the order of several is random
+    write_atomic(path, save(arrays, {_METADATA_KEY: described}))
+
+
+def _digest(text: str, arrays: Mapping[str, np.ndarray] | None = None) -> str:
+    """A digest of a text, and of the names, types, shapes and values of arrays."""
+    found = hashlib.blake2b(text.encode(), digest_size=16)
+    for name, array in sorted((arrays or {}).items()):
+        found.update(f"{name} {array.dtype} {array.shape} ".encode())
+        found.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+    return found.hexdigest()
 
 
 def load_arrays(path: Path, otherwise: str = ANEW) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     """Read a file of :func:`save_arrays`; ``otherwise`` is the remedy that errors name for a damaged file.
 
-    >>> import tempfile
-    >>> path = Path(tempfile.mkdtemp()) / "a.safetensors"
+    >>> path = getfixture("tmp_path") / "a.safetensors"
     >>> save_arrays(path, {"mean": np.arange(3.0)}, {"classes": ["a"]})
     >>> arrays, metadata = load_arrays(path)
     >>> arrays["mean"], metadata["classes"]
@@ -315,8 +282,10 @@ def load_arrays(path: Path, otherwise: str = ANEW) -> tuple[dict[str, np.ndarray
     if not path.is_file():
         raise no_file(path, otherwise)
     with naming_damage(path, otherwise), safe_open(path, framework="numpy") as file:
-        metadata = json.loads((file.metadata() or {}).get(_METADATA_KEY, "{}"))
+        metadata = _read_header(file)
         arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
+        if metadata.pop(_ARRAYS, None) not in (None, _digest("", arrays)):
+            raise ValueError("its arrays have changed since it was written")
     found = check_format(metadata, path)
     with naming_damage(path, otherwise):
         metadata, arrays = bring_forward(path.name, found, Content(metadata, arrays))
@@ -326,7 +295,15 @@ def load_arrays(path: Path, otherwise: str = ANEW) -> tuple[dict[str, np.ndarray
 def read_metadata(path: Path) -> dict[str, Any]:
     """The metadata of a file of :func:`save_arrays`, without reading its arrays."""
     with naming_damage(path), safe_open(path, framework="numpy") as file:
-        return json.loads((file.metadata() or {}).get(_METADATA_KEY, "{}"))
+        return _read_header(file)
+
+
+def _read_header(file: Any) -> dict[str, Any]:
+    """The metadata of an open file; files of earlier versions have no digests."""
+    found = json.loads((file.metadata() or {}).get(_METADATA_KEY, "{}"))
+    if not isinstance(found, dict) or found.pop(_DIGEST, None) not in (None, _digest(json.dumps(found))):
+        raise ValueError("its description has changed since it was written")
+    return found
 
 
 def without_paths(metadata: dict[str, Any]) -> dict[str, Any]:

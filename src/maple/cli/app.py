@@ -27,7 +27,7 @@ from maple.cli import commands
 from maple.cli._flags import SWITCH, WithWords
 from maple.cli._output import make_grid, output
 from maple.cli.catalogue import data, methods
-from maple.errors import MapleError, naming_extras
+from maple.errors import MapleError, describe_failure, naming_extras
 from maple.progress import is_first_process
 
 FIRST_STEPS = (
@@ -148,11 +148,15 @@ def main() -> None:
             app(prog_name="maple")
     except MapleError as error:
         errors.quiet &= not error.said_here
-        errors.print("[bold red]error:[/] ", end="")
-        errors.print(str(error), markup=False, highlight=False, soft_wrap=True)
+        _print_error(errors, str(error))
         raise SystemExit(error.exit_code) from None
     except BrokenPipeError:
         raise SystemExit(1) from None
+    except (OSError, MemoryError, RuntimeError) as error:
+        if (said := describe_failure(error)) is None:
+            raise
+        _print_error(errors, said)
+        raise SystemExit(MapleError.exit_code) from None
     except KeyboardInterrupt:  # outside Typer
         _print_interrupted(errors)
         raise SystemExit(INTERRUPTED) from None
@@ -162,6 +166,11 @@ def main() -> None:
         if not stop.code and not is_first_process():
             _leave()
         raise
+
+
+def _print_error(errors: Console, text: str) -> None:
+    errors.print("[bold red]error:[/] ", end="")
+    errors.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 def _leave() -> None:

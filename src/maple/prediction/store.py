@@ -16,7 +16,15 @@ from maple.decisions.probability import Probability
 from maple.detectors.base import pack_records
 from maple.detectors.maple import MapleDetector
 from maple.errors import RunError, UsageError, check_integer
-from maple.files import RunFile, check_finished, load_arrays, naming_damage, save_arrays, without_paths, write_atomic
+from maple.files import (
+    RunFile,
+    check_finished,
+    load_arrays,
+    naming_damage,
+    save_arrays,
+    without_paths,
+    write_atomic,
+)
 from maple.networks import Backbone, MadeBy, Origin, create_backbone, rebuild_model
 from maple.options import as_dict, build_options
 from maple.prediction.predictor import Predictor

@@ -200,9 +200,11 @@ def prepare_folder(
 
 
 def finish_run(request: RunRequest, config: RunConfig, splits: Splits, fitted: Fitted) -> Results | None:
-    """Save, evaluate and report; the results, or ``None`` without test images."""
+    """Save, evaluate and report; the results, or ``None`` without test images.
+
+    The detector, with which the run is finished, is written when everything is there that later commands read.
+    """
     run, predictor, relabelling = RunFolder(request.folder), fitted.predictor, fitted.relabelling
-    predictor.save(run.path)
     sizes = np.bincount(relabelling.cluster_ids, minlength=relabelling.n_clusters)
     run.write_classes(
         dataclasses.replace(
@@ -213,6 +215,7 @@ def finish_run(request: RunRequest, config: RunConfig, splits: Splits, fitted: F
         )
     )
     _write_gallery(run, splits, fitted)
+    predictor.save(run.path)
     say_conditioning(predictor)
     warn_if_nothing_is_flagged(predictor)
     results = None

@@ -163,10 +163,14 @@ class RunFolder:
     # -- removing
 
     def clear(self) -> None:
-        """Remove everything that belongs to a run; other files in the folder stay."""
-        self.remove(*_FILES)
+        """Remove everything that belongs to a run; other files in the folder stay.
+
+        What a process leaves that is killed meanwhile is an unfinished run.
+        """
+        self.remove(RunFile.DETECTOR, *(name for name in _FILES if name != RunFile.CONFIG))
         for name in _FOLDERS:
             shutil.rmtree(self / name, ignore_errors=True)
+        self.remove(RunFile.CONFIG)
 
     def remove_training_state(self) -> None:
         """Remove the files that only an unfinished training needs."""

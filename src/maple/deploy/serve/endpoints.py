@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from typing import Annotated
 
@@ -30,9 +30,11 @@ from maple.deploy.serve.schema import (
 )
 from maple.deploy.serve.uploads import Upload, decode_upload, read_uploads
 from maple.deploy.serve.watch import refusal
-from maple.errors import DataError
+from maple.errors import DataError, RunError
 from maple.prediction.base import BasePredictor
 from maple.prediction.onnx import draw_strip
+
+Model = tuple[BasePredictor, Mapping[int, np.ndarray]]  # with thumbnails (n, S, S, 3) of its clusters
 
 UPLOAD_SECONDS = 60  # within which the body of a request must arrive
 N_BODIES = 8  # bodies of the largest size held at the same time
@@ -94,6 +96,16 @@ class Endpoints:
         finally:
             self._decoders = None
             decoders.close()
+
+    async def reload(self, load: Callable[[], Model]) -> None:
+        """Load another model while the present one answers, and then let it answer; on an error nothing changes."""
+        predictor, exemplars = await asyncio.to_thread(load)
+        if change := _find_change(self.predictor, predictor):
+            raise RunError(f"it has another {change}: restart the service to serve it")
+        blank = np.zeros((1, predictor.size, predictor.size, 3), dtype=np.uint8)
+        await asyncio.to_thread(predictor.predict_pixels, blank)
+        self.predictor, self.exemplars = predictor, exemplars
+        self.metrics.follow(predictor.calibration_scores)
 
     def refuse_all(self) -> None:
         """Accept nothing from now on."""
@@ -177,6 +189,17 @@ def name_answer(answer: ImageAnswer | None, upload: Upload) -> ImageAnswer:
     if answer is None:
         raise refusal(upload.name, "the network gives NaN or infinity for it: leave it out")
     return answer.model_copy(update={"file": upload.name})
+
+
+def _find_change(before: BasePredictor, after: BasePredictor) -> str | None:
+    """What decoders and metrics were set up for, and differs."""
+    if before.size != after.size:
+        return f"image size ({after.size}, not {before.size})"
+    if before.fit != after.fit:
+        return f"way to make images square ({after.fit}, not {before.fit})"
+    if bool(len(before.calibration_scores)) != bool(len(after.calibration_scores)):
+        return "state of calibration, on which the metrics of drift depend"
+    return None
 
 
 async def _disconnected(request: Request) -> None:

@@ -67,6 +67,13 @@ class DriftWatch:
         self._alarm = False
         self._lock = threading.Lock()
 
+    def follow(self, calibration_scores: np.ndarray) -> None:
+        """Begin anew, with the calibration scores of another model."""
+        with self._lock:
+            self._calibration, self._stream = calibration_scores, StreamMonitor(calibration_scores, self._level)
+            self._window.clear()
+            self._pending, self._alarm = [], False
+
     def update(self, scores: np.ndarray) -> None:
         """The next scores (N,), in their order."""
         with self._lock:
@@ -148,6 +155,11 @@ class ServeMetrics:
     def _share_flagged(self) -> float:
         with self._lock:
             return sum(self._recent) / max(len(self._recent), 1)
+
+    def follow(self, calibration_scores: np.ndarray) -> None:
+        """Another model answers from now on: compare its scores with its own calibration scores."""
+        if self._drift is not None:
+            self._drift.follow(calibration_scores)
 
     def note_batch(self, prediction: Prediction) -> None:
         """One batch was predicted."""

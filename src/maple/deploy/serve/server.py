@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import signal
 import socket
 import warnings
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from types import FrameType
@@ -17,9 +19,9 @@ from fastapi import FastAPI
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from maple.deploy.serve.app import create_app
-from maple.deploy.serve.endpoints import UPLOAD_SECONDS, Endpoints
+from maple.deploy.serve.endpoints import UPLOAD_SECONDS, Endpoints, Model
 from maple.deploy.serve.options import ServeOptions
-from maple.errors import RunError
+from maple.errors import MapleError, RunError
 from maple.files import RunFile
 from maple.options import Values
 from maple.prediction.base import BasePredictor
@@ -31,13 +33,18 @@ MAX_HEADER_BYTES = 32 * 2**10
 
 
 def serve_model(source: Path, options: ServeOptions, decision: Values | None = None, trust: bool = False) -> None:
-    """Serve a run folder or an exported ``.onnx`` file until a signal.
+    """Serve a run folder or an exported ``.onnx`` file until a signal; SIGHUP loads it again.
 
     ``decision`` holds options that override the decision of the model; ``trust`` allows a network that runs code.
     """
     with closing(listen_at(options.host, options.port)) as listener:
-        predictor = ready_model(source, decision, trust=trust)
-        run_app(create_app(predictor, options, read_exemplars(source, predictor)), options, listener)
+
+        def load() -> Model:
+            predictor = ready_model(source, decision, trust=trust)
+            return predictor, read_exemplars(source, predictor)
+
+        predictor, exemplars = load()
+        run_app(create_app(predictor, options, exemplars), options, listener, load)
 
 
 def read_exemplars(source: Path, predictor: BasePredictor) -> dict[int, np.ndarray]:
@@ -63,8 +70,10 @@ def listen_at(host: str, port: int) -> socket.socket:
     return listener
 
 
-def run_app(app: FastAPI, options: ServeOptions, listener: socket.socket) -> None:
-    """Answer requests until SIGTERM or SIGINT; accepted requests are finished."""
+def run_app(
+    app: FastAPI, options: ServeOptions, listener: socket.socket, load: Callable[[], Model] | None = None
+) -> None:
+    """Answer requests until SIGTERM or SIGINT; accepted requests are finished. On SIGHUP ``load`` gives the model."""
     config = uvicorn.Config(
         app,
         http=_Http,
@@ -84,7 +93,7 @@ def run_app(app: FastAPI, options: ServeOptions, listener: socket.socket) -> Non
     host = f"[{options.host}]" if ":" in options.host else options.host
     if options.api_key is None and options.host not in ("127.0.0.1", "::1", "localhost"):
         warn("no API key: everyone who reaches this address can send requests; set MAPLE_API_KEY to require a key")
-    _Server(config, app.state.endpoints, f"http://{host}:{listener.getsockname()[1]}/").run([listener])
+    _Server(config, app.state.endpoints, f"http://{host}:{listener.getsockname()[1]}/", load).run([listener])
 
 
 class _Http(H11Protocol):
@@ -103,13 +112,31 @@ class _Http(H11Protocol):
 class _Server(uvicorn.Server):
     """Prints its address, and refuses new requests as soon as a signal arrives."""
 
-    def __init__(self, config: uvicorn.Config, endpoints: Endpoints, address: str) -> None:
+    def __init__(
+        self, config: uvicorn.Config, endpoints: Endpoints, address: str, load: Callable[[], Model] | None
+    ) -> None:
         super().__init__(config)
-        self._endpoints, self._address = endpoints, address
+        self._endpoints, self._address, self._load = endpoints, address, load
+        self._reloading: asyncio.Task[None] | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
+        if self._load is not None and hasattr(signal, "SIGHUP"):  # Windows has none
+            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._begin_reload)
         say(f"page: {self._address}  (Ctrl-C ends it)")
+
+    def _begin_reload(self) -> None:
+        if self._reloading is None or self._reloading.done():
+            self._reloading = asyncio.create_task(self._reload())
+
+    async def _reload(self) -> None:
+        assert self._load is not None
+        try:
+            await self._endpoints.reload(self._load)
+        except MapleError as error:
+            warn(f"the model was not loaded again, the former one answers: {error}")
+        else:
+            say("the model was loaded again")
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """The first signal finishes accepted requests, with exit code 0; a second Ctrl-C exits at once."""
