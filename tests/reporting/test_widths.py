@@ -14,7 +14,7 @@ from maple.files import to_csv
 from maple.reporting.report import write_report
 from run_folders import DIGITS, build_run, write_predictions
 
-NAMES = tuple(f"copepod_calanoid_antennae_{name:_<5}_view_{i:03}" for i, name in enumerate(DIGITS))  # alike at first
+NAMES = tuple(f"appendicularian_siphonophores_{name:_<5}_{i:04}" for i, name in enumerate(DIGITS))  # alike at first
 WIDTHS = (420, 1400, 1920)
 
 WIDE = """() => [...document.querySelectorAll('.scroll')].filter(box => !box.querySelector('.matrix'))
