@@ -10,6 +10,7 @@ from urllib.parse import parse_qsl, urlencode
 from maple.data.catalogue.table import BUILT_IN, CORRUPTED, find_data_set, is_corrupted
 from maple.data.decode import TABLE_SUFFIXES
 from maple.data.sources.folders import list_visible
+from maple.data.sources.remote import is_remote
 from maple.errors import UsageError, suggest
 from maple.files import expand_home, suggest_path
 
@@ -43,6 +44,8 @@ def find_data_root(data_root: str | Path | None) -> Path | None:
 
 def find_source(source: str | Path, data_root: str | Path | None) -> Path:
     """The existing file or folder that ``source`` means: a path, or a name under the data root."""
+    if is_remote(source):
+        raise UsageError(f"'{source}' is an address: give a file or folder of this machine")
     path = expand_home(source)
     if path.exists():
         return path
@@ -78,7 +81,7 @@ def find_placed(source: str) -> Path | None:
 def locate_split(source: str | Path, data_root: str | Path | None, split: str | None) -> tuple[Path, str]:
     """The file or folder to open, down to the split where a data set folder is meant, and its name."""
     path = find_source(source, data_root)
-    if path.is_dir() and split_files(path):
+    if path.is_dir() and not parquet_files(path) and split_files(path):
         path = _choose_split(str(source), path, split)
     return path, _name_of(path, data_root)
 
@@ -94,6 +97,18 @@ def _name_of(path: Path, data_root: str | Path | None) -> str:
 
 
 # --- splits ----------------------------------------------------------------------------------------------------------
+
+
+def parquet_files(folder: Path) -> list[Path]:
+    """The files of a Parquet data set: a folder of several such files, none of them named like a split, and no others.
+
+    Names that begin with ``_``, such as ``_SUCCESS`` and ``_manifest.json``, do not count.
+    """
+    if not folder.is_dir():
+        return []
+    entries = [path for path in list_visible(folder) if not path.name.startswith("_")]
+    is_table = [path.suffix.lower() == ".parquet" and path.stem not in _ALL_SPLIT_NAMES for path in entries]
+    return entries if len(entries) > 1 and all(is_table) else []
 
 
 def split_files(folder: Path) -> dict[str, Path]:

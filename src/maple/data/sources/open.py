@@ -21,10 +21,11 @@ from maple.data.decode import Decoding, Fit, Size, auto_size, check_size_and_fit
 from maple.data.image_set import MEMORY_LIMIT, ImageSet, Progress, default_augment, no_labels
 from maple.data.sources.folders import is_glob, list_class_folders, list_files
 from maple.data.sources.labels import LIST_SUFFIXES, list_labelled
-from maple.data.sources.names import locate_split, parse_corrupted, parse_numbers
-from maple.data.sources.tables import Table, open_npz
+from maple.data.sources.names import locate_split, parquet_files, parse_corrupted, parse_numbers
+from maple.data.sources.remote import Place, is_remote, list_remote
+from maple.data.sources.tables import Table, Tables, open_npz
 from maple.data.sources.torch_data import TorchImages, is_torch_data, list_torch_data
-from maple.data.stream import Source, decode_stream, read_sizes
+from maple.data.stream import Source, current_decoder, read_sizes
 from maple.errors import DataError, UsageError, suggest
 from maple.types import Skipped
 
@@ -76,6 +77,8 @@ def open_images(
       after decoding; ``family=all`` and ``severity=all`` (the defaults) draw one for each image,
     - a torch ``Dataset`` of (image, label), or a ``DataLoader``, whose data set is read in its own order: see
       :mod:`maple.data.sources.torch_data`,
+    - a folder of Parquet files, as Ray, Spark and others write them: one table in the order of their names,
+    - an address such as ``s3://bucket/folder`` or ``gs://...`` of Parquet files, or without labels of image files,
     - with ``labelled=False`` also an image file, a folder of images, a glob, or a list of these; labels are then -1.
 
     ``size`` is the side of the square that images are decoded to, see :func:`~maple.data.decode.auto_size`. Images
@@ -143,6 +146,8 @@ def _list_source(sources: Sequence[Any], request: _Request) -> Source:
     if is_built_in(source):
         images = _open_built_in(str(source), request)
         return images if request.labelled else _without_labels(images)
+    if is_remote(source):
+        return _list_remote(str(source), request)
     if not request.labelled and is_glob(source):
         return list_files([source], str(source))
     return _list_path(*locate_split(source, request.data_root, request.split), request)
@@ -188,9 +193,21 @@ def _open_simulated(source: str, name: str, query: str, request: _Request) -> Im
     return ImageSet.from_arrays(images, labels, names, name=name, size=size, fit=request.fit, memory_limit=limit)
 
 
+def _list_remote(source: str, request: _Request) -> Source:
+    """The images of an address: without labels those of files, else those of Parquet files."""
+    found = list_remote(Place(source))
+    if isinstance(found, list):
+        return Tables(found, source, request.labelled)
+    if request.labelled:
+        raise UsageError(f"the image files of '{source}' have no labels: give Parquet files with the column label")
+    return found
+
+
 def _list_path(path: Path, name: str, request: _Request) -> Source:
     """The images of a folder or file that exists."""
     suffix = path.suffix.lower()
+    if tables := parquet_files(path):
+        return Tables(tables, name, request.labelled)
     if suffix == ".npz":
         return open_npz(path, name, request.size, request.fit, request.memory_limit, request.labelled)
     if suffix == ".parquet":
@@ -223,7 +240,8 @@ def _decode_all(source: Source, request: _Request) -> ImageSet:
     skipped: list[Skipped] = []
     workers = 0 if n < _MANY else min(os.cpu_count() or 1, _MAX_PROCESSES)
     how = Decoding(size, request.fit, keys=True)
-    with closing(decode_stream(source, how, chunk_size=_CHUNK, workers=workers)) as decoded:
+    keep, decode = pixels is not None, current_decoder()
+    with closing(decode(source, how, chunk_size=_CHUNK, workers=workers, keep=keep)) as decoded:
         for chunk in decoded:
             if pixels is not None:
                 pixels[len(rows) : len(rows) + len(chunk.rows)] = chunk.pixels

@@ -7,8 +7,10 @@ import os
 import zipfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from copy import copy
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -19,6 +21,7 @@ from maple.data._decoder import content_key
 from maple.data.decode import Fit, Size, check_file_size
 from maple.data.image_set import ImageSet, Labels, index_labels, no_labels
 from maple.data.sources.folders import stamp_file
+from maple.data.sources.remote import Place
 from maple.data.stream import Item, Source
 from maple.errors import DataError
 
@@ -36,25 +39,40 @@ class Table(Source):
     encoded, into memory.
     """
 
-    def __init__(self, path: Path, name: str, labelled: bool = False) -> None:
-        self.path: Path = path
+    def __init__(self, where: Path | Place, name: str, labelled: bool = False, may_be_empty: bool = False) -> None:
+        self.where = where
+        self.path = where if isinstance(where, Path) else None
         self.name, self.skipped = name, ()
         with self._open() as file:
             schema = file.schema_arrow
-            self._image = _require(schema.names, _IMAGE_COLUMNS, path, "column")
-            self.labels, self.class_names = _read_labels(file, path) if labelled else (None, ())
-            read_image_column(schema.empty_table()[self._image], name, path)  # raises where it holds no images
+            self._image = _require(schema.names, _IMAGE_COLUMNS, where, "column")
+            self.labels, self.class_names = _read_labels(file, where) if labelled else (None, ())
+            read_image_column(schema.empty_table()[self._image], name, where)  # raises where it holds no images
             groups = [file.metadata.row_group(i).num_rows for i in range(file.num_row_groups)]
         self._starts = np.cumsum([0, *groups])  # first row of each row group, and the number of rows
-        if len(self) == 0:
-            raise DataError(f"no images in '{path}': the file has no rows, add some")
+        if len(self) == 0 and not may_be_empty:
+            raise DataError(f"no images in '{where}': the file has no rows, add some")
 
     def __len__(self) -> int:
         return int(self._starts[-1])
 
     def digest(self) -> str:
-        path = os.fsencode(self.path)
-        return content_key(path + stamp_file(path))
+        path = os.fsencode(str(self.where))
+        return content_key(path + (stamp_file(path) if isinstance(self.where, Path) else self.where.stamp()))
+
+    @property
+    def n_bytes(self) -> int:
+        """The size of the file."""
+        with self._open() as file:
+            return sum(file.metadata.row_group(i).total_byte_size for i in range(file.num_row_groups))
+
+    def without_rows(self) -> Table:
+        """The same table for another process: an absolute path, and nothing that was read from it."""
+        other = copy(self)
+        other.where = self.where.absolute() if isinstance(self.where, Path) else self.where
+        other.labels, other.class_names = None, ()
+        other.__dict__.pop("_column", None)
+        return other
 
     def item(self, i: int) -> Item:
         return _encoded(self._column, i)
@@ -62,7 +80,7 @@ class Table(Source):
     @cached_property
     def _column(self) -> pa.ChunkedArray:
         with self._open() as file:
-            return read_image_column(file.read(columns=[self._image])[self._image], self.name, self.path)[0]
+            return read_image_column(file.read(columns=[self._image])[self._image], self.name, self.where)[0]
 
     def items(self, start: int) -> Iterator[tuple[str, Item]]:
         group = int(np.searchsorted(self._starts, start, side="right")) - 1
@@ -70,7 +88,7 @@ class Table(Source):
         with self._open() as file:
             groups = list(range(group, file.num_row_groups))
             for batch in file.iter_batches(_READ_ROWS, groups, [self._image], use_threads=False):
-                column, files = read_image_column(pa.chunked_array([batch.column(0)]), self.name, self.path, row)
+                column, files = read_image_column(pa.chunked_array([batch.column(0)]), self.name, self.where, row)
                 for i in range(max(start - row, 0), len(column)):
                     yield files[i], _encoded(column, i)
                 row += len(column)
@@ -78,11 +96,67 @@ class Table(Source):
     @contextmanager
     def _open(self) -> Iterator[pq.ParquetFile]:
         try:
-            with pq.ParquetFile(self.path, buffer_size=_READ_BYTES, pre_buffer=False) as file:
+            source = self.where if isinstance(self.where, Path) else self.where.open()
+            with pq.ParquetFile(source, buffer_size=_READ_BYTES, pre_buffer=False) as file:
                 yield file
         except (pa.ArrowException, OSError) as error:
             reason = str(error).splitlines()[0]
-            raise DataError(f"cannot read '{self.path}' as Parquet: {reason}; write it again") from None
+            raise DataError(f"cannot read '{self.where}' as Parquet: {reason}; write it again") from None
+
+
+class Tables(Source):
+    """The Parquet files of a data set, as one table: its rows are those of the files in the order of their names."""
+
+    def __init__(self, places: Sequence[Path | Place], name: str, labelled: bool = False) -> None:
+        self.name, self.skipped = name, ()
+        self.parts = [Table(each, f"{name}/{Path(str(each)).name}", labelled, may_be_empty=True) for each in places]
+        self._starts = np.cumsum([0, *map(len, self.parts)])
+        if len(self) == 0:
+            raise DataError(f"no images in '{name}': its {len(places)} Parquet files have no rows, add some")
+        self.labels, self.class_names = self._common_labels() if labelled else (None, ())
+
+    def _common_labels(self) -> Labels:
+        """Labels (N,) by the names of all files, sorted; as they are where all files name the same classes."""
+        lists = {part.class_names: None for part in self.parts if len(part)}
+        names = next(iter(lists)) if len(lists) == 1 else tuple(sorted({name for each in lists for name in each}))
+        place = {name: i for i, name in enumerate(names)}
+        own = [np.array([place[name] for name in part.class_names], np.int64)[part.labels] for part in self._filled()]
+        return np.concatenate(own), names
+
+    def _filled(self) -> Iterator[Any]:
+        return (part for part in self.parts if len(part))
+
+    def __len__(self) -> int:
+        return int(self._starts[-1])
+
+    def digest(self) -> str:
+        return content_key("".join(part.digest() for part in self.parts).encode())
+
+    @property
+    def n_bytes(self) -> int:
+        """The size of all files."""
+        return sum(part.n_bytes for part in self.parts)
+
+    def without_rows(self) -> Tables:
+        """The same tables for another process."""
+        other = copy(self)
+        other.parts, other.labels, other.class_names = [part.without_rows() for part in self.parts], None, ()
+        return other
+
+    def _find(self, row: int) -> int:
+        return int(np.searchsorted(self._starts, row, side="right")) - 1
+
+    def item(self, i: int) -> Item:
+        part = self._find(i)
+        return self.parts[part].item(i - int(self._starts[part]))
+
+    def items(self, start: int) -> Iterator[tuple[str, Item]]:
+        if start >= len(self):
+            return
+        first = self._find(start)
+        yield from self.parts[first].items(start - int(self._starts[first]))
+        for part in self.parts[first + 1 :]:
+            yield from part.items(0)
 
 
 def _encoded(column: pa.ChunkedArray, i: int) -> Item:
@@ -99,7 +173,7 @@ def _encoded(column: pa.ChunkedArray, i: int) -> Item:
 # --- columns ---------------------------------------------------------------------------------------------------------
 
 
-def _require(names: Sequence[str], wanted: Sequence[str], path: Path, kind: str) -> str:
+def _require(names: Sequence[str], wanted: Sequence[str], path: Path | Place, kind: str) -> str:
     """The first of the ``wanted`` columns or arrays that a file has."""
     for name in wanted:
         if name in names:
@@ -109,7 +183,7 @@ def _require(names: Sequence[str], wanted: Sequence[str], path: Path, kind: str)
 
 
 def read_image_column(
-    column: pa.ChunkedArray, name: str, path: Path, first: int = 0
+    column: pa.ChunkedArray, name: str, path: Path | Place, first: int = 0
 ) -> tuple[pa.ChunkedArray, tuple[str, ...]]:
     """The encoded bytes, and a name for each image; ``first`` is the row of the first of them."""
     files = [f"{name}#{i}" for i in range(first, first + len(column))]
@@ -125,7 +199,7 @@ def read_image_column(
     return column, tuple(files)
 
 
-def _read_labels(file: pq.ParquetFile, path: Path) -> Labels:
+def _read_labels(file: pq.ParquetFile, path: Path | Place) -> Labels:
     """Labels (N,) and class names, from the columns of numbers, of names, or both."""
     schema = file.schema_arrow
     first = _require(schema.names, (*_LABEL_COLUMNS, _NAME_COLUMN), path, "column")
@@ -154,7 +228,7 @@ def _class_label(schema: pa.Schema, label: str) -> list[str] | None:
     return [str(name) for name in names] if isinstance(names, list) else None
 
 
-def _index_named_labels(values: np.ndarray, names: np.ndarray, path: Path) -> Labels:
+def _index_named_labels(values: np.ndarray, names: np.ndarray, path: Path | Place) -> Labels:
     """Labels (N,) with a name (N,) each: classes in the order of the labels, one name per label and back."""
     distinct, first, labels = np.unique(values, return_index=True, return_inverse=True)
     class_names = names[first]

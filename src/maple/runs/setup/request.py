@@ -8,6 +8,7 @@ from typing import Any
 
 from maple.data.catalogue.table import CORRUPTED, is_built_in, is_corrupted
 from maple.data.sources.names import SPLIT_NAMES, clean_source, find_placed, find_source
+from maple.data.sources.remote import is_remote
 from maple.errors import UsageError
 from maple.files import check_weights_file, expand_home
 from maple.runs.folder import RunOrigin
@@ -39,7 +40,7 @@ def absolute_source(source: str | Path | None) -> str | None:
     """
     if isinstance(source, Path):
         return str(expand_home(source).resolve())
-    if source is None or is_built_in(clean := clean_source(source)):
+    if source is None or is_remote(source) or is_built_in(clean := clean_source(source)):
         return source
     path = expand_home(clean)
     place = path if path.exists() else find_placed(clean)
@@ -65,7 +66,7 @@ def default_out(source: str) -> Path:
 def check_unknown(request: RunRequest) -> None:
     """Refuse missing sources of unknown images before any work is done."""
     for source in map(clean_source, request.ood.values()):
-        if source != LEFT_OUT and not is_built_in(source) and not glob.has_magic(source):
+        if source != LEFT_OUT and not is_built_in(source) and not is_remote(source) and not glob.has_magic(source):
             find_source(source, request.data_root)
 
 
