@@ -123,6 +123,29 @@ def kill(pid: int) -> None:
     os.kill(pid, signal.SIGKILL)
 
 
+def make_network() -> Any:
+    """A small network that separates the classes of ``pictures`` by chance, the same in every process."""
+    import torch
+    from torch import nn
+
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        body = [nn.Conv2d(3, 12, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(48, 10), nn.Tanh()]
+        return nn.Sequential(*body, nn.Linear(10, 4))
+
+
+def write_classes(folder: Path, n: int, seed: int) -> Path:
+    """Images of four classes, one folder each."""
+    from exported import pictures
+
+    images = pictures(n, seed=seed)
+    for i, (pixels, label) in enumerate(zip(images.pixels, images.labels, strict=True)):
+        path = folder / images.class_names[label] / f"{i:04}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(pixels).save(path)
+    return folder
+
+
 def write_images(folder: Path, n: int, size: int = 8) -> Path:
     """Images of random pixels; number 5 is broken."""
     rng = np.random.default_rng(0)

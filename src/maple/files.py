@@ -58,6 +58,7 @@ class RunFile(StrEnum):
     GALLERY = "gallery"  # folder: images and projections drawn by the report
     MEMBERS = "members"  # folder: checkpoints of the members of an ensemble
     NETWORK = "network"  # folder: copy of a network that is a file itself
+    MOMENTS = "moments.partial"  # folder: sums of an unfinished fit on Ray
     LOCK = ".lock"
     HOLDER = ".lock.json"  # the process that holds the lock
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import pickle
 from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 import pytest
 
-from maple.detectors.base import Batches, Detector, finite_embeddings, pack_records, unpack_records
+from maple.detectors.base import Batches, Detector, Elsewhere, finite_embeddings, pack_records, unpack_records
+from maple.detectors.maple import MapleDetector
 from maple.errors import DataError, FitError, NotFittedError, UsageError
+from maple.stats.arrays import with_prefix
 from maple.stats.moments import Moments
 from maple.types import Outputs
 
@@ -86,6 +89,44 @@ def test_batches_come_in_three_forms():
         assert sum(len(batch) for batch in batches.start()) == 4
     with pytest.raises(UsageError, match="int"):
         Batches(3)
+
+
+class InParts(Elsewhere):
+    """Images that only sums come back from: two parts, each summed by a copy of what starts a sum."""
+
+    def __init__(self, outputs: Outputs) -> None:
+        self.parts = [outputs[:150], outputs[150:]]
+
+    def accumulate(self, start):
+        starts = [pickle.loads(pickle.dumps(start)) for _ in self.parts]  # noqa: S301
+        totals = [begin(part).add(part).to_arrays() for begin, part in zip(starts, self.parts, strict=True)]
+        kind = type(start(self.parts[0]))
+        names = {name.rpartition(".")[0] for name in totals[0] if "." in name}
+        merged = {name: array for name, array in totals[0].items() if "." not in name}
+        for name in names:
+            first, second = ({key: total[key] for key in total if key.rpartition(".")[0] == name} for total in totals)
+            merged |= _add(name, first, second)
+        return kind.from_arrays(merged)
+
+
+def _add(name: str, first: dict[str, np.ndarray], second: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    if f"{name}.second" not in first:
+        return {key: first[key] + second[key] for key in first}
+    total = Moments.from_arrays(with_prefix(first, f"{name}."))
+    total.absorb(Moments.from_arrays(with_prefix(second, f"{name}.")))
+    return {f"{name}.{key}": array for key, array in total.to_arrays().items()}
+
+
+@pytest.mark.parametrize("covariance", ["tied", "full"])
+def test_images_elsewhere_give_the_same_detector(rng, covariance):
+    labels = np.arange(300) % 3
+    embeddings = rng.normal(size=(300, 6)) + 5 * np.eye(3, 6)[labels]
+    outputs = Outputs(embeddings, labels=labels, shallow=rng.normal(size=(300, 4)))
+    known = MapleDetector(covariance=covariance).fit(outputs)
+    found = MapleDetector(covariance=covariance).fit(InParts(outputs))
+    np.testing.assert_allclose(found.squared_distances(outputs), known.squared_distances(outputs), rtol=1e-8)
+    with pytest.raises(UsageError, match="'mean'"):
+        Mean().fit(InParts(outputs))
 
 
 def test_broken_embeddings_are_counted():

@@ -97,6 +97,34 @@ def test_merge_sums_over_processes_with_different_shifts(blobs):
     assert Moments(2, 3).merge(lambda array: array).n_images == 0
 
 
+@pytest.mark.parametrize("cut", [0, 1, 200, 600])
+def test_moments_absorb_others_around_their_means(cut):
+    """Sorted by class and far from zero; one part may be empty, or know fewer clusters."""
+    rng = np.random.default_rng(0)
+    x, ids = rng.normal(size=(600, 7)) + 1e6 + 50 * np.arange(600)[:, None] // 200, np.arange(600) // 200
+    known = np.cov(x.T, bias=True)
+    parts = [
+        Moments(int(ids[rows].max(initial=-1)) + 1, 7).update(x[rows], ids[rows])
+        for rows in (slice(cut), slice(cut, None))
+    ]
+    for left, right in ((0, 1), (1, 0)):
+        merged = parts[left].copy().absorb(parts[right].copy())
+        assert merged.counts.tolist() == [200, 200, 200]
+        np.testing.assert_allclose(merged.total_covariance, known, rtol=1e-9)
+        np.testing.assert_allclose(merged.means, [x[ids == i].mean(0) for i in range(3)], rtol=1e-14)
+        np.testing.assert_allclose(merged.mean, x.mean(0), rtol=1e-14)
+    with pytest.raises(FitError, match="exponent"):
+        parts[0].absorb(Moments(1, 7, norm_exponent=1))
+
+
+def test_centred_moments_are_the_same_around_the_mean(blobs):
+    moments = moments_of(*blobs[:2])
+    centred = moments.copy().centre()
+    np.testing.assert_allclose(centred.shift, moments.mean)
+    np.testing.assert_allclose(centred.within_covariance, moments.within_covariance, rtol=1e-9, atol=1e-12)
+    assert np.abs(centred.sums.sum(0)).max() < 1e-9 * len(blobs[0]) and Moments(1, 2).centre().shift is None
+
+
 def test_flat_arrays_with_a_common_shift_add_up(blobs):
     embeddings, labels = blobs
     parts = [moments_of(embeddings[i::2], labels[i::2], shift=np.full(6, 7.0)).to_arrays() for i in range(2)]

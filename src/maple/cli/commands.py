@@ -6,6 +6,8 @@ Arguments and flags of a command are the fields of its request in :mod:`maple.ru
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,10 +18,30 @@ from maple.cli._output import print_described, print_line, print_named, print_re
 
 if TYPE_CHECKING:
     from maple.options import Flag
+    from maple.prediction.engine import Engine
     from maple.runs import requests
+    from maple.runs._engine import EngineFlags
 
 DRIFT = 3  # the exit code of maple monitor when images have drifted
 _TRAINING = ("data", "model", "train", "maple", "detector", "decision")  # panels of flags, in this order
+
+
+@contextmanager
+def _engine(request: EngineFlags, folder: Path | None = None, overwrite: bool = False) -> Iterator[Engine]:
+    """What runs the network, as ``--engine`` says; ``folder`` keeps the sums of an unfinished fit."""
+    if not request.on_ray:
+        from maple.prediction.engine import LOCAL
+
+        yield LOCAL
+        return
+    from maple.deploy.ray.cluster import prepare
+
+    prepare(request)
+    from maple.deploy.ray.engine import RayEngine
+
+    with RayEngine(request, folder, overwrite) as engine:
+        yield engine
+
 
 # --- making a run, searching settings ---------------------------------------------------------------------------------
 
@@ -68,9 +90,11 @@ def fit(request: requests.FitRequest, as_json: requests.AsJson = False) -> None:
     from maple.runs.setup.request import check_files
 
     check_files(request)
+    from maple.files import RunFile
     from maple.runs.fit import fit_run
 
-    print_results(fit_run(request), as_json)
+    with _engine(request, request.folder / RunFile.MOMENTS, request.overwrite) as engine:
+        print_results(fit_run(request, engine), as_json)
 
 
 @cli.command(*_TRAINING, settings=True)
@@ -133,7 +157,8 @@ def monitor(request: requests.MonitorRequest, as_json: requests.TextAsJson = Fal
     """
     from maple.runs.predicting.monitor import monitor_images
 
-    found = monitor_images(request)
+    with _engine(request) as engine:
+        found = monitor_images(request, engine)
     print_described(found, as_json)
     if found.drift:
         raise typer.Exit(DRIFT)
@@ -156,7 +181,8 @@ def evaluate(request: requests.EvaluateRequest, as_json: requests.AsJson = False
     """
     from maple.runs.evaluate import evaluate_runs
 
-    first, *others = evaluate_runs(request)
+    with _engine(request) as engine:
+        first, *others = evaluate_runs(request, engine)
     print_results(first, as_json, others)
 
 

@@ -28,12 +28,11 @@ from collections import deque
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
-from contextvars import ContextVar
 from dataclasses import dataclass
 from io import BufferedReader, BufferedWriter
 from itertools import islice
 from pathlib import Path
-from typing import NamedTuple, Protocol, cast
+from typing import NamedTuple, cast
 
 import numpy as np
 
@@ -156,36 +155,6 @@ def read_sizes(source: Source, chunk_size: int) -> list[tuple[int, int]]:
         with _naming(chunk):
             found += decode_kept(chunk.items, how).dimensions
     return found
-
-
-class DecodeStream(Protocol):
-    """How the images of a source are decoded from the first on; ``keep`` is false if only names and keys are used."""
-
-    def __call__(
-        self, source: Source, how: Decoding, *, chunk_size: int, workers: int, keep: bool
-    ) -> Generator[Decoded]: ...
-
-
-def _decode_here(source: Source, how: Decoding, *, chunk_size: int, workers: int, keep: bool) -> Generator[Decoded]:
-    return decode_stream(source, how, chunk_size=chunk_size, workers=workers)
-
-
-_decoder: ContextVar[DecodeStream] = ContextVar("decoder", default=_decode_here)
-
-
-@contextmanager
-def decoding_by(stream: DecodeStream) -> Iterator[None]:
-    """Within it, sources are opened with the images that ``stream`` decodes, for example on other machines."""
-    token = _decoder.set(stream)
-    try:
-        yield
-    finally:
-        _decoder.reset(token)
-
-
-def current_decoder() -> DecodeStream:
-    """What decodes the images of sources that are opened now: processes of this machine, or an engine's."""
-    return _decoder.get()
 
 
 # --- processes -------------------------------------------------------------------------------------------------------

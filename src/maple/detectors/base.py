@@ -17,7 +17,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import is_dataclass
 from itertools import chain
-from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self, TypeVar
 
 import numpy as np
 
@@ -31,11 +31,41 @@ from maple.types import About, LinearHead, Outputs
 if TYPE_CHECKING:
     from maple.detectors.description import Description
 
-Source = Outputs | Iterable[Outputs] | Callable[[], Iterable[Outputs]]
 SumOverRanks = Callable[[np.ndarray], np.ndarray]
 Name = TypeVar("Name", bound=str)
 Record = TypeVar("Record")
 State = tuple[dict[str, np.ndarray], dict[str, Any]]
+
+
+class Total(Protocol):
+    """What a detector accumulates over batches of training images: moments, or other sums."""
+
+    def add(self, outputs: Outputs) -> Self:
+        """Add a batch."""
+
+    def merge(self, sum_over_ranks: SumOverRanks) -> Self:
+        """The total of all processes, in each of them."""
+
+    def to_arrays(self) -> dict[str, np.ndarray]:
+        """The total as arrays; those of one record share the part of their name before the last dot."""
+
+    @classmethod
+    def from_arrays(cls, arrays: dict[str, np.ndarray]) -> Self:
+        """The inverse of ``to_arrays``."""
+
+
+Sum = TypeVar("Sum", bound=Total)
+
+
+class Elsewhere(ABC):
+    """Training images whose outputs stay where they are computed, such as on a cluster: only totals come back."""
+
+    @abstractmethod
+    def accumulate(self, start: Callable[[Outputs], Sum]) -> Sum:
+        """The total over all images; ``start`` makes one of no images, as wide as some outputs, and can be pickled."""
+
+
+Source = Outputs | Iterable[Outputs] | Callable[[], Iterable[Outputs]] | Elsewhere
 
 
 class Detector(ABC):
@@ -173,9 +203,22 @@ class Batches:
         self._source = [source] if isinstance(source, Outputs) else source
         self._name = name  # of the detector
         self.sum_over_ranks = sum_over_ranks or (lambda array: array)
-        if not isinstance(self._source, Iterable) and not callable(source):
+        self.repeatable = True
+        if isinstance(self._source, Elsewhere) or callable(self._source):
+            return
+        if not isinstance(self._source, Iterable):
             raise UsageError(f"a detector is fitted on Outputs or batches of them, not on {type(source).__name__}")
-        self.repeatable = callable(self._source) or iter(self._source) is not self._source
+        self.repeatable = iter(self._source) is not self._source
+
+    def accumulate(self, start: Callable[[Outputs], Sum]) -> Sum:
+        """The total over all images of all processes; ``start`` makes one of no images, as wide as some outputs."""
+        if isinstance(self._source, Elsewhere):
+            return self._source.accumulate(start)
+        total: Sum | None = None
+        for outputs in self.start():
+            total = (start(outputs) if total is None else total).add(outputs)
+        assert total is not None  # there is at least one batch
+        return total.merge(self.sum_over_ranks)
 
     def start(self) -> Iterator[Outputs]:
         """The batches from the beginning, at least one."""
@@ -187,6 +230,8 @@ class Batches:
 
     def start_if_any(self) -> Iterator[Outputs]:
         """The batches from the beginning, possibly none."""
+        if isinstance(self._source, Elsewhere):
+            raise UsageError(f"the '{self._name}' detector needs the outputs themselves: embed the images, then fit")
         return iter(self._source() if callable(self._source) else self._source)
 
     def held(self) -> Batches:

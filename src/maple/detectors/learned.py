@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Self
 
 import numpy as np
@@ -117,6 +117,40 @@ def _agreed(known: np.ndarray, new: np.ndarray) -> np.ndarray:
     return longer
 
 
+@dataclass(frozen=True, eq=False)
+class Scatters:
+    """Second moments of the training images around the centroid of their cluster (M, K, K), by exponent of the norm."""
+
+    by_exponent: dict[float, np.ndarray]
+    around: Mapping[float, Gaussians] = field(default_factory=dict)
+
+    @classmethod
+    def start(cls, outputs: Outputs, around: Mapping[float, Gaussians]) -> Self:
+        """Those of no images yet."""
+        sizes = {exponent: (g.n_clusters, g.n_components, g.n_components) for exponent, g in around.items()}
+        return cls({exponent: np.zeros(size) for exponent, size in sizes.items()}, around)
+
+    def add(self, outputs: Outputs) -> Self:
+        """Add a batch of training images, in place. Returns itself."""
+        for exponent, gaussians in self.around.items():
+            projection = gaussians.project(outputs.embeddings)
+            add_scatter(self.by_exponent[exponent], projection, _training_clusters(outputs), gaussians.centroids)
+        return self
+
+    def merge(self, sum_over_ranks: SumOverRanks) -> Self:
+        """Those of all processes, in each of them."""
+        return replace(self, by_exponent={e: sum_over_ranks(scatter) for e, scatter in self.by_exponent.items()})
+
+    def to_arrays(self) -> dict[str, np.ndarray]:
+        """The record as arrays, by name."""
+        return {f"{exponent:g}.scatter": scatter for exponent, scatter in self.by_exponent.items()}
+
+    @classmethod
+    def from_arrays(cls, arrays: dict[str, np.ndarray]) -> Self:
+        """The inverse of :meth:`to_arrays`."""
+        return cls({float(name.removesuffix(".scatter")): scatter for name, scatter in arrays.items()})
+
+
 # -------------------------------------------------------------------------------------------------------- densities
 
 
@@ -189,16 +223,12 @@ class Densities:
         tied = {self.exponent: self.gaussians}
         if self.exponent != 0 and 0.0 in self.moments.by_exponent:
             tied[0.0] = self.plain_gaussians
-        scatters = {e: np.zeros((g.n_clusters, g.n_components, g.n_components)) for e, g in tied.items()}
-        for outputs in batches.start():
-            for exponent, gaussians in tied.items():
-                projection = gaussians.project(outputs.embeddings)
-                add_scatter(scatters[exponent], projection, _training_clusters(outputs), gaussians.centroids)
+        scatters = batches.accumulate(partial(Scatters.start, around=tied)).by_exponent
         counts = self.moments.of(self.exponent).counts
-        full = {}
-        for exponent, gaussians in tied.items():
-            covariances = batches.sum_over_ranks(scatters[exponent]) / counts[:, None, None]
-            full[exponent] = with_full_covariances(gaussians, covariances, counts)
+        full = {
+            exponent: with_full_covariances(gaussians, scatters[exponent] / counts[:, None, None], counts)
+            for exponent, gaussians in tied.items()
+        }
         return replace(self, given=full)
 
 

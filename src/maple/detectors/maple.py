@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any, Self
 
 import numpy as np
@@ -65,11 +66,8 @@ class MapleDetector(DetectorOptions, Detector):
             remedy = "give Outputs, a list, or a function that starts a generator"
             raise FitError(f"covariance='full' reads the images twice, but a generator ends after one pass: {remedy}")
         self._learned = None
-        moments = None
-        for outputs in batches.start():
-            moments = (moments or ClusterMoments.start(outputs, self._exponents())).add(outputs)
-        assert moments is not None  # there is at least one batch
-        densities = self._learn_densities(moments.merge(batches.sum_over_ranks), validation)
+        moments = batches.accumulate(partial(ClusterMoments.start, exponents=self._exponents()))
+        densities = self._learn_densities(moments, validation)
         if self._is_full:
             densities = densities.with_full_covariances(batches)
         self._learned = self._learn_score(Learned(densities), validation)

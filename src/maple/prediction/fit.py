@@ -19,6 +19,8 @@ from maple.decisions.probability import Probability
 from maple.detectors.maple import MapleDetector
 from maple.errors import UsageError
 from maple.networks import Backbone, embed, embed_batches
+from maple.networks.embedding import EmbedOptions
+from maple.prediction.engine import LOCAL, Engine
 from maple.prediction.normalisation import PYTHON, find_disagreement
 from maple.prediction.predictor import Predictor
 from maple.training.processes import embed_shared, share_of, sum_over_ranks, together
@@ -39,6 +41,7 @@ def fit_predictor(
     fabric: Any = None,
     workers: int = 0,
     progress: Progress | None = None,
+    engine: Engine = LOCAL,
 ) -> Predictor:
     """Fit the Gaussians on training images, probability and score on validation, thresholds on calibration images.
 
@@ -46,8 +49,9 @@ def fit_predictor(
     calibration images may be given as outputs of the backbone. Paths and torch data sets are opened as by
     ``open_images``, in the size of the backbone if it knows it; validation and calibration images in the classes of the
     training images. With a ``fabric`` of several processes each embeds its share, and moments are summed over all of
-    them. ``progress`` counts the training images. Where the head is less accurate on validation images than the
-    Gaussians, common normalisations of images are tried, and a warning names the one to use.
+    them. ``progress`` counts the training images; ``engine`` runs the network over them. Where the head is less
+    accurate on validation images than the Gaussians, common normalisations of images are tried, and a warning names the
+    one to use.
     """
     known = _open_training(train, backbone, fit)
     held_out = _open_like(validation, known, fit)
@@ -56,15 +60,18 @@ def fit_predictor(
         raise UsageError("the validation outputs have no labels: embed labelled images")
     detector = detector or MapleDetector()
     relabelling = relabelling or Relabelling.initial(known.labels, len(known.class_names))
-    embed_clusters = partial(
-        embed_batches, cluster_ids=relabelling.cluster_ids, cluster_to_class=relabelling.cluster_to_class
-    )
-    embed_train = partial(embed_clusters, backbone, known, workers=workers, logits=False, progress=progress)
+    how: EmbedOptions = {
+        "cluster_ids": relabelling.cluster_ids,
+        "cluster_to_class": relabelling.cluster_to_class,
+        "workers": workers,
+        "logits": False,
+        "progress": progress,
+    }
     if fabric is None or fabric.world_size == 1:
-        detector.fit(embed_train, unseen)
+        detector.fit(engine.training(backbone, known, **how), unseen)
     else:
-        share = share_of(len(known), fabric.global_rank, fabric.world_size)
-        in_step = _in_step(fabric, partial(embed_train, indices=share))
+        how["indices"] = share_of(len(known), fabric.global_rank, fabric.world_size)
+        in_step = _in_step(fabric, partial(embed_batches, backbone, known, **how))
         detector.fit(in_step, unseen, sum_over_ranks=partial(sum_over_ranks, fabric))
     probability = Probability(class_rule=class_rule).fit(detector.describe(unseen), unseen.labels)
     predictor = Predictor(

@@ -30,8 +30,9 @@ from maple.evaluation.latency import measure_latency
 from maple.evaluation.results import Results
 from maple.evaluation.table import check_table, write_table
 from maple.files import RunFile, write_atomic
-from maple.networks import Backbone, embed, evaluating, linear_head
+from maple.networks import Backbone, evaluating, linear_head
 from maple.options import Values, flag_name
+from maple.prediction.engine import LOCAL, Engine
 from maple.prediction.predictor import Predictor
 from maple.progress import counting, say, track, warn
 from maple.reporting.gallery import write_evaluation_gallery
@@ -56,19 +57,22 @@ class EvaluationSets:
     groups: Mapping[str, Sequence[str]] = dataclasses.field(default_factory=dict)  # names of ``ood``: near, far
 
 
-def evaluate_runs(request: EvaluateRequest) -> list[Results]:
+def evaluate_runs(request: EvaluateRequest, engine: Engine = LOCAL) -> list[Results]:
     """The results of the run and of its ``others``, each as by :func:`evaluate_run`; then the tables are written."""
     for path in request.tables:
         check_table(path)
-    found = [evaluate_run(dataclasses.replace(request, run=run)) for run in (request.run, *request.others)]
+    found = [evaluate_run(dataclasses.replace(request, run=run), engine) for run in (request.run, *request.others)]
     for path in request.tables:
         write_table(path, found)
         say(f"table: {path}")
     return found
 
 
-def evaluate_run(request: EvaluateRequest) -> Results:
-    """Evaluate a run against named sources of unknown images; write results, gallery and report into its folder."""
+def evaluate_run(request: EvaluateRequest, engine: Engine = LOCAL) -> Results:
+    """Evaluate a run against named sources of unknown images; write results, gallery and report into its folder.
+
+    ``engine`` runs the network, except for detectors that read images.
+    """
     detectors = _compared_detectors(request)
     run = RunFolder(request.run)
     with run.changing(request.command) as settings:
@@ -92,8 +96,8 @@ def evaluate_run(request: EvaluateRequest) -> Results:
         sets = EvaluationSets(test, unknown, "test" if request.ind is None else GIVEN, _groups(request))
         if detectors is not None:
             tuning = open_like(predictor, request.ood_validation, root) if request.ood_validation else None
-            fit_detectors(detectors, predictor, splits, tuning, workers=config.train.workers)
-        results = measure_run(run, predictor, sets, config, request.command, detectors, request.keep)
+            fit_detectors(detectors, predictor, splits, tuning, workers=config.train.workers, engine=engine)
+        results = measure_run(run, predictor, sets, config, request.command, detectors, request.keep, engine)
         if request.keep and request.report:
             say(f"report: {write_report(request.run)}")
     return results
@@ -207,6 +211,7 @@ def fit_detectors(
     splits: Splits | None,
     tuning: ImageSet | None = None,
     workers: int = 0,
+    engine: Engine = LOCAL,
 ) -> None:
     """Fit detectors on the training images of a run in one pass of the network.
 
@@ -220,9 +225,9 @@ def fit_detectors(
     on_outputs = [detector for detector in detectors if not isinstance(detector, ImageDetector)]
     if on_outputs:
         head = linear_head(backbone) if any(detector.needs_head for detector in on_outputs) else None
-        unseen = embed(backbone, splits.validation, cluster_to_class=cluster_to_class, workers=workers)
+        unseen = engine.embed(backbone, splits.validation, cluster_to_class=cluster_to_class, workers=workers)
         needs_train = any(detector.needs_training_images for detector in on_outputs)
-        known = _embed_known(predictor, splits.train, workers) if needs_train else unseen
+        known = _embed_known(predictor, splits.train, workers, engine) if needs_train else unseen
         for detector in on_outputs:
             detector.fit(known if detector.needs_training_images else unseen, unseen, head=head)
     for reader in _reading_images(detectors):
@@ -235,13 +240,13 @@ def _reading_images(detectors: Sequence[Detector]) -> list[ImageDetector]:
     return [detector for detector in detectors if isinstance(detector, ImageDetector)]
 
 
-def _embed_known(predictor: Predictor, train: ImageSet, workers: int) -> Outputs:
+def _embed_known(predictor: Predictor, train: ImageSet, workers: int, engine: Engine) -> Outputs:
     """Outputs of the training images, each in the nearest cluster of its class.
 
     There are no logits: what detectors learn from logits, they learn from images that the network was not trained on.
     """
     cluster_to_class = predictor.cluster_to_class
-    run_network = partial(embed, predictor.backbone, train, cluster_to_class=cluster_to_class, logits=False)
+    run_network = partial(engine.embed, predictor.backbone, train, cluster_to_class=cluster_to_class, logits=False)
     with counting("embedding") as progress:
         known = run_network(workers=workers, progress=progress)
     assert known.labels is not None
@@ -260,12 +265,13 @@ def measure_run(
     command: str,
     detectors: Sequence[Detector] | None = None,
     keep: bool = True,
+    engine: Engine = LOCAL,
 ) -> Results:
     """Run the network over all sets once; with ``keep`` write results, labels and gallery. ``detectors`` are fitted."""
     backbone, workers, seed = predictor.backbone, config.train.workers, config.train.seed
     images = [sets.test, *sets.ood.values()]
     test, *others = [
-        embed(backbone, each, cluster_to_class=predictor.cluster_to_class, workers=workers)
+        engine.embed(backbone, each, cluster_to_class=predictor.cluster_to_class, workers=workers)
         for each in track(images, "evaluating", total=len(images))
     ]
     one = to_input(torch.from_numpy(sets.test.read(0)[None]))  # (1, 3, S, S)

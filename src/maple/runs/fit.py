@@ -20,9 +20,10 @@ from maple.detectors.maple import MapleDetector
 from maple.errors import UsageError
 from maple.evaluation.results import Results
 from maple.files import RunFile
-from maple.networks import Backbone, Origin, embed, open_model, use_fast_allocator
+from maple.networks import Backbone, Origin, open_model, use_fast_allocator
 from maple.options import as_dict
 from maple.prediction.components import component_coordinates
+from maple.prediction.engine import LOCAL, Engine
 from maple.prediction.fit import fit_predictor
 from maple.prediction.normalisation import COMMAND, find_disagreement
 from maple.prediction.predictor import Predictor
@@ -47,13 +48,14 @@ GALLERY_SAMPLE = 200  # training images per cluster among which exemplars are so
 _SECTIONS = ("data", "detector", "decision")  # of the options, those that fitting reads
 
 
-def fit_run(request: FitRequest) -> Results | None:
+def fit_run(request: FitRequest, engine: Engine = LOCAL) -> Results | None:
     """Open the network, fit, calibrate, evaluate and report; the results, or ``None`` without test images.
 
     The Gaussians are fitted on all images of the source, which the network was trained on. The images of ``calibrate``,
     which it has not seen, are split: one part fits temperature and score, the other the thresholds. Without
     ``calibrate`` the source is split four ways, which is right only if the network has seen none of it. The request is
-    checked before the run folder is touched; the folder is locked while it is written.
+    checked before the run folder is touched; the folder is locked while it is written. A run that is replaced stays as
+    it is until the new one is fitted. ``engine`` runs the network.
     """
     run = RunFolder(request.folder)
     run.check_unlocked()
@@ -63,11 +65,11 @@ def fit_run(request: FitRequest) -> Results | None:
     announce_images(request, splits, config.data)
     with run.lock(request.command):
         _check_folder(request)  # again: another process may have written it meanwhile
+        use_fast_allocator()
+        fitted = _fit(backbone, splits, config, engine)
         sections = {name: values for name, values in config.sections().items() if name in _SECTIONS}
         prepare_folder(request, {"model": {"backbone": request.model}, **sections})
-        use_fast_allocator()
-        fitted = _fit(backbone, splits, config)
-        return finish_run(request, config, splits, fitted)
+        return finish_run(request, config, splits, fitted, engine)
 
 
 def _check_folder(request: FitRequest) -> None:
@@ -109,14 +111,14 @@ def _open_all(request: FitRequest) -> tuple[FitRequest, RunConfig, Backbone, Spl
     return request, config, backbone, splits
 
 
-def _fit(backbone: Backbone, splits: Splits, config: RunConfig) -> Fitted:
+def _fit(backbone: Backbone, splits: Splits, config: RunConfig, engine: Engine) -> Fitted:
     workers = config.train.workers
     with counting("embedding unseen images") as progress:
-        validation = embed(backbone, splits.validation, workers=workers, progress=progress)
+        validation = engine.embed(backbone, splits.validation, workers=workers, progress=progress)
     with counting("embedding calibration images") as progress:
-        calibration = embed(backbone, splits.calibration, workers=workers, progress=progress)
+        calibration = engine.embed(backbone, splits.calibration, workers=workers, progress=progress)
     with counting("fitting") as progress:
-        predictor = fit_as(config, backbone, splits.train, validation, calibration, progress=progress)
+        predictor = fit_as(config, backbone, splits.train, validation, calibration, progress=progress, engine=engine)
     _warn_of_head(predictor, splits.validation, validation)
     relabelling = Relabelling.initial(splits.train.labels, len(splits.class_names))
     return Fitted(predictor, relabelling, {"after": validation[snapshot_rows(len(validation))]}, {})
@@ -199,7 +201,9 @@ def prepare_folder(
     run.write_config(RunSettings(origin, {name: dict(values) for name, values in sections.items()}))
 
 
-def finish_run(request: RunRequest, config: RunConfig, splits: Splits, fitted: Fitted) -> Results | None:
+def finish_run(
+    request: RunRequest, config: RunConfig, splits: Splits, fitted: Fitted, engine: Engine = LOCAL
+) -> Results | None:
     """Save, evaluate and report; the results, or ``None`` without test images.
 
     The detector, with which the run is finished, is written when everything is there that later commands read.
@@ -214,14 +218,14 @@ def finish_run(request: RunRequest, config: RunConfig, splits: Splits, fitted: F
             snapshot_epochs=dict(fitted.snapshot_epochs),
         )
     )
-    _write_gallery(run, splits, fitted)
+    _write_gallery(run, splits, fitted, engine)
     predictor.save(run.path)
     say_conditioning(predictor)
     warn_if_nothing_is_flagged(predictor)
     results = None
     if len(splits.test):
         sets = EvaluationSets(splits.test, open_unknown(predictor, request.ood, request.data_root, splits))
-        results = measure_run(run, predictor, sets, config, request.command)
+        results = measure_run(run, predictor, sets, config, request.command, engine=engine)
     else:
         warn(f"there are no test images, so nothing was measured: use maple evaluate {run.path} --ind IMAGES")
     if request.report:
@@ -229,12 +233,12 @@ def finish_run(request: RunRequest, config: RunConfig, splits: Splits, fitted: F
     return results
 
 
-def _write_gallery(run: RunFolder, splits: Splits, fitted: Fitted) -> None:
+def _write_gallery(run: RunFolder, splits: Splits, fitted: Fitted, engine: Engine) -> None:
     """Exemplars of each cluster and projections of the snapshots, which the report draws."""
     predictor, relabelling = fitted.predictor, fitted.relabelling
     rows = sample_rows(relabelling.cluster_ids, GALLERY_SAMPLE)
     with counting("looking for exemplars") as progress:
-        outputs = embed(
+        outputs = engine.embed(
             predictor.backbone,
             splits.train,
             indices=rows,

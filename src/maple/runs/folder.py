@@ -38,7 +38,7 @@ from maple.types import RunClasses
 if TYPE_CHECKING:
     from maple.runs.setup.config import RunConfig
 
-_FOLDERS = (RunFile.GALLERY, RunFile.MEMBERS, RunFile.NETWORK)
+_FOLDERS = (RunFile.GALLERY, RunFile.MEMBERS, RunFile.NETWORK, RunFile.MOMENTS)
 _LOCKS = (RunFile.LOCK, RunFile.HOLDER)
 _FILES = tuple(name for name in RunFile if name not in (*_FOLDERS, *_LOCKS))
 

@@ -111,7 +111,7 @@ class TrainRequest(_TrainingRequest):
 
 
 @dataclass(frozen=True, kw_only=True)
-class FitRequest(_Folder):
+class FitRequest(EngineFlags, _Folder):
     """The arguments of ``maple fit``; options of the network as for :func:`~maple.networks.open_model`."""
 
     model: str = flag(
@@ -263,7 +263,7 @@ class ExplainRequest(ImagesRequest):
 
 
 @dataclass(frozen=True)
-class MonitorRequest(ImagesRequest):
+class MonitorRequest(EngineFlags, ImagesRequest):
     """The arguments of ``maple monitor``."""
 
     _: KW_ONLY
@@ -281,7 +281,7 @@ class MonitorRequest(ImagesRequest):
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvaluateRequest:
+class EvaluateRequest(EngineFlags):
     """The arguments of ``maple evaluate``.
 
     ``flags`` are decision options that differ from the run's, and options of the detectors by ``name.option``.

@@ -18,6 +18,7 @@ from maple.stats.arrays import as_array, as_embeddings, broken_rows, list_rows, 
 _CONSTANT_FEATURE = 1e-12
 # Elements per panel of matrix products: BLAS blocks for the cache itself; large panels mean few thread barriers.
 _PANEL_ELEMENTS = 1 << 22
+_OUTER_ELEMENTS = 1 << 16  # of an outer product at a time
 
 
 class Moments:
@@ -94,6 +95,14 @@ class Moments:
             raise FitError(f"{found}: leave them out of the fit")
         _check_finite(embeddings)
 
+    def _check_like(self, other: Moments) -> None:
+        """Refuse moments of another kind of embeddings."""
+        if self.dim != other.dim:
+            raise FitError(f"cannot add moments of {self.dim} and {other.dim} dimensions: use one backbone")
+        if self.norm_exponent != other.norm_exponent:
+            exponents = f"{self.norm_exponent} and {other.norm_exponent}"
+            raise FitError(f"cannot add moments of norm_exponent {exponents}: use one exponent")
+
     # -- combining
 
     def grow(self, n_clusters: int) -> Moments:
@@ -126,11 +135,7 @@ class Moments:
         """The moments of the union, around the shift of the first operand that has one."""
         if not isinstance(other, Moments):
             return NotImplemented
-        if self.dim != other.dim:
-            raise FitError(f"cannot add moments of {self.dim} and {other.dim} dimensions: use one backbone")
-        if self.norm_exponent != other.norm_exponent:
-            exponents = f"{self.norm_exponent} and {other.norm_exponent}"
-            raise FitError(f"cannot add moments of norm_exponent {exponents}: use one exponent")
+        self._check_like(other)
         n_clusters = max(self.n_clusters, other.n_clusters)
         total = self.copy().grow(n_clusters)
         if other.shift is None:
@@ -142,6 +147,47 @@ class Moments:
         total.sums += added.sums
         total.second += added.second
         return total
+
+    def centre(self) -> Moments:
+        """Take the sums around the mean of all images, in place. Returns itself.
+
+        With step = mean - shift: the sums lose n_c step each, and the second moment n step step'.
+        """
+        if self.shift is not None and self.n_images:
+            step = self.sums.sum(axis=0) / self.n_images  # (D,)
+            _add_outer(self.second, step, -float(self.n_images))
+            self.sums -= self.counts[:, None] * step
+            self.shift = self.shift + step
+        return self
+
+    def absorb(self, other: Moments) -> Moments:
+        """Add the moments of other images, in place: both are centred then, and no third D x D matrix is made.
+
+        Chan, Golub and LeVeque (1983): S = S1 + S2 + n1 n2 / (n1 + n2) (m1 - m2)(m1 - m2)'. Returns itself.
+
+        >>> left, right = (Moments(1, 1).update(x, np.zeros(2, int)) for x in ([[1.0], [3.0]], [[5.0], [7.0]]))
+        >>> left.absorb(right).total_covariance
+        array([[5.]])
+        """
+        self._check_like(other)
+        if other.shift is None or not other.n_images:
+            return self
+        if self.shift is None or not self.n_images:
+            self.shift, before = other.shift, self.counts
+            self.counts, self.sums, self.second = other.counts.copy(), other.sums.copy(), other.second
+            return self.grow(len(before))
+        self.grow(other.n_clusters).centre()
+        other.grow(self.n_clusters).centre()
+        n, more = self.n_images, other.n_images
+        apart = other.shift - self.shift  # (D,)
+        self.second += other.second
+        _add_outer(self.second, apart, n * more / (n + more))
+        step = apart * (more / (n + more))  # from the old to the new mean
+        self.sums += other.sums
+        self.sums += other.counts[:, None] * (apart - step) - self.counts[:, None] * step
+        self.shift = self.shift + step
+        self.counts += other.counts
+        return self
 
     def merge(self, sum_over_ranks: Callable[[np.ndarray], np.ndarray]) -> Moments:
         """The moments of all processes, given a function that sums an array over them (an all-reduce).
@@ -172,8 +218,7 @@ class Moments:
     @classmethod
     def from_arrays(cls, arrays: dict[str, np.ndarray]) -> Moments:
         """The inverse of :meth:`to_arrays`."""
-        n_clusters, dim = arrays["sums"].shape
-        moments = cls(n_clusters, dim, shift=arrays.get("shift"), norm_exponent=arrays["norm_exponent"].item())
+        moments = cls(0, 0, shift=arrays.get("shift"), norm_exponent=arrays["norm_exponent"].item())
         moments.counts = np.asarray(arrays["counts"], dtype=np.int64)
         moments.sums = np.asarray(arrays["sums"], dtype=np.float64)
         moments.second = np.asarray(arrays["second"], dtype=np.float64)
@@ -228,6 +273,13 @@ class Moments:
         if self.shift is None or self.n_images == 0:
             raise FitError("there are no images to fit: add images")
         return self.shift
+
+
+def _add_outer(matrix: np.ndarray, vector: np.ndarray, weight: float) -> None:
+    """Add weight v v' to a matrix (D, D) in place, some rows at a time."""
+    scaled = weight * vector
+    for rows in row_blocks(*matrix.shape, elements=_OUTER_ELEMENTS, min_rows=1):
+        matrix[rows] += np.outer(scaled[rows], vector)
 
 
 def _check_finite(embeddings: np.ndarray) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -50,6 +52,28 @@ def test_a_cluster_that_cannot_be_reached_is_named(monkeypatch):
         monkeypatch.setattr(cluster, "CONNECT_SECONDS", 1.0)
         with pytest.raises(RunError, match=address):
             cluster._wait_for(address)
+
+
+@pytest.mark.parametrize("answer", [b"", b"HTTP/1.1 400 Bad Request\r\n\r\n"])
+def test_a_port_at_which_no_head_answers_is_named(answer, monkeypatch):
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        address = f"127.0.0.1:{other.getsockname()[1]}"
+
+        def serve() -> None:
+            with contextlib.suppress(OSError):  # closed at the end
+                while True:
+                    connections.append(other.accept()[0])
+                    connections[-1].sendall(answer)
+
+        connections: list[socket.socket] = []
+        threading.Thread(target=serve, daemon=True).start()
+        monkeypatch.setattr(cluster, "CONNECT_SECONDS", 1.0)
+        with pytest.raises(RunError, match=address):
+            cluster._wait_for(address)
+
+
+def test_a_head_answers(nodes):
+    cluster._wait_for(nodes.cluster.address)
 
 
 def test_a_cluster_elsewhere_needs_a_token(no_token, monkeypatch):

@@ -1,4 +1,4 @@
-"""Predictions on Ray: the rows of the one-process engine, whatever is killed."""
+"""Predictions on Ray: the rows of the one-process engine, also after an interruption."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from clusters_of_ray import kill, when, write_images
+from clusters_of_ray import when, write_images
 from image_files import endless_jpeg
 from maple.data.decode import Decoding
 from maple.data.sources import open_source
@@ -104,6 +104,13 @@ def test_a_table_gives_the_rows_of_one_process(nodes, graph, images, tmp_path):
             assert column.to_pylist() == other.to_pylist(), name
 
 
+def test_images_by_address_are_read_by_the_workers(nodes, graph, images, expected, tmp_path):
+    out = place(tmp_path)
+    assert predict_on_ray(request(graph, f"file://{images}", out)) == N - 1
+    with io.StringIO(expected[0].decode().replace(str(images), f"file://{images}")) as text, out.open() as file:
+        assert [*csv.reader(file)] == [*csv.reader(text)]
+
+
 def test_a_folder_holds_parquet_files_and_a_manifest(nodes, graph, images, expected, tmp_path):
     out = tmp_path / "predictions"
     with pytest.raises(UsageError, match="no folder of predictions"):
@@ -121,31 +128,7 @@ def test_a_folder_holds_parquet_files_and_a_manifest(nodes, graph, images, expec
     assert [row.class_name for row in iterate_predictions(out)] == [row["class"] for row in rows]
 
 
-# --- kills
-
-
-def test_a_worker_that_is_killed_loses_and_doubles_no_row(nodes, graph, images, expected, tmp_path):
-    out = place(tmp_path)
-    left = []
-
-    def strike() -> None:
-        kill(nodes.workers("PartWriter")[0])
-        left.append(15 - len(parts(out)))
-
-    with when(lambda: len(parts(out)) >= 2, strike):
-        predict_on_ray(request(graph, images, out))
-    assert left[0] > 0
-    assert contents(out) == expected
-
-
-def test_a_node_that_is_killed_loses_and_doubles_no_row(nodes, graph, images, expected, tmp_path):
-    out = place(tmp_path)
-    try:
-        with when(lambda: len(parts(out)) >= 2, nodes.kill_second):
-            predict_on_ray(request(graph, images, out))
-    finally:
-        nodes.second = nodes.add()
-    assert contents(out) == expected
+# --- interruptions (kills: test_kills.py)
 
 
 def test_the_same_command_goes_on_from_finished_parts(nodes, graph, images, expected, tmp_path, monkeypatch, capsys):
@@ -209,9 +192,9 @@ def test_a_disk_that_refuses_to_write_is_named(run, images, tmp_path):
     (tmp_path / "full").write_text("")
     layout = Layout(tmp_path / "full", PREDICTION_COLUMNS, {}, Extras())
     span = Span.cut(open_source([str(images)], size=8), 0, 4)
-    writer = PartWriter(Kept(Model.read(run, {})), layout)
+    writer = PartWriter(layout)
     with pytest.raises(RunError, match=r"cannot write '.*full/000000.part'.*rerun the same command"):
-        writer.predict(Part(0, 0, 4, 4), span.decode(Decoding(8), 4), [])
+        writer.predict(Kept(Model.read(run, {})), Part(0, 0, 4, 4), span.decode(Decoding(8), 4), [])
 
 
 # --- the plan

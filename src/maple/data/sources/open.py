@@ -19,13 +19,14 @@ import numpy as np
 from maple.data.catalogue.table import BUILT_IN, is_built_in, is_corrupted
 from maple.data.decode import Decoding, Fit, Size, auto_size, check_size_and_fit
 from maple.data.image_set import MEMORY_LIMIT, ImageSet, Progress, default_augment, no_labels
+from maple.data.sources.decoder import current_decoder
 from maple.data.sources.folders import is_glob, list_class_folders, list_files
 from maple.data.sources.labels import LIST_SUFFIXES, list_labelled
 from maple.data.sources.names import locate_split, parquet_files, parse_corrupted, parse_numbers
 from maple.data.sources.remote import Place, is_remote, list_remote
 from maple.data.sources.tables import Table, Tables, open_npz
 from maple.data.sources.torch_data import TorchImages, is_torch_data, list_torch_data
-from maple.data.stream import Source, current_decoder, read_sizes
+from maple.data.stream import Source, read_sizes
 from maple.errors import DataError, UsageError, suggest
 from maple.types import Skipped
 

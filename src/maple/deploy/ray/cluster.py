@@ -106,12 +106,14 @@ def _connect(ray: Any, address: str) -> None:
 
 
 def _wait_for(address: str) -> None:
-    """Wait until the address accepts connections, at most ``CONNECT_SECONDS``."""
+    """Wait until a Ray head answers at the address, at most ``CONNECT_SECONDS``: Ray itself tries for minutes."""
     host, _, port = address.rpartition(":")
     end = time.monotonic() + CONNECT_SECONDS
     while True:
         try:
-            socket.create_connection((host.strip("[]"), int(port)), timeout=max(end - time.monotonic(), 0.1)).close()
+            left = max(end - time.monotonic(), 0.1)
+            with socket.create_connection((host.strip("[]"), int(port)), timeout=left) as connection:
+                _greet(connection)
             return
         except OSError as error:
             if time.monotonic() + 0.5 > end:
@@ -121,6 +123,19 @@ def _wait_for(address: str) -> None:
                     "the address, HOST:PORT as ray start --head prints it"
                 ) from None
         time.sleep(0.5)
+
+
+def _greet(connection: socket.socket) -> None:
+    """Exchange the first words of HTTP/2, which gRPC speaks; an ``OSError`` where something else or nothing answers."""
+    if os.environ.get("RAY_USE_TLS") == "1":
+        return
+    connection.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + _SETTINGS)
+    answer = connection.recv(len(_SETTINGS), socket.MSG_WAITALL)
+    if answer[3:4] != _SETTINGS[3:4]:
+        raise OSError("it is no Ray head")
+
+
+_SETTINGS = bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])  # an empty frame of this type
 
 
 def _first_line(error: Exception) -> str:

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any, Generic, TypeVar
 
 import ray
@@ -29,9 +30,12 @@ Value = TypeVar("Value")
 
 @dataclass(frozen=True)
 class Shared(Generic[Value]):
-    """A value in the object store, which workers fetch when they need it, also after a restart."""
+    """A value in the object store, which workers fetch when they need it.
 
-    reference: Any  # inside a record: Ray would resolve an argument once, before the first start
+    It is an argument of each call, not of an actor's constructor: Ray warns that it may be gone when an actor restarts.
+    """
+
+    reference: Any  # inside a record: Ray would fetch an argument for every call
 
     @classmethod
     def put(cls, value: Value) -> Shared[Value]:
@@ -60,18 +64,20 @@ class Pool(Generic[Task]):
     """Workers of one class. ``submit(actor, task)`` starts a task and returns the reference to its result.
 
     Each worker is given ``ahead`` tasks at a time, so that it never waits for the driver. The class has a method
-    ``ready`` that loads what takes time.
+    ``ready``, called with ``model`` if that is given, that loads what takes time.
     """
 
-    def __init__(self, resources: Resources, create: Callable[[], Any], ahead: int = 2) -> None:
+    def __init__(
+        self, resources: Resources, create: Callable[[], Any], ahead: int = 2, model: Shared[Any] | None = None
+    ) -> None:
         self._ahead = ahead
+        self._arguments = () if model is None else (model,)
         self._starting = {self._ask(worker): worker for worker in (_Worker(create()) for _ in range(resources.workers))}
         self._ready: list[_Worker] = []
         self._since = time.monotonic()  # when there was last a worker
 
-    @staticmethod
-    def _ask(worker: _Worker) -> Any:
-        return worker.actor.ready.remote()
+    def _ask(self, worker: _Worker) -> Any:
+        return worker.actor.ready.remote(*self._arguments)
 
     def run(self, tasks: Iterator[Task], submit: Callable[[Any, Task], Any]) -> Iterator[tuple[Task, Any]]:
         """Tasks with their results, as they are done.
@@ -139,15 +145,48 @@ class Pool(Generic[Task]):
         """Raise what is not to be tried again; keep a worker that has died from new tasks until it is back."""
         own = _own(error) if isinstance(error, RayTaskError) else None
         if isinstance(own, DataError) or attempt.number >= MAX_ATTEMPTS:
-            raise own or RunError(
-                f"{attempt.task} failed {attempt.number} times on Ray, the last time with {type(error).__name__}: see "
-                "the logs of its workers, in /tmp/ray/session_latest/logs; rerun the same command to resume"
-            ) from None
+            raise own or _given_up(attempt.task, attempt.number, error) from None
         worker = attempt.worker
         if isinstance(error, RayActorError) and worker in self._ready:
             assert worker is not None
             self._ready.remove(worker)
             self._starting[self._ask(worker)] = worker
+
+    def close(self) -> None:
+        """End the workers."""
+        for worker in [*self._ready, *self._starting.values()]:
+            ray.kill(worker.actor)
+
+
+def in_order(tasks: Iterable[Task], submit: Callable[[Task], Any], ahead: int) -> Iterator[Any]:
+    """The results of tasks without a worker, in their order, ``ahead`` of them under way; lost ones are done again."""
+    under_way: deque[tuple[Task, Any]] = deque()
+    left = iter(tasks)
+    while True:
+        under_way.extend((task, submit(task)) for task in islice(left, ahead - len(under_way)))
+        if not under_way:
+            return
+        yield get_or_repeat(*under_way.popleft(), submit)
+
+
+def get_or_repeat(task: Task, answer: Any, submit: Callable[[Task], Any]) -> Any:
+    """The result behind ``answer``; where it is lost with its process or node, that of another attempt."""
+    for attempt in range(1, MAX_ATTEMPTS + 1):
+        try:
+            return ray.get(answer)
+        except RayError as error:
+            own = _own(error) if isinstance(error, RayTaskError) else None
+            if isinstance(own, DataError) or attempt == MAX_ATTEMPTS:
+                raise own or _given_up(task, attempt, error) from None
+            answer = submit(task)
+    raise AssertionError  # the last attempt returns or raises
+
+
+def _given_up(task: Any, attempts: int, error: RayError) -> RunError:
+    return RunError(
+        f"{task} failed {attempts} times on Ray, the last time with {type(error).__name__}: see the logs of its "
+        "workers, in /tmp/ray/session_latest/logs; rerun the same command to resume"
+    )
 
 
 def _next_attempt(tasks: Iterator[Task]) -> _Attempt[Task] | None:

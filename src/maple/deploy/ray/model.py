@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import hashlib
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, cast
 
 from maple.files import RunFile, check_finished
 from maple.options import Values
 from maple.prediction.base import BasePredictor
 from maple.runs.loading import is_graph, open_predictor
+
+if TYPE_CHECKING:  # an exported graph is predicted without torch
+    from maple.networks import Backbone
+    from maple.prediction.predictor import Predictor
 
 
 @dataclass(frozen=True)
@@ -36,12 +44,52 @@ class Model:
         files = {str(path.relative_to(folder)): path.read_bytes() for path in paths}
         return cls(source.name, files, is_graph(source), options, trust)
 
-    def open(self) -> BasePredictor:
-        """The predictor, ready to decide."""
+    @classmethod
+    def of_network(cls, backbone: Backbone) -> Model:
+        """The files of a network alone, which this process has been allowed to open."""
+        from maple.prediction.store import save_backbone
+
+        with tempfile.TemporaryDirectory(prefix="maple-model-") as place:
+            save_backbone(Path(place) / RunFile.WEIGHTS, backbone)
+            paths = [path for path in Path(place).rglob("*") if path.is_file()]
+            files = {str(path.relative_to(place)): path.read_bytes() for path in paths}
+        return cls(backbone.name, files, is_graph=False, options={}, trust=True)
+
+    def digest(self) -> str:
+        """A digest of the files."""
+        found = hashlib.blake2b(digest_size=16)
+        for name, content in sorted(self.files.items()):
+            found.update(b"%s\0%d\0" % (name.encode(), len(content)) + content)
+        return found.hexdigest()
+
+    def open(self, gpus: float = 0.0) -> BasePredictor:
+        """The predictor, ready to decide, on the GPU of a worker that has one."""
+        with self._unpacked() as folder:
+            predictor = open_predictor(folder / self.name if self.is_graph else folder, self.trust)
+        if predictor.runtime == "torch":
+            _place(cast("Predictor", predictor).backbone, gpus)
+        return predictor.decide(**self.options)
+
+    def open_network(self, gpus: float = 0.0) -> Backbone:
+        """The network alone, on the GPU of a worker that has one."""
+        from maple.prediction.store import load_backbone
+
+        with self._unpacked() as folder:
+            return _place(load_backbone(folder / RunFile.WEIGHTS, trust=self.trust), gpus)
+
+    @contextmanager
+    def _unpacked(self) -> Iterator[Path]:
+        """A folder with the files."""
         with tempfile.TemporaryDirectory(prefix="maple-model-") as place:
             for name, content in self.files.items():
                 path = Path(place) / name
                 path.parent.mkdir(exist_ok=True)
                 path.write_bytes(content)
-            predictor = open_predictor(Path(place) / self.name if self.is_graph else Path(place), self.trust)
-        return predictor.decide(**self.options)
+            yield Path(place)
+
+
+def _place(backbone: Backbone, gpus: float) -> Backbone:
+    from maple.networks import use_fast_allocator
+
+    use_fast_allocator()
+    return backbone.to("cuda") if gpus else backbone

@@ -11,19 +11,18 @@ import dataclasses
 import socket
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import ray
 
-from maple.data.decode import Decoding
 from maple.data.stream import Decoded
 from maple.deploy.ray.cluster import Resources, connected
 from maple.deploy.ray.jobs import Pool, Shared
 from maple.deploy.ray.model import Model
 from maple.deploy.ray.spans import Span
+from maple.deploy.ray.workers import Decoder
 from maple.errors import RunError, UsageError
 from maple.files import is_full
 from maple.options import as_dict
@@ -132,23 +131,26 @@ class Layout:
 class PartWriter:
     """A worker: one model, which predicts parts and writes them."""
 
-    def __init__(self, model: Shared[Model], layout: Layout) -> None:
-        self._model, self._layout = model, layout
+    def __init__(self, layout: Layout, gpus: float = 0.0) -> None:
+        self._layout, self._gpus = layout, gpus
+        self._predictor: BasePredictor | None = None
 
-    @cached_property
-    def _predictor(self) -> BasePredictor:
-        return self._model.get().open()
-
-    def ready(self) -> None:
+    def ready(self, model: Shared[Model]) -> None:
         """Load the model."""
-        _ = self._predictor
+        self._load(model)
 
-    def predict(self, part: Part, chunks: list[Decoded], skipped: list[Skipped]) -> Footer:
+    def _load(self, model: Shared[Model]) -> BasePredictor:
+        if self._predictor is None:
+            self._predictor = model.get().open(self._gpus)
+        return self._predictor
+
+    def predict(self, model: Shared[Model], part: Part, chunks: list[Decoded], skipped: list[Skipped]) -> Footer:
         """Predict the images of a part, in the batches of ``chunks``, and write it; ``skipped`` come before them."""
+        predictor = self._load(model)
         layout, schema = self._layout, row_schema(self._layout.columns)
         tables, skipped = [schema.empty_table()], list(skipped)
         for chunk in chunks:
-            rows, told = predict_chunk(self._predictor, chunk, layout.extras)
+            rows, told = predict_chunk(predictor, chunk, layout.extras)
             tables.append(pa.Table.from_pylist(rows, schema))
             skipped += told.skipped
         table = pa.concat_tables(tables)
@@ -163,11 +165,6 @@ class PartWriter:
         return dataclasses.replace(footer, request={})
 
 
-def decode_span(span: Span, how: Decoding, batch_size: int) -> list[Decoded]:
-    """The task that reads and decodes the images of a part."""
-    return span.decode(how, batch_size)
-
-
 def _predict_parts(
     work: Work, file: ResumableFile, parts: list[Part], resources: Resources
 ) -> Iterator[tuple[Part, Footer]]:
@@ -178,21 +175,13 @@ def _predict_parts(
     worker = ray.remote(PartWriter).options(
         num_cpus=resources.cpus, num_gpus=resources.gpus, max_restarts=-1, max_task_retries=0
     )
-    decode, n_decoders = _decoder(resources)
+    decoder = Decoder.beside(resources)
 
     def submit(actor: Any, part: Part) -> Any:
         span = Span.cut(work.source, part.first, part.stop)
-        chunks = decode.remote(span, work.decoding, request.batch_size)
-        return actor.predict.remote(part, chunks, list(work.source.skipped) if part.number == 0 else [])
+        chunks = decoder.start(span, work.decoding, request.batch_size)
+        return actor.predict.remote(model, part, chunks, list(work.source.skipped) if part.number == 0 else [])
 
-    ahead = max(2, 1 + -(-n_decoders // resources.workers))
-    pool: Pool[Part] = Pool(resources, lambda: worker.remote(model, layout), ahead)
+    ahead = max(2, 1 + -(-decoder.n // resources.workers))
+    pool: Pool[Part] = Pool(resources, lambda: worker.remote(layout, resources.gpus), ahead, model)
     yield from pool.run(iter(parts), submit)
-
-
-def _decoder(resources: Resources) -> tuple[Any, int]:
-    """The task that decodes, and how many run at a time: one on each processor that workers leave, or beside them."""
-    free = int(ray.cluster_resources().get("CPU", 0) - resources.workers * resources.cpus)
-    options: dict[str, Any] = {"max_retries": 2}
-    options |= {"num_cpus": 1} if free >= 1 else {"num_cpus": 0, "scheduling_strategy": "SPREAD"}
-    return ray.remote(decode_span).options(**options), max(free, resources.workers)

@@ -17,6 +17,7 @@ from maple.errors import RunError, UsageError
 from maple.files import load_arrays, save_arrays, write_atomic
 from maple.options import Values
 from maple.prediction.base import BasePredictor
+from maple.prediction.engine import LOCAL, Engine
 from maple.progress import counting
 from maple.reporting.plots import plot_drift, standalone_svg
 from maple.runs.loading import MORE_CALIBRATION, open_like, ready_model, warn_of_skipped
@@ -132,10 +133,11 @@ class Monitoring:
         return notes
 
 
-def monitor_images(request: MonitorRequest) -> Monitoring:
+def monitor_images(request: MonitorRequest, engine: Engine = LOCAL) -> Monitoring:
     """Compare images with the calibration images of a run; with ``state``, continue the stream that it holds.
 
-    Without ``state`` nothing says that the images are in order of arrival, so that no stream is tested.
+    Without ``state`` nothing says that the images are in order of arrival, so that no stream is tested. ``engine`` runs
+    the network.
     """
     out, state = request.out, request.state
     if out is not None and out.suffix != _SUFFIX:
@@ -152,10 +154,8 @@ def monitor_images(request: MonitorRequest) -> Monitoring:
     images = open_like(predictor, request.sources, request.data_root)
     warn_of_skipped(images.skipped)
     with counting("scoring") as progress:
-        said = predictor.predict_batches(
-            images, batch_size=request.batch_size, workers=request.workers, progress=progress
-        )
-        scores = np.concatenate([prediction.score for prediction in said])  # (N,) in the order of the images
+        size, workers = request.batch_size, request.workers
+        scores = engine.scores(predictor, images, batch_size=size, workers=workers, progress=progress)  # (N,)
     batch = compare_scores(scores, predictor.calibration_scores, predictor.false_alarm, level)
     if stream is not None:
         stream.update(scores)
