@@ -27,10 +27,10 @@ if any("maple.data._decoder" in part for part in sys.orig_argv):
     import os, resource, signal
     import maple.data.decode
 
-    def decode_bytes(data, size, fit, decode=maple.data.decode.decode_bytes):
+    def decode_bytes(data, *how, decode=maple.data.decode.decode_bytes):
         if data.startswith(b"SIG"):
             os.kill(os.getpid(), signal.Signals[data.decode()])
-        return decode(data, size, fit)
+        return decode(data, *how)
 
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     maple.data.decode.decode_bytes = decode_bytes

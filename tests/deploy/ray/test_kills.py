@@ -22,7 +22,7 @@ from maple.stats.arrays import with_prefix
 from maple.stats.moments import Moments
 
 pytestmark = [pytest.mark.torture, pytest.mark.timeout(3600)]
-BATCH, N = 8, 240
+BATCH, N = 8, 120  # 15 parts
 N_TRAIN = 1500  # twelve blocks
 
 
@@ -61,7 +61,7 @@ def test_predictions(nodes, graph, images, expected, tmp_path, torture):
     while torture.goes_on():
         out = tmp_path / f"{time.monotonic_ns()}" / "p.csv"
         out.parent.mkdir()
-        after, is_node = int(torture.rng.integers(0, 14)), bool(torture.rng.random() < 0.4)
+        after, is_node = int(torture.rng.integers(0, 9)), bool(torture.rng.random() < 0.4)
         act = nodes.kill_second if is_node else lambda: strike(nodes, "PartWriter", torture.rng)
         try:
             with when(lambda at=after, out=out: n_parts(out) >= at, act):
@@ -80,7 +80,7 @@ def test_commands(nodes, graph, images, expected, tmp_path, torture):
         out.parent.mkdir()
         flags = ["--batch-size", BATCH, "--workers", 2, "--engine", "ray", "--ray-address", nodes.cluster.address]
         command = [sys.executable, "-m", "maple", "predict", graph, images, "--out", out, *flags]
-        after = int(torture.rng.integers(0, 12))
+        after = int(torture.rng.integers(0, 10))
         with subprocess.Popen([*map(str, command)], stderr=subprocess.DEVNULL) as process:
             while process.poll() is None and n_parts(out) < after:
                 time.sleep(0.01)
@@ -105,7 +105,7 @@ def test_fits(nodes, tmp_path_factory, monkeypatch, torture):
     fit_run(known := fit("local", "local"))
     while torture.goes_on():
         asked = fit(f"{time.monotonic_ns()}", "ray")
-        after, is_node = int(torture.rng.integers(0, 10)), bool(torture.rng.random() < 0.4)
+        after, is_node = int(torture.rng.integers(0, 5)), bool(torture.rng.random() < 0.4)
         act = nodes.kill_second if is_node else lambda: strike(nodes, "NetworkWorker", torture.rng)
         moments = asked.folder / RunFile.MOMENTS
         try:

@@ -20,9 +20,10 @@ from maple.data.sources.folders import Files, Paths
 from maple.data.sources.remote import GONE, RemoteFiles
 from maple.data.sources.tables import Table, Tables
 from maple.data.stream import Chunk, Decoded, DecoderKilled, DecoderPool, Item, Source
-from maple.errors import DataError
+from maple.errors import DataError, RunError
 
 _ATTEMPTS = 2  # at an image whose decoder is killed from outside, perhaps because memory runs out
+_TOO_MANY = 4  # images in a row at which decoders are killed: the machine is at fault
 _pools: dict[Decoding, DecoderPool] = {}  # of this process
 
 
@@ -127,7 +128,12 @@ def decode_all(pool: DecoderPool, chunk: Chunk, how: Decoding) -> Batch:
     try:
         return pool.decode(chunk.items, _ATTEMPTS)
     except DecoderKilled:
-        batches = [_decode_one(pool, chunk, row, how) for row in range(len(chunk.items))]
+        pass
+    batches: list[Batch] = []
+    for row in range(len(chunk.items)):
+        batches.append(_decode_one(pool, chunk, row, how))
+        if row + 1 == _TOO_MANY and not any(len(batch.pixels) for batch in batches):  # no image is to blame
+            raise RunError(f"'{chunk.files[0]}' and all images behind it: {batches[0].failures[0].reason}")
     pixels = np.concatenate([batch.pixels for batch in batches])
     failures = [failure._replace(row=row) for row, batch in enumerate(batches) for failure in batch.failures]
     return Batch(pixels, [key for batch in batches for key in batch.keys], failures)
