@@ -5,7 +5,8 @@
     python benchmarks/peers.py --shared ../shared --cache ~/outputs --networks wrn-cifar10 --images 2000
     python benchmarks/peers.py table
 
-Each network is run once over its training images (``FIT_IMAGES`` of them, seed 0), its test images and three OOD sets;
+Each network is run once over its training images (``FIT_IMAGES`` of them, seed 0), its test images and three OOD sets
+(the first ``OOD_IMAGES`` of each);
 the outputs are kept in ``--cache`` in float16, in parts of 1,000 images, so an interrupted run continues. One half of
 the test images (seed 0) is for what needs held-out known images: the fused score and pytorch-ood's temperature. All
 detectors are measured on the other half, against all images of each OOD set. No detector sees an unknown image; all of

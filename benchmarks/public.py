@@ -26,7 +26,8 @@ from maple.types import Outputs
 from resnet20 import public_resnet20
 
 PART = 1000  # images per file of the cache
-FIT_IMAGES = {"resnet20": 50_000, "densenet": 50_000, "wrn": 20_000}
+FIT_IMAGES = {"resnet20": 50_000, "densenet": 50_000, "wrn": 10_000}
+OOD_IMAGES = {"resnet20": None, "densenet": None, "wrn": 5_000}  # the first of each OOD set; None: all
 SHARED_OOD = {"tiny_imagenet": "tiny_imagenet/val", "svhn": "svhn/test"}
 NETWORKS = {  # the data set that each was trained on
     "resnet20-cifar10": "cifar10",
@@ -183,11 +184,16 @@ class Study:
             for name, source in {**sources, **SHARED_OOD}.items()
             if self.with_ood or name in ("train", "test")
         }
-        n = FIT_IMAGES[self.name.split("-")[0]]
+        kind = self.name.split("-")[0]
+        n = FIT_IMAGES[kind]
         if n < len(found["train"]):
             rows = np.random.default_rng(0).permutation(len(found["train"]))[:n]
             found["train"] = found["train"].subset(np.sort(rows))
-        return found
+        known = ("train", "test")
+        return {
+            name: of if name in known else of.subset(np.arange(len(of))[: OOD_IMAGES[kind]])
+            for name, of in found.items()
+        }
 
     @property
     def ood(self) -> list[str]:
