@@ -11,7 +11,14 @@ from sklearn.decomposition import PCA
 from sklearn.preprocessing import StandardScaler
 
 from clusters import moments_of
-from maple.stats.covariance import count_components, oas_covariance, principal_axes, whitening
+from maple.stats.covariance import (
+    count_components,
+    is_shrunk,
+    oas_covariance,
+    principal_axes,
+    shrink_if_few,
+    whitening,
+)
 from maple.stats.gaussians import fit_gaussians
 
 
@@ -78,3 +85,44 @@ def test_whitening_whitens_and_floors():
     assert log_determinant == pytest.approx(np.log(4 * 0.01))
     matrix, _ = whitening(singular - 1e-17 * np.eye(2), 0.01)  # a tiny negative eigenvalue by rounding
     assert np.isfinite(matrix).all()
+
+
+@pytest.mark.parametrize(
+    ("variances", "rank"),
+    [
+        ([1, 1.5e-10, 5e-11], 2),  # the floor is 1e-10 of the largest variance
+        ([100, 1, 5e-9], 2),
+        ([1e-3, 1e-8, 5e-14], 2),
+        ([1, 1e-5, 5e-11], 2),
+        ([2, 2, 2], 3),
+    ],
+)
+def test_directions_below_the_floor_are_null(rng, variances, rank):
+    rotation = np.linalg.qr(rng.normal(size=(3, 3)))[0]
+    found, axes = principal_axes(np.diag(np.array(variances, dtype=float)))
+    np.testing.assert_allclose(found, variances[:rank])
+    assert axes.shape == (3, rank)
+    assert len(principal_axes(rotation @ np.diag([5.0, 1.0, 0.0]) @ rotation.T)[0]) == 2
+
+
+def test_small_variances_are_raised_to_the_floor():
+    matrix, log_determinant = whitening(np.diag([4.0, 1e-3]), 0.01)
+    np.testing.assert_allclose(np.sort(np.diag(matrix @ matrix.T)), [0.25, 100])
+    assert log_determinant == pytest.approx(np.log(4 * 0.01))
+    exact, _ = whitening(np.diag([4.0, 0.015]), 0.01)
+    np.testing.assert_allclose(np.sort(np.diag(exact @ exact.T)), [0.25, 1 / 0.015])
+
+
+def test_few_images_shrink_to_a_sphere_at_most():
+    nearly = np.diag([1.1, 0.9])
+    np.testing.assert_allclose(oas_covariance(nearly, 10), np.eye(2))
+    samples = np.random.default_rng(0).normal(size=(50, 3)) * [1, 2, 4] * 1e-3
+    expected, _ = oas(samples)
+    np.testing.assert_allclose(oas_covariance(EmpiricalCovariance().fit(samples).covariance_, 50), expected)
+
+
+def test_shrinkage_ends_at_ten_images_per_component():
+    assert is_shrunk(29, 3) and not is_shrunk(30, 3)
+    covariance = np.diag([1.0, 2.0, 5.0])
+    np.testing.assert_array_equal(shrink_if_few(covariance, 29), oas_covariance(covariance, 29))
+    np.testing.assert_array_equal(shrink_if_few(covariance, 30), covariance)
