@@ -9,7 +9,7 @@ import pytest
 
 from maple.errors import UsageError
 from maple.stats import metrics
-from maple.stats.paired import auroc_difference, calibration_difference, mean_difference
+from maple.stats.paired import _placements, auroc_difference, calibration_difference, mean_difference
 
 SAMPLES = 150
 
@@ -72,3 +72,27 @@ def test_extreme_input() -> None:
     assert mean_difference([-math.inf, 0], [-1, 0]).value == -math.inf
     with pytest.raises(UsageError):
         mean_difference([1, 0], [1])
+    with pytest.raises(UsageError, match="first"):
+        calibration_difference(([0.5, 0.6], [1, 0]), ([0.5], [1]))
+    for first, second in ((([0, 1], [2]), ([0], [2])), (([0], [2, 3]), ([0], [2]))):
+        with pytest.raises(UsageError, match="first"):
+            auroc_difference(first, second)
+
+
+def test_placements_equal_loops(rng: np.random.Generator) -> None:
+    ind, ood = rng.integers(0, 5, 9), rng.integers(2, 7, 7)
+    above, below = _placements(ind, ood)
+    np.testing.assert_allclose(above, [np.mean([(o > i) + 0.5 * (o == i) for o in ood]) for i in ind])
+    np.testing.assert_allclose(below, [np.mean([(i < o) + 0.5 * (i == o) for i in ind]) for o in ood])
+
+
+def test_the_error_of_calibration_is_that_of_a_bootstrap_of_all_images() -> None:
+    first, second = draw_confidences(np.random.default_rng(3), 1.5)
+    first, second = [(confidence[:12], correct[:12]) for confidence, correct in (first, second)]
+    rng, drawn = np.random.default_rng(5), []
+    for _ in range(4):
+        rows = rng.integers(0, 12, 12)
+        errors = [metrics.expected_calibration_error(p[rows], right[rows]) for p, right in (first, second)]
+        drawn.append(errors[0] - errors[1])
+    found = calibration_difference(first, second, draws=4, seed=5)
+    assert found.error == pytest.approx(np.std(drawn, ddof=1))
