@@ -73,7 +73,7 @@ def main() -> None:
     parser.add_argument("--only", default="", help="part of the name of a file, such as stats/moments")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="stop after this time")
     parser.add_argument("--narrow", action="store_true", help="only with the tests of each module")
-    parser.add_argument("--again", action="store_true", help="run functions with survivors again")
+    parser.add_argument("--again", action="store_true", help="run survivors again, after new tests")
     arguments = parser.parse_args()
     if arguments.command == "run":
         until = time.monotonic() + 60 * arguments.minutes
@@ -105,17 +105,20 @@ def run_all(results_file: Path, only: str, until: float, again: bool) -> None:
         done = results.setdefault(name_of(path), {})
         for gone in set(done) - {unit.name for unit in units}:
             del done[gone]
-        left = [
+        due = [
             unit
             for unit in units
             if done.get(unit.name, {}).get("digest") != unit.digest or (again and done[unit.name]["survived"])
         ]
-        tests = reach([own_tests(path)]) if left else None
-        for unit in left:
+        tests = reach([own_tests(path)]) if due else None
+        for unit in due:
             if time.monotonic() > until:
                 return
             assert tests is not None
-            found = run_mutants(path, unit.mutants, tests)
+            known = done.get(unit.name, {})
+            left = known["survived"] if known.get("digest") == unit.digest else None
+            chosen = [mutant for mutant in unit.mutants if left is None or mutant.key in left]
+            found = run_mutants(path, chosen, tests)
             done[unit.name] = {
                 "digest": unit.digest,
                 "mutants": len(unit.mutants),
