@@ -1,6 +1,6 @@
 """Measure the speed of all parts relative to peers, and the growth of cost: ``make bench``.
 
-    python benchmarks/bench.py [--parts clustering fit score training predict growth] [--fresh] [--quick]
+    python benchmarks/bench.py [--parts clustering fit score training predict growth profile] [--fresh] [--quick]
         [--threads 2] [--repeats 5] [--json results/speed.json] [--page docs/speed.md]
 
 The machine should be idle; two cores take less than 20 minutes. Every part runs in a process of its own and is stored
@@ -35,6 +35,7 @@ PARTS = {
     "training": "speed.training",
     "predict": "speed.predicting",
     "growth": "speed.growth",
+    "profile": "speed.profiling",
 }
 PICTURE = "images/growth.svg"
 

@@ -24,7 +24,7 @@ def run(effort: Effort) -> dict[str, Any]:
         "one": lambda: MapleDetector(norm_exponent=1.0, score_by="normalised").fit(stream),
         "default": lambda: MapleDetector().fit(stream),
     }
-    repeats = max(2, effort.repeats // 2)
+    repeats = effort.few
     seconds = take_turns(sides, repeats, warm_up=False)
     peer = "float64 product E'E of the same batches"
     shape = f"{n:,} x {dimension}"

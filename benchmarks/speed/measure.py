@@ -19,6 +19,11 @@ class Effort:
     repeats: int = 5
     quick: bool = False
 
+    @property
+    def few(self) -> int:
+        """Repeats of what takes minutes."""
+        return max(2, (self.repeats + 1) // 2)
+
     def scale(self, n: int, least: int = 1) -> int:
         """A size, or a tenth of it in a quick run."""
         return max(n // 10, least) if self.quick else n

@@ -17,7 +17,7 @@ import numpy as np
 
 from speed.measure import Effort, compare
 
-FEW, MANY = 1000, 7000
+FEW, MANY = 1000, 5000
 BATCH, DECODERS = 256, 2
 
 
@@ -25,7 +25,7 @@ def run(effort: Effort) -> dict[str, Any]:
     from predict_stream import make_run, write_files
 
     few, many = effort.scale(FEW, 300), effort.scale(MANY, 900)
-    repeats = max(2, effort.repeats // 2)
+    repeats = effort.few
     engines = ("by hand", "local", "ray") if _has_ray() else ("by hand", "local")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

@@ -14,6 +14,7 @@ TITLES = {
     "training": "Training",
     "predict": "Predictions from files",
     "growth": "Relabelling and service",
+    "profile": "Profile",
 }
 
 
@@ -31,14 +32,14 @@ def write_page(results: Mapping[str, Any], picture: str, profile: str = "") -> s
         "",
     ]
     for name, title in TITLES.items():
-        if name in parts:
+        if name in parts and (parts[name]["rows"] or parts[name].get("facts")):
             lines += _part(title, parts[name])
+    if profile:
+        lines += [profile.strip(), ""]
     curves = [curve for part in parts.values() for curve in part.get("growth", ())]
     if curves:
         lines += ["## Growth", "", f"![Seconds over size, with theoretical slopes]({picture})", ""]
         lines += [*_growth_table(curves), ""]
-    if profile:
-        lines += [profile.strip(), ""]
     return "\n".join(lines)
 
 

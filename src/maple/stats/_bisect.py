@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from abc import ABCMeta, abstractmethod
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import KW_ONLY, dataclass
+from functools import cache
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -17,7 +19,7 @@ from sklearn.metrics import pairwise_distances_argmin
 from sklearn.metrics.pairwise import euclidean_distances
 from sklearn.utils import Tags, check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
-from threadpoolctl import threadpool_limits
+from threadpoolctl import ThreadpoolController
 
 from maple.errors import check_integer
 from maple.stats._means import bisect_points, cluster_means, lloyd, within_sum_of_squares
@@ -25,9 +27,15 @@ from maple.stats._means import bisect_points, cluster_means, lloyd, within_sum_o
 _SERIAL_SIZE = 2**24  # values below which multithreading does not pay
 
 
-def serial_if_small(points: np.ndarray) -> threadpool_limits:
+def serial_if_small(points: np.ndarray) -> AbstractContextManager[Any]:
     """Limit small problems to one thread: thread barriers on a busy machine cost more than they save."""
-    return threadpool_limits(1 if points.size < _SERIAL_SIZE else None)
+    return _thread_pools().limit(limits=1 if points.size < _SERIAL_SIZE else None)
+
+
+@cache
+def _thread_pools() -> ThreadpoolController:
+    """The thread pools of BLAS and OpenMP; looking for them takes milliseconds, as long as a small clustering."""
+    return ThreadpoolController()
 
 
 def random_halves(points: np.ndarray, random: np.random.RandomState) -> list[tuple[np.ndarray, np.ndarray]]:

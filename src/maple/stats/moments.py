@@ -19,6 +19,8 @@ _CONSTANT_FEATURE = 1e-12
 # Elements per panel of matrix products: BLAS blocks for the cache itself; large panels mean few thread barriers.
 _PANEL_ELEMENTS = 1 << 22
 _OUTER_ELEMENTS = 1 << 16  # of an outer product at a time
+# Clusters in a block up to which a dense product sums faster than a sparse one.
+_FEW_CLUSTERS = 24
 
 
 class Moments:
@@ -71,15 +73,19 @@ class Moments:
         self, embeddings: np.ndarray, cluster_ids: np.ndarray, shift: np.ndarray, centred: np.ndarray
     ) -> None:
         for rows in row_blocks(*embeddings.shape):  # sum each block while it is in the cache
-            np.subtract(normalise(embeddings[rows], self.norm_exponent), shift, out=centred[rows])
+            np.copyto(centred[rows], normalise(embeddings[rows], self.norm_exponent))  # twice as fast as to mix types
+            centred[rows] -= shift
             self._add_sums(centred[rows], cluster_ids[rows])
         self.second += centred.T @ centred  # NumPy calls SYRK for A' A: half the work
 
     def _add_sums(self, centred: np.ndarray, cluster_ids: np.ndarray) -> None:
-        """Add the sums by cluster as a sparse product: N x D additions, independent of M."""
+        """Add the sums by cluster as one product: dense for few clusters, else a sparse one of N x D additions."""
         present, index = np.unique(cluster_ids, return_inverse=True)
         n = len(cluster_ids)
-        members = csr_array((np.ones(n), (index, np.arange(n))), shape=(len(present), n))
+        if len(present) <= _FEW_CLUSTERS:
+            members: Any = (index == np.arange(len(present))[:, None]).astype(np.float64)  # (M, N)
+        else:
+            members = csr_array((np.ones(n), (index, np.arange(n))), shape=(len(present), n))
         self.sums[present] += members @ centred
 
     def _check(self, embeddings: np.ndarray, cluster_ids: np.ndarray) -> None:
