@@ -29,7 +29,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from maple.drafts import draft_folder as draft_folder
-from maple.drafts import find_replaced, write_atomic
+from maple.drafts import find_replaced, remove_stale, write_atomic
 from maple.drafts import is_full as is_full
 from maple.errors import MapleError, RunError, UsageError
 from maple.formats import FORMAT_VERSION, OLDEST_FORMAT, Content, bring_forward
@@ -195,6 +195,7 @@ def lock_folder(folder: Path, command: str) -> Iterator[None]:
         raise RunError(f"'{folder}' is being written by {_read_holder(note)}: wait until it ends, or stop it")
     holder = Holder.this_process(command)
     try:
+        remove_stale(folder)  # left by an update that was killed
         write_atomic(note, json.dumps(asdict(holder)))
         yield
     finally:
@@ -257,7 +258,7 @@ def naming_damage(path: Path, otherwise: str = ANEW) -> Iterator[None]:
 def save_arrays(path: Path, arrays: Mapping[str, np.ndarray], metadata: Mapping[str, Any]) -> None:
     """Write arrays and JSON-able metadata into one safetensors file, atomically, with digests of both."""
     arrays = {name: np.asarray(array, order="C") for name, array in arrays.items()}
-    text = json.dumps({**metadata, "format": FORMAT_VERSION, _ARRAYS: _digest("", arrays)})
+    text = json.dumps({"format": FORMAT_VERSION, **metadata, _ARRAYS: _digest("", arrays)})
     described = json.dumps({**json.loads(text), _DIGEST: _digest(text)})  # in one key: the order of several is random
     write_atomic(path, save(arrays, {_METADATA_KEY: described}))
 
