@@ -169,6 +169,13 @@ def test_collapse_has_two_signs(name, rows, message):
         assert ("--triplet-warmup" in found) == recipe.triplet
 
 
+@pytest.mark.parametrize("space", ["raw", "normalised"])
+def test_a_remedy_is_not_what_is_set_already(space):
+    recipe = create_recipe("maple", margin=0.5, triplet_warmup=0.25, triplet_space=space)
+    found = recipe.find_collapse(history(0.6, 0.6, 0.505, 0.495), epochs=8)
+    assert found is not None and ("--triplet-space normalised" in found) == (space == "raw")
+
+
 def test_a_margin_of_zero_is_not_a_collapse():
     assert MapleRecipe(margin=0.0).find_collapse(history(0.0, 0.0, 0.0, 0.0), epochs=8) is None
 

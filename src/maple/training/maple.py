@@ -174,7 +174,8 @@ class MapleRecipe(MapleOptions, Recipe):
             found = f"the triplet loss sits at its margin ({history[-1]['triplet']:.3f}): lower --learning-rate"
         if found and self.triplet_mining == "hard" and self.triplet_softness == 0:
             found = f"{found}, use --triplet-mining all"
-        return found and f"{found}, raise --triplet-warmup, or use --triplet-space normalised"
+        last = "or use --triplet-space normalised" if self.triplet_space == "raw" else "or use --recipe cross-entropy"
+        return found and f"{found}, raise --triplet-warmup, {last}"
 
     def _sits_at_margin(self, history: History, epochs: int) -> bool:
         """Whether the last two epochs, at full weight, had a triplet loss equal to the margin."""
