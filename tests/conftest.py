@@ -22,9 +22,13 @@ hypothesis.settings.load_profile("maple")
 
 
 # Folders of tests in which every warning of a dependency is an error; elsewhere those named in pyproject.toml are.
-STRICT = ("stats", "decisions", "detectors")
+STRICT = ("stats", "decisions", "detectors", "training")
 # torchvision from PyPI is built for CUDA; the tests use its functions that work nevertheless.
-EXPECTED = ("ignore:torchvision was built for another torch:UserWarning",)
+# gpytorch, of the baseline DUE, compiles with torch.jit.
+EXPECTED = (
+    "ignore:torchvision was built for another torch:UserWarning",
+    "ignore:`torch.jit.script` is deprecated:DeprecationWarning",
+)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
