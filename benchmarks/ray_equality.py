@@ -4,8 +4,9 @@
 
 The public ResNet-20 is fitted on ``--images`` training images, written as PNG files, and predicts them; 2,000 test
 images calibrate. Each step runs once in one process and once with two Ray workers of one thread each, by the command
-line. Predictions are compared with the same batches (256 images) and with others (100). The JSON file also says how
-many blocks the moments were taken in, and their share of the bytes read. No time is measured.
+line; with ``--folder``, steps that are done are not repeated. Predictions are compared with the same batches (256
+images) and with others (100). The JSON file also says how many blocks the moments were taken in, and their share of the
+bytes read. No time is measured.
 """
 
 from __future__ import annotations
@@ -41,6 +42,8 @@ EXPONENTS = 3  # of the norm, that a fit chooses from; a run keeps the moments o
 
 def write_images(shared: Path, n: int, folder: Path) -> None:
     """Training images as PNG files, one folder per class, and test images as a table."""
+    if (folder / "calibrate.parquet").exists():
+        return
     table = pq.read_table(shared / "data" / "cifar10" / "train.parquet").slice(0, n)
     for i, row in enumerate(table.to_pylist()):
         path = folder / "train" / f"{row['label']}" / f"{i:05}.png"
@@ -52,15 +55,18 @@ def write_images(shared: Path, n: int, folder: Path) -> None:
     pq.write_table(pa.table(columns), folder / "calibrate.parquet")
 
 
-def maple(*arguments: Any) -> None:
-    print("maple", *arguments[:2], "...", flush=True)
-    subprocess.run([sys.executable, "-m", "maple", *map(str, arguments)], check=True)
+def maple(done: Path, *arguments: Any) -> None:
+    """Run a command, unless what it writes last is there."""
+    if not done.exists():
+        print("maple", *arguments[:2], "...", flush=True)
+        subprocess.run([sys.executable, "-m", "maple", *map(str, arguments)], check=True)
 
 
 def fit(shared: Path, folder: Path, name: str, *more: Any) -> Path:
     """A run of the public network."""
     mean, std = (",".join(map(str, values)) for values in (IMAGENET_MEAN, IMAGENET_STD))
     maple(
+        folder / name / RunFile.REPORT,
         "fit", "resnet20", "--weights", shared / "weights" / "resnet20-12fca82f.th", "--data", folder / "train",
         "--calibrate", folder / "calibrate.parquet", "--mean", mean, "--std", std, "--out", folder / name, *more,
     )  # fmt: skip
@@ -133,14 +139,15 @@ def main() -> None:
     parser.add_argument("--shared", type=Path, required=True, help="folder with data/ and weights/")
     parser.add_argument("--json", type=Path, required=True, help="file for the figures")
     parser.add_argument("--images", type=int, default=20_000)
+    parser.add_argument("--folder", type=Path, help="keep images, runs and predictions here")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as place:
-        folder = Path(place)
+        folder = arguments.folder or Path(place)
         write_images(arguments.shared, arguments.images, folder)
         local, on_ray = fit(arguments.shared, folder, "local"), fit(arguments.shared, folder, "on-ray", *ON_RAY)
         rows = {name: folder / f"{name}.parquet" for name in ("local", "same", "other")}
         for name, more in (("local", ()), ("same", ON_RAY), ("other", (*ON_RAY, "--batch-size", OTHER_BATCH))):
-            maple("predict", local, folder / "train", "--out", rows[name], *more)
+            maple(rows[name], "predict", local, folder / "train", "--out", rows[name], *more)
         found = {
             "images": arguments.images,
             "workers": WORKERS,

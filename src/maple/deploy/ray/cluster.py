@@ -25,6 +25,7 @@ from maple.runs._engine import EngineFlags
 
 CONNECT_SECONDS = 30.0
 _PROBE_SECONDS = 60.0
+_STARTS = 3  # attempts
 _TOKEN = ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
 _LOCAL = {  # of a cluster for one command, unless the user has set it
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -84,10 +85,14 @@ def connected(request: EngineFlags, resources: Resources) -> Iterator[None]:
 
 def _start(ray: Any, resources: Resources) -> None:
     cpus = max(os.cpu_count() or 1, -(-resources.workers * resources.cpus // 1))
-    try:
-        ray.init(address="local", num_cpus=int(cpus), include_dashboard=False, **_QUIET)
-    except Exception as error:
-        raise RunError(f"cannot start Ray on this machine: {_first_line(error)}; look into /tmp/ray") from None
+    for attempt in range(1, _STARTS + 1):  # on a busy machine Ray gives up its own start after 30 s
+        try:
+            ray.init(address="local", num_cpus=int(cpus), include_dashboard=False, **_QUIET)
+            return
+        except Exception as error:
+            ray.shutdown()
+            if attempt == _STARTS:
+                raise RunError(f"cannot start Ray on this machine: {_first_line(error)}; look into /tmp/ray") from None
 
 
 _QUIET: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
