@@ -9,7 +9,7 @@ WORKERS ?= 2
 MINUTES ?= 40
 SEED ?=
 
-.PHONY: setup setup-browser demo docs check test torture coverage mutate test-matrix bench check-wheel clean
+.PHONY: setup setup-browser demo docs check test torture coverage mutate test-matrix bench lock sbom check-wheel clean
 
 setup: $(STAMP)
 
@@ -62,6 +62,12 @@ test-matrix: setup  ## all tests with every Python and torch that can be had her
 bench: setup  ## speed of the parts relative to peers, and growth: at most 20 minutes on two idle cores
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[bench]'
 	$(BIN)/python benchmarks/bench.py $(BENCH)
+
+lock: setup  ## requirements-lock.txt: what an installation for production consists of, with hashes
+	$(BIN)/python benchmarks/supply.py lock
+
+sbom: setup  ## the same as a software bill of materials, build/sbom.json (CycloneDX)
+	$(BIN)/python benchmarks/supply.py sbom
 
 check-wheel: setup  ## install the wheel into an empty environment; train, predict and report there
 	rm -rf build/wheel && mkdir -p build/wheel

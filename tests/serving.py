@@ -191,7 +191,8 @@ def server(*arguments: object) -> Iterator[tuple[subprocess.Popen[str], int]]:
 
 def main() -> None:
     """Serve a predictor that takes so many seconds per batch."""
-    options = ServeOptions(port=0, max_batch=4, max_bytes=2**20)
+    key = sys.argv[2] if len(sys.argv) > 2 else None
+    options = ServeOptions(port=0, max_batch=4, max_bytes=2**20, api_key=key, access_log=key is not None)
     seconds, listener = float(sys.argv[1]), listen_at(options.host, options.port)
     again = Colours(seconds=seconds), THUMBNAILS
     run_app(create_app(Colours(seconds=seconds), options), options, listener, lambda: again)

@@ -8,7 +8,18 @@ import numpy as np
 import pytest
 
 from maple import errors
-from maple.errors import EXTRAS, ConfigError, MapleError, UsageError, check_integer, naming_extras, same_class, suggest
+from maple.errors import (
+    EXTRAS,
+    LONGEST,
+    ConfigError,
+    DataError,
+    MapleError,
+    UsageError,
+    check_integer,
+    naming_extras,
+    same_class,
+    suggest,
+)
 
 
 def test_wrong_use_is_two_and_failure_is_one():
@@ -50,3 +61,11 @@ def test_numbers_that_are_not_whole_or_out_of_bounds_are_named(value):
 
 def test_whole_numbers_of_any_type_become_plain():
     assert check_integer("n", np.int16(7), 1) == 7 and type(check_integer("n", np.int16(7), 1)) is int
+
+
+def test_errors_are_one_line_without_control_characters():
+    said = str(DataError("no column 'label': found \x1b]0;title\x07\nfile,\r\nb\u202e" + "x" * 10_000))
+    assert (
+        said.isprintable() and said.startswith("no column 'label': found ?]0;title? file, b?x") and len(said) <= LONGEST
+    )
+    assert str(DataError("two  spaces stay")) == "two  spaces stay"

@@ -52,6 +52,7 @@ class RunFile(StrEnum):
     START = "start.safetensors"  # network that an unfinished training started from (--init)
     WEIGHTS = "weights.safetensors"  # the network
     DETECTOR = "detector.safetensors"  # Gaussians, calibration and decision; a folder with it holds a finished run
+    MANIFEST = "manifest.json"  # SHA-256 of the weights, the detector and the files of network/
     RESULTS = "results.json"  # figures of the last evaluation
     LABELS = "labels.csv"  # the labels of its test images, those first that may be wrong
     REPORT = "report.html"

@@ -101,3 +101,20 @@ def test_a_default_that_follows_other_options_is_said_in_words():
     said = {name: parameter.annotation.__metadata__[0].help for name, parameter in signature.parameters.items()}
     assert "default: muon for airbench, sgd for other networks" in said["optimizer"]
     assert "default: 0.1 with sgd, 0.001 with adam, 0.24 with muon" in said["learning_rate"]
+
+
+def test_secrets_are_not_kept(monkeypatch):
+    words = [
+        "maple",
+        "tune",
+        "a b",
+        "--storage",
+        "postgresql://me:s3@cret@host/db",
+        "--api-key=s3cret",
+        "--api-key",
+        "s3",
+    ]
+    monkeypatch.setattr("sys.argv", words)
+    kept = cli.command_line()
+    assert "s3" not in kept and "postgresql://me:***@host/db" in kept and kept.count("***") == 3
+    assert cli.hide_secrets(["http://host:80/a@b", "a@b:c"]) == ["http://host:80/a@b", "a@b:c"]

@@ -80,7 +80,7 @@ def test_a_logged_model_scores_as_the_run(logged, predictor, images, table):
 def test_nothing_is_pickled(logged):
     folder = Path(mlflow.artifacts.download_artifacts(logged))
     files = {path.name for path in folder.rglob("*") if path.is_file()}
-    assert {"MLmodel", "weights.safetensors", "detector.safetensors"} <= files
+    assert {"MLmodel", "weights.safetensors", "detector.safetensors", "manifest.json"} <= files
     assert not {name for name in files if name.endswith((".pkl", ".pickle", ".pt", ".py"))}
     flavour = mlflow.models.Model.load(str(folder)).flavors["python_function"]
     assert flavour["loader_module"] == "maple.deploy.mlflow" and "python_model" not in flavour

@@ -111,8 +111,8 @@ def rows(path: Path) -> list[dict[str, str]]:
 
 def test_the_run_is_like_any_other(finished):
     expected = {
-        "config.toml", "weights.safetensors", "detector.safetensors", "classes.json", "gallery", "results.json",
-        "report.html", "labels.csv", ".lock",
+        "config.toml", "weights.safetensors", "detector.safetensors", "manifest.json", "classes.json", "gallery",
+        "results.json", "report.html", "labels.csv", ".lock",
     }  # fmt: skip
     assert {path.name for path in finished.iterdir()} == expected
     config, classes = read_toml(finished / "config.toml"), load_json(finished / "classes.json")

@@ -78,7 +78,14 @@ def test_a_run_goes_there_and_back(run_folder, hub, maple_at, tmp_path):
     assert said.returncode == 0, said.stderr
     report = json.loads(said.stdout)
     files = hub.find("lab/pictures", "main")[1]
-    wanted = {"weights.safetensors", "detector.safetensors", "config.toml", "classes.json", "README.md"}
+    wanted = {
+        "weights.safetensors",
+        "detector.safetensors",
+        "manifest.json",
+        "config.toml",
+        "classes.json",
+        "README.md",
+    }
     assert set(files) == set(report["files"]) == wanted and not hub.private["lab/pictures"]
     assert not any(b"secret" in content for content in files.values())
     assert tomllib.loads(files["config.toml"].decode())["origin"]["source"] == "pictures"
@@ -132,7 +139,8 @@ def test_only_files_of_a_run_are_fetched(run_folder, hub, maple_at, tmp_path):
     hub.asked.clear()
     assert maple_at("-c", LOAD, "hf://lab/pictures@v2").returncode == 0
     fetched = {line.rpartition("/")[2] for line in hub.asked if line.startswith("GET /lab")}
-    safe = {"weights.safetensors", "detector.safetensors", "config.toml", "classes.json", "clusters.5f48abfe.png"}
+    safe = {"weights.safetensors", "detector.safetensors", "manifest.json", "config.toml", "classes.json"}
+    safe |= {"clusters.5f48abfe.png"}
     assert fetched == safe
     # Without the gallery, that of the earlier commit goes; what is not of a run stays.
     maple_at("-m", "maple", "push", run_folder, "hf://lab/pictures@v2")

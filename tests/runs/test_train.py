@@ -29,8 +29,8 @@ def interrupted(image_folder, tmp_path, monkeypatch):
 
 def test_run_folder_is_complete(finished):
     expected = {
-        "config.toml", "history.csv", "weights.safetensors", "detector.safetensors", "classes.json", "gallery",
-        "results.json", "report.html", "labels.csv", ".lock",
+        "config.toml", "history.csv", "weights.safetensors", "detector.safetensors", "manifest.json", "classes.json",
+        "gallery", "results.json", "report.html", "labels.csv", ".lock",
     }  # fmt: skip
     assert {path.name for path in finished.iterdir()} == expected
 

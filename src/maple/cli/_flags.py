@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -270,4 +271,19 @@ def read_settings(pairs: list[str] | None) -> dict[str, str]:
 
 def command_line() -> str:
     """The command as it was typed."""
-    return shlex.join(["maple", *sys.argv[1:]])
+    return shlex.join(["maple", *hide_secrets(sys.argv[1:])])
+
+
+def hide_secrets(words: Sequence[str]) -> list[str]:
+    """The words of a command line without keys and passwords: commands are kept in runs and shown to other users.
+
+    >>> hide_secrets(["--api-key", "s3cret", "--storage=postgresql://me:s3cret@host/db"])
+    ['--api-key', '***', '--storage=postgresql://me:***@host/db']
+    """
+    shown = [re.sub(r"(://[^/@:]*:)[^/]*@", r"\1***@", word) for word in words]
+    for i, word in enumerate(shown):
+        if word.startswith("--api-key="):
+            shown[i] = "--api-key=***"
+        elif i and shown[i - 1] == "--api-key":
+            shown[i] = "***"
+    return shown

@@ -136,8 +136,9 @@ def _stored(model: str | Path | BasePredictor) -> Iterator[Path]:
 
 def _copy_run(run: Path, folder: Path) -> None:
     check_finished(run)
-    for name in (RunFile.WEIGHTS, RunFile.DETECTOR):
-        shutil.copyfile(run / name, folder / name)
+    for name in (RunFile.WEIGHTS, RunFile.DETECTOR, RunFile.MANIFEST):
+        if name != RunFile.MANIFEST or (run / name).is_file():
+            shutil.copyfile(run / name, folder / name)
     if (run / RunFile.NETWORK).is_dir():
         shutil.copytree(run / RunFile.NETWORK, folder / RunFile.NETWORK)
 

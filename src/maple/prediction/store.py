@@ -27,13 +27,15 @@ from maple.files import (
 )
 from maple.networks import Backbone, MadeBy, Origin, create_backbone, rebuild_model
 from maple.options import as_dict, build_options
+from maple.prediction.manifest import check_digest, write_manifest
 from maple.prediction.predictor import Predictor
 from maple.stats.arrays import with_prefix
 from maple.training.recipe import find_recipe
 
 
 def save_predictor(folder: Path, predictor: Predictor) -> None:
-    """Write weights and detector into a run folder."""
+    """Write weights, detector and their manifest into a run folder; a kill in between leaves a run without manifest."""
+    (folder / RunFile.MANIFEST).unlink(missing_ok=True)
     save_backbone(folder / RunFile.WEIGHTS, predictor.backbone)
     arrays, state = predictor.detector.get_state()
     metadata = {
@@ -46,6 +48,7 @@ def save_predictor(folder: Path, predictor: Predictor) -> None:
         "decision": predictor.decision.describe(),
     }
     save_arrays(folder / RunFile.DETECTOR, arrays | pack_records({"calibration": predictor.calibration}), metadata)
+    write_manifest(folder)
 
 
 def load_predictor(folder: str | Path, *, trust: bool = False) -> Predictor:
@@ -55,6 +58,7 @@ def load_predictor(folder: str | Path, *, trust: bool = False) -> Predictor:
     """
     folder = Path(folder)
     check_finished(folder)
+    check_digest(folder / RunFile.DETECTOR, folder)
     arrays, metadata = load_arrays(folder / RunFile.DETECTOR)
     backbone = load_backbone(folder / RunFile.WEIGHTS, trust=trust)
     with naming_damage(folder / RunFile.DETECTOR):
@@ -138,11 +142,16 @@ def _new_backbone(metadata: dict[str, Any], shapes: Mapping[str, Sequence[int]],
 
 def load_backbone(path: Path, *, trust: bool = False) -> Backbone:
     """The network that :func:`save_backbone` wrote; ``trust`` as for :func:`load_predictor`."""
+    if path.name == RunFile.WEIGHTS:
+        check_digest(path, path.parent)
     arrays, metadata = load_arrays(path)
     with naming_damage(path):
         origin = metadata.get("origin") or {}
         if "file" in origin:
-            origin["file"] = str((path.parent / RunFile.NETWORK / Path(origin["file"]).name).resolve())
+            network = path.parent / RunFile.NETWORK / Path(origin["file"]).name
+            for file in (network, network.with_name(f"{network.name}.data")):
+                check_digest(file, path.parent)
+            origin["file"] = str(network.resolve())
         backbone = _new_backbone(metadata, {name: array.shape for name, array in arrays.items()}, trust)
     try:
         backbone.load_state_dict({name: torch.from_numpy(array.copy()) for name, array in arrays.items()})

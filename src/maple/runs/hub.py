@@ -29,6 +29,7 @@ LIMITS = {  # bytes of each file that is fetched
     RunFile.DETECTOR: 4 * 2**30,
     RunFile.CONFIG: 2**20,
     RunFile.CLASSES: 2**26,
+    RunFile.MANIFEST: 2**20,
 }
 FOLDERS = {  # the same for files of a folder
     RunFile.GALLERY: (re.compile(r"[\w.-]+\.(png|json|safetensors)"), 2**28),
@@ -119,6 +120,8 @@ def _outgoing(run: RunFolder, place: HubPlace, gallery: bool) -> dict[str, bytes
         weights, described = run / RunFile.WEIGHTS, read_metadata(run / RunFile.WEIGHTS)
         if (public := without_paths(described)) != described:  # of a run that an earlier version wrote
             save_arrays(clean / RunFile.WEIGHTS, load_arrays(weights)[0], public)
+        elif (run / RunFile.MANIFEST).is_file():
+            files[RunFile.MANIFEST] = str(run / RunFile.MANIFEST)
         files |= {path.name: path.read_bytes() for path in clean.path.iterdir()}
     folders = (RunFile.NETWORK, RunFile.GALLERY) if gallery else (RunFile.NETWORK,)
     inside = (path for folder in folders for path in sorted((run / folder).glob("*")))

@@ -157,3 +157,15 @@ print("loaded")
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
     assert done.stdout == "loaded\n", done.stderr
+
+
+def test_the_log_holds_no_key():
+    with server(0.0, "s3cret-of-us") as (process, port):
+        for key in ("s3cret-of-us", "s3cret-of-them", "\x1b[2J"):
+            for path in ("/v1/model", "/v1/predict", "/static/../../etc/passwd"):
+                body, kind = as_form(png((1, 2, 3)))
+                talk(port, http_bytes(path, body, kind, method="POST", **{"X-API-Key": key}))
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 0
+        log = process.stderr.read()
+    assert "/v1/predict" in log and "s3cret" not in log and "\x1b[2J" not in log

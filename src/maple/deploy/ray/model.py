@@ -39,8 +39,9 @@ class Model:
             folder = source.parent
         else:
             check_finished(source)
-            network = [path for path in (source / RunFile.NETWORK).glob("*") if path.is_file()]
-            paths, folder = [source / RunFile.WEIGHTS, source / RunFile.DETECTOR, *network], source
+            others = [source / RunFile.MANIFEST, *(source / RunFile.NETWORK).glob("*")]
+            kept = [path for path in others if path.is_file()]
+            paths, folder = [source / RunFile.WEIGHTS, source / RunFile.DETECTOR, *kept], source
         files = {str(path.relative_to(folder)): path.read_bytes() for path in paths}
         return cls(source.name, files, is_graph(source), options, trust)
 

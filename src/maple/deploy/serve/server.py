@@ -9,8 +9,10 @@ import socket
 import warnings
 from collections.abc import Callable
 from contextlib import closing
+from copy import deepcopy
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import h11
 import numpy as np
@@ -79,7 +81,7 @@ def run_app(
         http=_Http,
         ws="none",
         lifespan="on",
-        log_config=uvicorn.config.LOGGING_CONFIG if options.access_log else None,
+        log_config=_log_config() if options.access_log else None,
         log_level="info" if options.access_log else "error",
         access_log=options.access_log,
         server_header=False,
@@ -94,6 +96,13 @@ def run_app(
     if options.api_key is None and options.host not in ("127.0.0.1", "::1", "localhost"):
         warn("no API key: everyone who reaches this address can send requests; set MAPLE_API_KEY to require a key")
     _Server(config, app.state.endpoints, f"http://{host}:{listener.getsockname()[1]}/", load).run([listener])
+
+
+def _log_config() -> dict[str, Any]:
+    """That of uvicorn, whose lines for requests go to standard output."""
+    config = deepcopy(uvicorn.config.LOGGING_CONFIG)
+    config["handlers"]["access"]["stream"] = "ext://sys.stderr"
+    return config
 
 
 class _Http(H11Protocol):
