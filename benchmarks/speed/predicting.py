@@ -123,11 +123,11 @@ def predict_by_hand(model: Path, source: Path) -> int:
     from torch.utils.data import DataLoader
 
     from maple.networks import evaluating, use_fast_allocator
-    from maple.prediction.store import load_backbone
+    from maple.prediction.store import load_predictor
 
     use_fast_allocator()
     torch.multiprocessing.set_sharing_strategy("file_system")
-    backbone = load_backbone(model)
+    backbone = load_predictor(model).backbone
     loader = DataLoader(Pictures(sorted(source.rglob("*.png"))), BATCH, num_workers=DECODERS)  # type: ignore[arg-type]
     n = 0
     with evaluating(backbone):

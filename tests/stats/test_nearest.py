@@ -53,6 +53,13 @@ def test_float64_decides_between_centroids_that_float32_cannot_tell_apart(apart)
     assert nearest_centroids(projection, centroids).cluster.tolist() == [500 + apart, 500]
 
 
+def test_float64_orders_centroids_that_float32_puts_in_another_order():
+    rng = np.random.default_rng(0)
+    centroids = 100 + 1e-5 * rng.normal(size=(300, 8))
+    projection = centroids[:100] + 1e-6 * rng.normal(size=(100, 8))
+    assert nearest_centroids(projection, centroids).cluster.tolist() == list(range(100))
+
+
 def test_images_so_far_that_float32_overflows_are_exact():
     centroids = np.array([[0.0, 0.0], [1.0, 0.0]])
     found = nearest_centroids(np.array([[1e30, 0.0], [-1e30, 0.0], [0.9, 0.0]]), centroids)
