@@ -1,8 +1,8 @@
 """Hooks of mkdocs for this site: formulas, generated tables, and links to files outside ``docs/``.
 
 - ``$...$`` and ``$$...$$`` become MathML, which browsers render without a script.
-- ``<!-- commands -->``, ``<!-- options -->`` and ``<!-- names -->`` in a page are replaced by tables generated from
-  the command line, the options and the public names.
+- ``<!-- commands -->``, ``<!-- options -->``, ``<!-- names -->`` and ``<!-- torture -->`` in a page are replaced by
+  tables of the command line, the options, the public names and the tally of ``make torture``.
 - Pages may link to any file of the repository. Linked files outside ``docs/`` are copied into the site at their path.
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import html
 import inspect
+import json
 import posixpath
 import re
 from collections.abc import Callable, Iterator
@@ -231,4 +232,14 @@ def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-TABLES: dict[str, Callable[[], str]] = {"commands": commands, "options": options, "names": names}
+def torture() -> str:
+    """What ``make torture`` has tried so far, from its tally."""
+    tally = json.loads((ROOT / "results" / "torture.json").read_text(encoding="utf-8"))
+    rows = [
+        (kind, f"{sum(counts.values()):,}", ", ".join(f"{name} {n:,}" for name, n in sorted(counts.items())))
+        for kind, counts in sorted(tally["counts"].items())
+    ]
+    return _table(("what", "number", "of which"), rows)
+
+
+TABLES: dict[str, Callable[[], str]] = {"commands": commands, "options": options, "names": names, "torture": torture}

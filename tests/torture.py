@@ -75,13 +75,15 @@ class Torture:
     seed: int
     tally: Path | None = None
     _started: float = field(default_factory=time.monotonic)
+    _asked: bool = False
 
     def __post_init__(self) -> None:
         self.rng = np.random.default_rng(self.seed)
 
     def goes_on(self) -> bool:
-        """Whether there is time left."""
-        return time.monotonic() - self._started < self.seconds
+        """Whether there is time left; at first always."""
+        first, self._asked = not self._asked, True
+        return first or time.monotonic() - self._started < self.seconds
 
     def count(self, kind: str, name: str, n: int = 1) -> None:
         """Add what was tried and held: ``count("kills", "train")``."""

@@ -1,0 +1,188 @@
+"""The n-th file operation of a command fails, for every n until it succeeds; so do disk, permissions and memory."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from faults.scenes import SCENES, Scene, World, check_whole, contents
+from faults.server import Ended
+from faults.test_kills import assert_same
+from torture import Torture
+
+ERRORS = ("ENOSPC", "EIO", "EACCES", "EDQUOT")
+CHEAP = ("predict", "update")  # the others are for make torture
+DISKS = (64, 256, 1024, 4096, 16_384, 65_536)  # KiB
+MEMORY = (0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)  # MiB on top of what the process has when it starts
+
+
+def fail(scene: Scene, world: World, ended: Ended) -> None:
+    """Check a command that may have failed: the error is clean, and once there is no fault it comes to its end."""
+    reference = world.reference(scene.command)
+    assert ended.is_clean and ended.code != 2, (ended.code, ended.err)
+    check_whole(world.trial)
+    if ended.code == 0:
+        assert_same(without_drafts(contents(world.trial)), reference.after)
+        return
+    if scene.command == "update":
+        assert_same(without_drafts(contents(world.trial)), reference.before)
+    ended = scene.repeat(world)
+    assert ended.code == 0, ended.err
+    assert_same(contents(world.trial), reference.after)
+
+
+def without_drafts(found: dict[str, object]) -> dict[str, object]:
+    """Without what could not be removed, and will be by the next command."""
+    return {
+        name: value
+        for name, value in found.items()
+        if not any(part.startswith(".") and part != ".lock" for part in Path(name).parts)
+    }
+
+
+@pytest.mark.parametrize("command", CHEAP)
+def test_an_operation_fails(command: str, world: World) -> None:
+    scene, reference = SCENES[command], world.reference(command)
+    fail(scene, world, scene.start(world, at=1 + reference.operations // 3, error="ENOSPC", lasts=True))
+
+
+@pytest.mark.torture
+def test_no_memory(world: World) -> None:
+    """At least one amount is too little, and the largest is enough."""
+    scene = SCENES["predict"]
+    codes = []
+    for mebibytes in (1, 1024):
+        ended = scene.start(world, memory=2**20 * mebibytes)
+        codes.append(ended.code)
+        fail(scene, world, ended)
+    assert codes == [1, 0]
+
+
+@pytest.mark.torture
+@pytest.mark.parametrize("command", ["predict", "export"])
+def test_a_file_may_not_grow(command: str, world: World) -> None:
+    scene = SCENES[command]
+    ended = scene.start(world, file_size=2000)
+    assert ended.code == 1
+    fail(scene, world, ended)
+
+
+# --- real disks -------------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def disk(world: World, kibibytes: int = 2**16) -> Iterator[Path]:
+    """A small disk in the place of the folder of trials; skips where none can be mounted."""
+    world.trial.mkdir(exist_ok=True)
+    options = f"size={kibibytes}k,mode=755"
+    if os.geteuid() or subprocess.run(["mount", "-t", "tmpfs", "-o", options, "maple", world.trial]).returncode:
+        pytest.skip("no disk can be mounted here")
+    try:
+        yield world.trial
+    finally:
+        subprocess.run(["umount", "--lazy", world.trial], check=True)
+
+
+@pytest.mark.torture
+@pytest.mark.parametrize("command", ["update", "predict"])
+def test_a_small_disk(command: str, world: World) -> None:
+    """With room for the state before, and some more."""
+    scene, reference = SCENES[command], world.reference(command)
+    with disk(world, 8192) as trial:
+        folder = scene.prepare(world)
+        used = sum(path.stat().st_size + 4096 for path in folder.rglob("*")) // 1024
+        subprocess.run(["mount", "-o", f"remount,size={used + 16}k", trial], check=True)
+        ended = world.forge.run(scene.argv, folder)
+        assert ended.code == 1 and ended.is_clean, ended.err
+        assert "space" in ended.err
+        check_whole(folder)
+        assert_same(without_drafts(contents(folder / "run")), _inside(reference.before, "run"))
+        subprocess.run(["mount", "-o", "remount,size=65536k", trial], check=True)
+        assert scene.repeat(world).code == 0
+        assert_same(contents(folder), reference.after)
+
+
+def _inside(found: dict[str, object], folder: str) -> dict[str, object]:
+    return {name.partition("/")[2]: value for name, value in found.items() if name.startswith(f"{folder}/")}
+
+
+@pytest.mark.torture
+@pytest.mark.parametrize("command", ["train", "update", "predict", "export"])
+def test_a_disk_that_cannot_be_written(command: str, world: World) -> None:
+    scene = SCENES[command]
+    reference = world.reference(command)
+    with disk(world) as trial:
+        folder = scene.prepare(world)
+        subprocess.run(["mount", "-o", "remount,ro", trial], check=True)
+        ended = world.forge.run(scene.argv, folder)
+        subprocess.run(["mount", "-o", "remount,rw", trial], check=True)
+        assert ended.code == 1 and ended.is_clean, ended.err
+        assert "Read-only" in ended.err
+        assert_same(contents(folder), reference.before)
+
+
+@pytest.mark.torture
+def test_a_run_on_a_disk_that_cannot_be_written_is_still_useful(world: World) -> None:
+    """It predicts, and is updated into another folder."""
+    with disk(world) as trial:
+        SCENES["update"].prepare(world)
+        subprocess.run(["mount", "-o", "remount,ro", trial], check=True)
+        said = world.forge.run(["predict", "run", "../images", "--workers", "0"], trial)
+        updated = world.folder / "updated"
+        ended = world.forge.run(["update", "run", "--data", "../new", "--workers", "0", "--out", updated], trial)
+        assert (said.code, ended.code) == (0, 0), said.err + ended.err
+        assert (updated / "detector.safetensors").exists()
+
+
+# --- make torture -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.torture
+@pytest.mark.parametrize("command", SCENES)
+def test_every_operation_fails(command: str, world: World, torture: Torture) -> None:
+    """From a random operation on, one after the other and round again; once, or as long as the command runs."""
+    scene, reference = SCENES[command], world.reference(command)
+    at = int(torture.rng.integers(reference.operations))
+    while torture.goes_on():
+        at = at % reference.operations + 1
+        error, lasts = str(torture.rng.choice(ERRORS)), bool(torture.rng.integers(2))
+        fail(scene, world, scene.start(world, at=at, error=error, lasts=lasts))
+        torture.count("failed operations", scene.command.split()[0])
+
+
+@pytest.mark.torture
+@pytest.mark.parametrize("command", SCENES)
+def test_memory_grows_until_it_is_enough(command: str, world: World, torture: Torture) -> None:
+    scene = SCENES[command]
+    while torture.goes_on():
+        for mebibytes in MEMORY:
+            ended = scene.start(world, memory=int(2**20 * mebibytes * torture.rng.uniform(1, 2)))
+            fail(scene, world, ended)
+            torture.count("failed allocations", scene.command.split()[0], ended.code != 0)
+            if ended.code == 0 or not torture.goes_on():
+                break
+
+
+@pytest.mark.torture
+@pytest.mark.parametrize("command", SCENES)
+def test_disk_grows_until_it_is_enough(command: str, world: World, torture: Torture) -> None:
+    scene = SCENES[command]
+    with disk(world) as trial:
+        while torture.goes_on():
+            for kibibytes in DISKS:
+                subprocess.run(["mount", "-o", "remount,size=65536k", trial], check=True)
+                folder = scene.prepare(world)
+                used = sum(path.stat().st_size + 4096 for path in folder.rglob("*")) // 1024
+                room = int(kibibytes * torture.rng.uniform(0.5, 1))
+                subprocess.run(["mount", "-o", f"remount,size={used + room}k", trial], check=True)
+                ended = world.forge.run(scene.argv, folder)
+                subprocess.run(["mount", "-o", "remount,size=65536k", trial], check=True)
+                fail(scene, world, ended)
+                torture.count("full disks", scene.command.split()[0], ended.code != 0)
+                if ended.code == 0 or not torture.goes_on():
+                    break
