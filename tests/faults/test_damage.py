@@ -55,7 +55,6 @@ def check(ended: Ended, name: str) -> None:
         assert any(word in last for word in ("restore", "delete", "rerun", "give", "choose", "upgrade", "use")), last
 
 
-@pytest.mark.torture
 @pytest.mark.parametrize("name", [RunFile.WEIGHTS, RunFile.DETECTOR, RunFile.CLASSES, RunFile.CONFIG])
 def test_truncated(name: str, world: World) -> None:
     path = prepare(world) / name

@@ -22,8 +22,10 @@ def until(holds: Path) -> None:
     assert holds.exists()
 
 
-@pytest.mark.torture
-@pytest.mark.parametrize("command", ["train --overwrite", "update", "evaluate"])
+LONG = [pytest.param(name, marks=pytest.mark.torture) for name in ("train --overwrite", "evaluate")]
+
+
+@pytest.mark.parametrize("command", ["update", *LONG])
 def test_two_commands_on_one_run(
     command: str, world: World, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
