@@ -17,7 +17,7 @@ def asked(monkeypatch) -> list[Any]:
     """The requests of ``train`` and ``fit``, which are not carried out."""
     requests: list[Any] = []
     monkeypatch.setattr("maple.runs.train.train_run", requests.append)
-    monkeypatch.setattr("maple.runs.fit.fit_run", requests.append)
+    monkeypatch.setattr("maple.runs.fit.fit_run", lambda request, engine: requests.append(request))
     return requests
 
 

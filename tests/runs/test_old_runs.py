@@ -60,7 +60,9 @@ def test_predictions_are_those_of_the_code_that_made_the_run(old: Path, tmp_path
     for name in set(before[0]) - {"file"}:
         if name in NUMBERS:
             old_values, new_values = (np.array([float(row[name]) for row in rows]) for rows in (before, after))
-            np.testing.assert_allclose(new_values, old_values, rtol=1e-4, atol=1e-6)
+            # an image that calibrates, too, may change its place among equal scores by one
+            atol = 1 / 150 if name == "p_value" else 1e-6
+            np.testing.assert_allclose(new_values, old_values, rtol=1e-4, atol=atol)
         else:
             assert [row[name] for row in after] == [row[name] for row in before], name
 

@@ -60,7 +60,9 @@ def embed(backbone: Backbone, images: Images, **options: Unpack[EmbedOptions]) -
     ((3, 128), dtype('float32'), (3, 10))
     """
     parts = list(embed_batches(backbone, images, **options))
-    return Outputs.concatenate(parts) if parts else _no_outputs(backbone, options.get("cluster_to_class"))
+    if parts:
+        return Outputs.concatenate(parts)
+    return _no_outputs(backbone, options.get("cluster_to_class"), options.get("logits", True))
 
 
 def embed_batches(
@@ -168,22 +170,23 @@ def fit_whitening(backbone: Backbone, images: Images, *, workers: int = 0) -> No
     fit(torch.cat([normalise_images(x, mean, std) for x, _, _ in batches]))
 
 
-def _no_outputs(backbone: Backbone, cluster_to_class: np.ndarray | None) -> Outputs:
+def _no_outputs(backbone: Backbone, cluster_to_class: np.ndarray | None, with_logits: bool) -> Outputs:
     """Outputs (0, D) and (0, M) of no images, for ranks without a share of the images."""
     embedding = torch.empty(0, backbone.embedding_size, device=backbone.mean.device)
     with evaluating(backbone):
         read = embedding.new_empty(0, backbone.head_size)
-        logits = None if backbone.head is None else backbone.head(read).cpu().numpy()
+        logits = backbone.head(read).cpu().numpy() if with_logits and backbone.head is not None else None
     none = np.empty(0, dtype=np.int64)
     return Outputs(embedding.cpu().numpy(), logits, none, none, cluster_to_class, _no_responses(backbone))
 
 
 def _no_responses(backbone: Backbone) -> np.ndarray | None:
-    """Responses (0, F) of the shallow layer to no images; F of a black image, else of its last convolution."""
+    """Responses (0, F) of the shallow layer to no images; F of black images, else of its last convolution."""
     if backbone.shallow is None:
         return None
     if backbone.size is not None:
-        return _run_batch(backbone, torch.zeros(1, 3, backbone.size, backbone.size), logits=False)["shallow"][:0]
+        black = torch.zeros(2, 3, backbone.size, backbone.size)  # one has no variance for a layer without running ones
+        return _run_batch(backbone, black, logits=False)["shallow"][:0]
     layers = backbone.body.get_submodule(backbone.shallow).modules()
     widths = [getattr(layer, "num_features", None) or getattr(layer, "out_channels", 0) for layer in layers]
     return np.empty((0, next((width for width in reversed(widths) if width), 0)), dtype=np.float32)

@@ -112,13 +112,13 @@ def _open_like(images: Any, train: ImageSet | Described, fit: Fit) -> Any:
     return images if isinstance(train, Described) else open_like(images, train.class_names, size=train.size, fit=fit)
 
 
-def embed_if_needed(backbone: Backbone, images: Any, workers: int, fabric: Any = None) -> Outputs:
+def embed_if_needed(backbone: Backbone, images: Any, workers: int, fabric: Any = None, finite: bool = True) -> Outputs:
     """The outputs for ``images``, which may be outputs already; the processes of ``fabric`` share the work."""
     if isinstance(images, Outputs):
         return images
     if isinstance(images, ImageSet):
-        return embed_shared(fabric, backbone, images, workers=workers)
-    return embed(backbone, images, workers=workers)
+        return embed_shared(fabric, backbone, images, workers=workers, finite=finite)
+    return embed(backbone, images, workers=workers, finite=finite)
 
 
 def _in_step(fabric: Any, start: Callable[[], Iterator[Outputs]]) -> Callable[[], Iterator[Outputs]]:

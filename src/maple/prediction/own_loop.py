@@ -171,7 +171,7 @@ class Relabeller:
             raise UsageError(f"epoch is {epoch}: count from 1 to epochs={self.epochs}, the length given to Relabeller")
         check_training_images(train, self.class_labels)
         check_cluster_head(backbone, self.n_clusters)
-        seen, labels = self._validate(epoch, embed_if_needed(backbone, validation, workers))
+        seen, labels = self._validate(epoch, embed_if_needed(backbone, validation, workers, finite=False))
         probabilities = self.recipe.class_probabilities(seen)  # (N, C)
         accuracy = float((probabilities.argmax(1) == labels).mean())
         self.epoch, self._seen = epoch, 0
