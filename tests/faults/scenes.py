@@ -64,7 +64,7 @@ TRAIN = ("train", "../few.npz", "--out", "run", *TINY)
 SCENES = {
     each.command: each
     for each in (
-        Scene("train", TRAIN, again=(*TRAIN, "--resume", "auto")),
+        Scene("train", (*TRAIN, "--resume", "auto")),
         Scene("train --overwrite", (*TRAIN, "--seed", "1", "--overwrite"), starts_with=("run",)),
         Scene(
             "fit",
