@@ -37,7 +37,6 @@ class Scene:
 
     command: str  # its name in the tally
     argv: tuple[str, ...]
-    again: tuple[str, ...] = ()  # by default the same command
     starts_with: tuple[str, ...] = ()  # what is in the folder before
     settings: Mapping[str, Any] = field(default_factory=dict)
     refused: str = ""  # what the second call says if nothing is left to do
@@ -57,7 +56,7 @@ class Scene:
 
     def repeat(self, world: World, **how: Any) -> Ended:
         """The command once more, on what was left."""
-        return world.forge.run(self.again or self.argv, world.trial, **how)
+        return world.forge.run(self.argv, world.trial, **how)
 
 
 TRAIN = ("train", "../few.npz", "--out", "run", *TINY)
