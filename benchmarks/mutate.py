@@ -20,7 +20,6 @@ from __future__ import annotations
 import os
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before NumPy is imported: processes are forked
-os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # each process would import them again
 
 import argparse
 import gc
@@ -67,6 +66,7 @@ Reached = dict[str, dict[str, list[str]]]  # file -> line -> tests
 
 
 def main() -> None:
+    os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # each process would import them again
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("command", choices=("run", "report"))
     parser.add_argument("--json", type=Path, default=ROOT / "results" / "mutation.json")

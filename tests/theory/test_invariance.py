@@ -10,7 +10,7 @@ from operator import add
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from clusters import moments_of
@@ -40,6 +40,7 @@ def log_typicality(embeddings: np.ndarray, labels: np.ndarray, new: np.ndarray, 
 @given(SEEDS, st.sampled_from(["tied", "global"]), st.floats(-1e3, 1e3))
 def test_typicality_is_invariant_under_affine_maps(seed, covariance, shift):
     embeddings, labels = draw_clusters(seed)
+    assume(np.linalg.cond(np.cov(embeddings.T)) < 1e4)  # times 1e6 by the map: beyond, the floor of variances engages
     rng = np.random.default_rng(seed)
     new = embeddings[:40] + rng.normal(size=(40, 5))
     mixing, offset = draw_map(rng, 5, decades=3), shift * rng.normal(size=5)

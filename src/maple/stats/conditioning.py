@@ -64,8 +64,8 @@ def measure_conditioning(moments: Moments, gaussians: Gaussians, standardise: bo
     >>> x = np.random.default_rng(0).normal(size=(5000, 3)) * [1, 1, 100]
     >>> moments = Moments(2, 3).update(x, np.arange(5000) % 2)
     >>> found = measure_conditioning(moments, fit_gaussians(moments, pca=False))
-    >>> round(found.condition, 1), found.shrunk
-    (1.0, False)
+    >>> 1 <= found.condition < 1.2, found.shrunk
+    (True, False)
     """
     scale = feature_scale(moments, standardise)  # (D,)
     used = scale > 0

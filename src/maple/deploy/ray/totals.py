@@ -50,7 +50,7 @@ def plan_step(n_images: int, bytes_read: int, bytes_of_sums: int, batch_size: in
     Each worker gets a block in any case, and at most ``BLOCKS_PER_WORKER``.
 
     >>> plan_step(20_000, bytes_read=44_000_000, bytes_of_sums=424_000, batch_size=128, workers=2)
-    3968
+    4096
     >>> plan_step(1_000, bytes_read=2_200_000, bytes_of_sums=424_000, batch_size=128, workers=2)
     512
     """

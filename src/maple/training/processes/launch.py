@@ -22,7 +22,8 @@ from maple.training.options import TrainOptions
 from maple.training.processes.children import start_children
 from maple.training.processes.sharding import sharding_strategy
 
-for _name in ("lightning_fabric", "lightning_fabric.utilities.rank_zero"):
+_TALKERS = ("lightning_fabric", "lightning_fabric.utilities.rank_zero", "pytorch_lightning.utilities.rank_zero")
+for _name in _TALKERS:
     logging.getLogger(_name).setLevel(logging.WARNING)  # they tell each process, backend and precision every time
 
 
