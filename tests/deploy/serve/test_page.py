@@ -810,8 +810,7 @@ def test_names_of_40_letters_are_told_apart_and_break_between_words(visit, run, 
     with served(run, predictor) as address:
         page = visit(address, viewport={"width": width, "height": 900})
         drop(page, files)
-        page.wait_for_function("[...document.images].every((image) => image.complete)")
-        page.wait_for_timeout(300)  # cards move in
+        page.wait_for_timeout(1000)  # cards take their widths when their pictures are there
         drawn = page.locator("#map .label").evaluate_all(INSIDE)
         words = page.locator(".card h3").evaluate_all(LINES)
     assert len({text for text, _ in drawn}) == len(drawn) > 1
