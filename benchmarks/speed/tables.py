@@ -31,6 +31,9 @@ def write_page(results: Mapping[str, Any], picture: str, profile: str = "") -> s
         "to the peer with a target of *at most*: the median, and the range over the repeats.",
         "",
     ]
+    missing = ", ".join(title for name, title in TITLES.items() if name not in parts)
+    if missing:
+        lines += [f"**Not measured yet**: {missing}. `make bench` measures what is missing.", ""]
     for name, title in TITLES.items():
         if name in parts and (parts[name]["rows"] or parts[name].get("facts")):
             lines += _part(title, parts[name])

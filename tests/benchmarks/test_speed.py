@@ -50,6 +50,9 @@ def test_the_page_has_every_ratio_machine_and_slope(part, tmp_path):
     page = (tmp_path / "speed.md").read_text()
     assert "| fit | product | 2 s | 1.5 s | 0.75 (0.5 to 0.75; 3) | at least 0.6 | met |" in page
     assert "with a note" in page
+    assert (
+        "**Not measured yet**" in page and ", Fit" not in page.partition("**Not measured yet**")[2].partition("\n")[0]
+    )
     assert "commit `abc`" in page
     assert "| fit | N | 10, 100 | 1, 10 | 1.00 | 1 |" in page
     assert (tmp_path / bench.PICTURE).stat().st_size > 1000
