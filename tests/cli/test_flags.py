@@ -15,7 +15,7 @@ from maple.cli import _flags as cli
 from maple.cli.app import COMMANDS
 from maple.errors import UsageError
 from maple.options import flag, read_names
-from maple.runs.requests import AsJson, Run, Workers
+from maple.runs.flag_values import AsJson, Run, Workers
 
 
 def test_settings_are_described_for_the_command():

@@ -15,7 +15,7 @@ from blobs import NAMES
 from maple.errors import RunError
 from maple.evaluation.cases import evaluate
 from maple.evaluation.results import Results
-from maple.formats import FORMAT_VERSION
+from maple.files.formats import FORMAT_VERSION
 
 
 def strict(text: str):

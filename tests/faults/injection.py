@@ -97,11 +97,9 @@ def _watch(operations: Operations, name: str, real: Callable[..., Any]) -> Calla
 
 def _watch_exchange(operations: Operations) -> None:
     """The package swaps two folders by a call of its own, where the system can."""
-    from maple import files
+    from maple.files import drafts
 
-    real = getattr(files, "_exchange", None)
-    if real is not None:
-        files._exchange = _watch(operations, "exchange", real)  # type: ignore[attr-defined]
+    drafts.exchange = _watch(operations, "exchange", drafts.exchange)
 
 
 def _watch_open(operations: Operations) -> Callable[..., Any]:

@@ -14,7 +14,7 @@ import pytest
 
 from maple.errors import RunError, UsageError
 from maple.files import RunFile, lock_folder, write_atomic
-from maple.formats import FORMAT_VERSION
+from maple.files.formats import FORMAT_VERSION
 from maple.runs.folder import RunFolder, RunOrigin, RunSettings
 from maple.types import RunClasses, Skipped
 

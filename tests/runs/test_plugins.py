@@ -15,7 +15,7 @@ from maple.data.sources import open_images
 from maple.errors import MapleError
 from maple.evaluation.paper.profiles import PROFILES
 from maple.evaluation.paper.suites import SUITES, find_suite
-from maple.runs import _flag_values, plugins
+from maple.runs import flag_values, plugins
 from maple.runs.benchmark.suites import list_suites
 from maple.runs.plugins import load_plugin_file
 from maple.runs.setup.request import absolute_source
@@ -120,7 +120,7 @@ def test_an_installed_package_brings_its_file(tmp_path, monkeypatch, capsys):
     (package / "plugin.toml").write_text("[data.pool]\npath = '.'\ntitle = 'A pool'")
     monkeypatch.syspath_prepend(tmp_path)
     points = [EntryPoint(name, name, "maple.plugins") for name in ("no_such_package", "pond_package")]
-    for module in (plugins, _flag_values):
+    for module in (plugins, flag_values):
         monkeypatch.setattr(module, "entry_points", lambda group: points if group == "maple.plugins" else [])
     assert run("data", "--json") == 0
     said = capsys.readouterr()

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from maple.errors import ConfigError
-from maple.runs._flag_values import read_config
+from maple.runs.flag_values import read_config
 from maple.runs.requests import FitRequest, TrainRequest, TuneRequest
 
 

@@ -82,10 +82,10 @@ class Command:
     def with_flags(self) -> Callable[..., None]:
         """The function with one keyword per flag, which Typer reads; ``words`` are those of :class:`WithWords`."""
         from maple.options import Flag, flag_name
-        from maple.runs import requests
+        from maple.runs import flag_values, requests
 
         taken = inspect.signature(self.function).parameters
-        known = {**self.function.__globals__, "Flag": Flag, "requests": requests}
+        known = {**self.function.__globals__, "Flag": Flag, "flag_values": flag_values, "requests": requests}
         hints = get_type_hints(self.function, known, include_extras=True)
         request = hints.get("request")
         own = [each for name, taking in taken.items() for each in _list_flags(name, hints[name], taking.default)]
@@ -112,7 +112,7 @@ class Command:
     def _shared_flags(self) -> Iterator[Declared]:
         """``--set`` of commands that know methods, and ``--plugin`` of all."""
         from maple.options import Flag
-        from maple.runs._flag_values import load_all_plugins
+        from maple.runs.flag_values import load_all_plugins
 
         if self.settings:
             settings = Flag(

@@ -12,7 +12,7 @@ from maple.errors import UsageError
 
 if TYPE_CHECKING:
     from maple.options import Flag
-    from maple.runs import requests
+    from maple.runs import flag_values
     from maple.runs.listings import MethodFacts
 
 
@@ -26,7 +26,7 @@ def methods(
             positional=True,
         ),
     ] = None,
-    as_json: requests.AsJson = False,
+    as_json: flag_values.AsJson = False,
 ) -> None:
     """List recipes (training methods) and detectors (OOD scores) with papers and cost, or describe one of them.
 
@@ -106,8 +106,8 @@ def data(
         str | None, Flag("data set to describe [dim]\\[default: list all][/]", metavar="SOURCE", positional=True)
     ] = None,
     get: Annotated[bool, Flag("fetch the original files and convert them, if missing")] = False,
-    data_root: requests.DataRoot = None,
-    as_json: requests.AsJson = False,
+    data_root: flag_values.DataRoot = None,
+    as_json: flag_values.AsJson = False,
 ) -> None:
     """List data sets and where they are searched for, or describe one of them and how to get it."""
     from maple.runs.listings import describe_source, list_sources

@@ -19,7 +19,7 @@ from maple.cli._output import print_described, print_line, print_named, print_re
 if TYPE_CHECKING:
     from maple.options import Flag
     from maple.prediction.engine import Engine
-    from maple.runs import requests
+    from maple.runs import flag_values, requests
     from maple.runs._engine import EngineFlags
 
 DRIFT = 3  # the exit code of maple monitor when images have drifted
@@ -50,7 +50,7 @@ def _engine(request: EngineFlags, folder: Path | None = None, overwrite: bool = 
 def demo(
     out: Annotated[Path, Flag("run folder to write")] = Path("runs/demo"),
     seed: Annotated[int, Flag("seed")] = 0,
-    as_json: requests.AsJson = False,
+    as_json: flag_values.AsJson = False,
 ) -> None:
     """Train, fit, evaluate and report on simulated diatoms, with unknown taxa: about two minutes."""
     from maple.runs.demo import run_demo
@@ -59,7 +59,7 @@ def demo(
 
 
 @cli.command(*_TRAINING, settings=True)
-def train(request: requests.TrainRequest, as_json: requests.AsJson = False) -> None:
+def train(request: requests.TrainRequest, as_json: flag_values.AsJson = False) -> None:
     """Train a network on DATA, fit its detector and test it; the run folder holds everything.
 
     --init continues the training of a network: its weights, normalisation and image size are kept, and its head if it
@@ -85,7 +85,7 @@ def train(request: requests.TrainRequest, as_json: requests.AsJson = False) -> N
     settable="option of the sections data, detector (listed by maple methods maple) and decision, such as "
     "detector.pca=false; may be repeated",
 )
-def fit(request: requests.FitRequest, as_json: requests.AsJson = False) -> None:
+def fit(request: requests.FitRequest, as_json: flag_values.AsJson = False) -> None:
     """Make a run from a trained network, without training it; the run folder holds everything."""
     from maple.runs.setup.request import check_files
 
@@ -101,7 +101,7 @@ def fit(request: requests.FitRequest, as_json: requests.AsJson = False) -> None:
 def tune(
     request: requests.TuneRequest,
     dry_run: Annotated[bool, Flag("print the plan and do nothing")] = False,
-    as_json: requests.TextAsJson = False,
+    as_json: flag_values.TextAsJson = False,
 ) -> None:
     """Search for better settings of a recipe on in-distribution images alone; rerun the command to resume."""
     from maple.runs.tune.plan import make_plan
@@ -133,7 +133,7 @@ def predict(request: requests.PredictRequest) -> None:
 
 
 @cli.command("decision", rare=True, default="the run's")
-def explain(request: requests.ExplainRequest, as_json: requests.TextAsJson = False) -> None:
+def explain(request: requests.ExplainRequest, as_json: flag_values.TextAsJson = False) -> None:
     """Explain the prediction of each image: nearest cluster, runner-up, and the features that deviate most."""
     from maple.runs.predicting.explain import explain_images, to_json, to_text
 
@@ -145,7 +145,7 @@ def explain(request: requests.ExplainRequest, as_json: requests.TextAsJson = Fal
 
 
 @cli.command()
-def monitor(request: requests.MonitorRequest, as_json: requests.TextAsJson = False) -> None:
+def monitor(request: requests.MonitorRequest, as_json: flag_values.TextAsJson = False) -> None:
     """Test whether images have drifted from the calibration images; the exit code is the answer.
 
     Exit codes: 0 no drift seen, 3 drift, 2 wrong use, 1 failure.
@@ -174,7 +174,7 @@ def monitor(request: requests.MonitorRequest, as_json: requests.TextAsJson = Fal
     rare=True,
     default="the run's",
 )
-def evaluate(request: requests.EvaluateRequest, as_json: requests.AsJson = False) -> None:
+def evaluate(request: requests.EvaluateRequest, as_json: flag_values.AsJson = False) -> None:
     """Measure accuracy, calibration and detection of unknown images, and update the report.
 
     With runs of several seeds the table shows mean ± deviation.
@@ -187,7 +187,7 @@ def evaluate(request: requests.EvaluateRequest, as_json: requests.AsJson = False
 
 
 @cli.command()
-def clean(request: requests.CleanRequest, as_json: requests.TextAsJson = False) -> None:
+def clean(request: requests.CleanRequest, as_json: flag_values.TextAsJson = False) -> None:
     """List labels that may be wrong, first those that are most so; correct the list and train with it."""
     from maple.runs.clean import clean_run
 
@@ -195,7 +195,7 @@ def clean(request: requests.CleanRequest, as_json: requests.TextAsJson = False) 
 
 
 @cli.command()
-def update(request: requests.UpdateRequest, as_json: requests.TextAsJson = False) -> None:
+def update(request: requests.UpdateRequest, as_json: flag_values.TextAsJson = False) -> None:
     """Add images or new classes to a run, without retraining and without the old images.
 
     Thresholds become invalid: nothing is flagged until --calibrate, in the same command or a later one.
@@ -211,7 +211,7 @@ def benchmark(
     show_list: Annotated[bool, Flag("list the suites", "--list")] = False,
     request: requests.BenchmarkRequest,
     dry_run: Annotated[bool, Flag("print the plan with an estimate of the time, and do nothing")] = False,
-    as_json: requests.AsJson = False,
+    as_json: flag_values.AsJson = False,
 ) -> None:
     """Compute a table or figure of the paper, beside the paper's own numbers; finished trainings are not repeated."""
     from maple.evaluation.paper.tables import to_dict, to_rows
@@ -252,7 +252,7 @@ def _describe_suites(rows: list[dict[str, Any]]) -> dict[str, tuple[str, str]]:
 
 @cli.command()
 def report(
-    run: requests.Run,
+    run: flag_values.Run,
     predictions: Annotated[
         Path | None,
         Flag("predictions to include, .csv, .jsonl or .parquet", metavar="PREDICTIONS", positional=True),
@@ -269,7 +269,7 @@ def report(
 
 
 @cli.command()
-def export(request: requests.ExportRequest, as_json: requests.AsJson = False) -> None:
+def export(request: requests.ExportRequest, as_json: flag_values.AsJson = False) -> None:
     """Write network, Gaussians and decision as one graph, and check its parity with the run on images."""
     from maple.deploy.export import export_run
 
@@ -279,12 +279,12 @@ def export(request: requests.ExportRequest, as_json: requests.AsJson = False) ->
 
 @cli.command()
 def push(
-    run: requests.Run,
+    run: flag_values.Run,
     place: Annotated[str, Flag("hf://ORG/NAME, or hf://ORG/NAME@BRANCH", metavar="PLACE", positional=True)],
     gallery: Annotated[bool, Flag("include the gallery: thumbnails of training images")] = False,
     private: Annotated[bool, Flag("make a new repository private")] = False,
     message: Annotated[str | None, Flag("message of the commit")] = None,
-    as_json: requests.TextAsJson = False,
+    as_json: flag_values.TextAsJson = False,
 ) -> None:
     """Push a run to the Hugging Face Hub with a model card; maple.load("hf://ORG/NAME") loads it.
 
@@ -310,7 +310,7 @@ def serve(
             envvar="MAPLE_API_KEY",
         ),
     ] = None,
-    trust: requests.Trust = False,
+    trust: flag_values.Trust = False,
 ) -> None:
     """Answer requests over HTTP, with a page for the browser, until Ctrl-C or SIGTERM.
 

@@ -18,7 +18,7 @@ from pydantic import BeforeValidator, TypeAdapter, ValidationError
 
 from maple import notebook
 from maple.errors import RunError
-from maple.formats import FORMAT_VERSION
+from maple.files.formats import FORMAT_VERSION
 from maple.stats.metrics import format_spread
 
 GROUPED = ("auroc", "aupr_out", "aupr_in", "fpr95_ood_positive", "fpr95_ind_positive")  # of which means are taken

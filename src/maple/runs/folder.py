@@ -31,7 +31,7 @@ from maple.files import (
     save_json,
     write_atomic,
 )
-from maple.formats import FORMAT_VERSION, Content, bring_forward
+from maple.files.formats import FORMAT_VERSION, Content, bring_forward
 from maple.options import Values, read_toml, to_toml
 from maple.types import RunClasses
 

@@ -12,30 +12,20 @@ from dataclasses import KW_ONLY, MISSING, dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
-from maple.options import Flag, Values, flag, named_sources, named_values, read_names, read_numbers
-from maple.runs import _flag_values as flag_values
+from maple.options import Flag, Values, flag, named_values, read_names, read_numbers
+from maple.runs import flag_values
 from maple.runs._engine import EngineFlags
+from maple.runs.flag_values import (
+    BatchSize,
+    DataRoot,
+    OodSources,
+    Overwrite,
+    Run,
+    RunDataRoot,
+    Trust,
+    Workers,
+)
 
-# --- flags that commands share ----------------------------------------------------------------------------------------
-
-Run = Annotated[Path, Flag("run folder", metavar="RUN", positional=True)]
-DataRoot = Annotated[
-    Path | None,
-    Flag("folder of named data sets, <name>/<split>.parquet [dim]\\[default: environment MAPLE_DATA][/]"),
-]
-RunDataRoot = Annotated[
-    Path | None, Flag("folder of named data sets [dim]\\[default: the one the run was trained with][/]")
-]
-Workers = Annotated[int, Flag("processes that decode images which do not fit in memory", min=0)]
-BatchSize = Annotated[int, Flag("images per forward pass", min=1)]
-OodSources = Annotated[
-    Mapping[str, str],
-    Flag("unknown images; may be repeated", metavar="NAME=SOURCE", takes=list[str], read=named_sources),
-]
-Trust = Annotated[bool, Flag("allow a network that runs code (TorchScript, .pt2 and python:...)")]
-Overwrite = Annotated[bool, Flag("replace an existing run")]
-AsJson = Annotated[bool, Flag("print JSON instead of a table", "--json")]
-TextAsJson = Annotated[bool, Flag("print JSON instead of text", "--json")]
 _START = "Start from a trained network"
 _DECISION = "Decision"
 _FLAGGED = "Flagged images"

@@ -16,7 +16,7 @@ from commands import flat, run
 from image_files import encode, write_parquet
 from maple.decisions.drift import StreamMonitor, compare_scores
 from maple.files import load_arrays, save_arrays
-from maple.formats import FORMAT_VERSION
+from maple.files.formats import FORMAT_VERSION
 from maple.runs.predicting.monitor import Monitoring
 
 

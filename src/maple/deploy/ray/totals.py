@@ -9,10 +9,11 @@ there.
 from __future__ import annotations
 
 import hashlib
-import pickle
+import json
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -124,7 +125,7 @@ class TrainingOnRay(Elsewhere):
             "the network": self.network[1].digest(),
             "the images": self.images.digest(),
             "the classes of the images": _digest(self.images.labels.tobytes() + ids.tobytes()),
-            "the options of the detector": _digest(shapes.encode() + pickle.dumps(start)),
+            "the options of the detector": _digest((shapes + describe_call(start)).encode()),
             "the version of maple": __version__,
         }
 
@@ -207,6 +208,24 @@ class _Merging:
 def merge_node(store: Store, node: Node) -> None:
     """The task that merges two nodes."""
     store.merge(node)
+
+
+def describe_call(call: Callable[..., Any]) -> str:
+    """A function and the arguments bound to it as JSON, the same in every process; arrays by their digest.
+
+    >>> describe_call(partial(np.full, shape=(2, 3)))
+    '["full", [], {"shape": [2, 3]}]'
+    """
+    if not isinstance(call, partial):
+        return json.dumps(call.__qualname__)
+    return json.dumps([call.func.__qualname__, call.args, call.keywords], default=_describe)
+
+
+def _describe(value: Any) -> Any:
+    """An array by its digest, a record by its fields."""
+    if isinstance(value, np.ndarray):
+        return [str(value.dtype), value.shape, _digest(value.tobytes())]
+    return {field.name: getattr(value, field.name) for field in fields(value)}
 
 
 def _digest(data: bytes) -> str:

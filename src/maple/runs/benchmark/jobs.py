@@ -21,7 +21,7 @@ from maple.evaluation.paper.profiles import Profile, Protocol
 from maple.evaluation.paper.rows import Training
 from maple.evaluation.paper.suites import Suite
 from maple.files import RunFile
-from maple.formats import FORMAT_VERSION
+from maple.files.formats import FORMAT_VERSION
 from maple.options import Values
 from maple.runs.setup.config import RunConfig, check_used, drop_unused, resolve_config
 from maple.training.resume import FREE_OPTIONS

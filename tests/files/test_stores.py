@@ -21,7 +21,7 @@ from maple.files import (
     save_json,
     write_atomic,
 )
-from maple.formats import FORMAT_VERSION, OLDEST_FORMAT
+from maple.files.formats import FORMAT_VERSION, OLDEST_FORMAT
 
 
 def test_round_trip(tmp_path):

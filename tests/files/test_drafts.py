@@ -9,10 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from maple import drafts
-from maple.drafts import draft_beside, draft_file, exchange, find_replaced
 from maple.errors import RunError
-from maple.files import check_finished, draft_folder, no_run, write_atomic
+from maple.files import check_finished, draft_folder, drafts, no_run, write_atomic
+from maple.files.drafts import draft_beside, draft_file, exchange, find_replaced
 
 KILLED = """
 import os, signal, sys

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from maple.formats import FORMAT_VERSION, OLDEST_FORMAT, Content, bring_forward
+from maple.files.formats import FORMAT_VERSION, OLDEST_FORMAT, Content, bring_forward
 
 FIRST = Content(
     {

@@ -1,17 +1,36 @@
-"""Values of flags that are more than one word: configuration files, plug-ins, names and channels.
+"""Flags that commands share, and values that are more than one word: configuration files, plug-ins, names, channels.
 
 This module imports nothing heavy, so that ``--help`` is quick.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from maple.errors import ConfigError, UsageError
-from maple.options import ALONE, flag, read_names, read_numbers, read_toml
+from maple.options import ALONE, Flag, flag, named_sources, read_names, read_numbers, read_toml
+
+Run = Annotated[Path, Flag("run folder", metavar="RUN", positional=True)]
+DataRoot = Annotated[
+    Path | None,
+    Flag("folder of named data sets, <name>/<split>.parquet [dim]\\[default: environment MAPLE_DATA][/]"),
+]
+RunDataRoot = Annotated[
+    Path | None, Flag("folder of named data sets [dim]\\[default: the one the run was trained with][/]")
+]
+Workers = Annotated[int, Flag("processes that decode images which do not fit in memory", min=0)]
+BatchSize = Annotated[int, Flag("images per forward pass", min=1)]
+OodSources = Annotated[
+    Mapping[str, str],
+    Flag("unknown images; may be repeated", metavar="NAME=SOURCE", takes=list[str], read=named_sources),
+]
+Trust = Annotated[bool, Flag("allow a network that runs code (TorchScript, .pt2 and python:...)")]
+Overwrite = Annotated[bool, Flag("replace an existing run")]
+AsJson = Annotated[bool, Flag("print JSON instead of a table", "--json")]
+TextAsJson = Annotated[bool, Flag("print JSON instead of text", "--json")]
 
 
 def read_config(path: Path | None) -> dict[str, Any]:
