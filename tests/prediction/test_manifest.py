@@ -12,8 +12,9 @@ import pytest
 from commands import run
 from maple.errors import RunError
 from maple.files import RunFile
+from maple.networks import create_backbone
 from maple.prediction.manifest import check_digest, file_digest
-from maple.prediction.store import load_predictor
+from maple.prediction.store import load_predictor, save_backbone
 
 
 @pytest.fixture
@@ -43,6 +44,35 @@ def test_files_of_another_run_are_found(copy: Path, tmp_path: Path) -> None:
     with pytest.raises(RunError, match=str(RunFile.WEIGHTS)):
         load_predictor(copy)
     load_predictor(tmp_path / "other")
+
+
+@pytest.mark.parametrize("command", ["predict", "evaluate", "serve", "export", "report", "monitor", "explain"])
+@pytest.mark.parametrize("with_manifest", [True, False])
+def test_every_command_names_the_weights_of_another_run(
+    copy: Path, tmp_path: Path, command: str, with_manifest: bool, capsys: pytest.CaptureFixture
+) -> None:
+    save_backbone(copy / RunFile.WEIGHTS, create_backbone("airbench-8", 10, embedding_size=5))
+    if not with_manifest:
+        (copy / RunFile.MANIFEST).unlink()
+    arguments = {"predict": ["digits"], "monitor": ["digits"], "explain": ["digits"], "export": [tmp_path / "a.onnx"]}
+    code = run(command, copy, *arguments.get(command, []))
+    if command == "report" and not with_manifest:
+        assert code == 0  # it reads no weights
+        return
+    assert code == 1
+    error = " ".join(capsys.readouterr().err.split())
+    assert str(copy / RunFile.WEIGHTS) in error and "restore" in error
+
+
+@pytest.mark.parametrize("n_outputs", [-1, 3])
+def test_weights_with_another_number_of_outputs_are_named(copy: Path, n_outputs: int) -> None:
+    predictor = load_predictor(copy)
+    backbone = predictor.backbone
+    n = len(predictor.cluster_to_class) + n_outputs
+    save_backbone(copy / RunFile.WEIGHTS, create_backbone(backbone.name, n, embedding_size=backbone.embedding_size))
+    (copy / RunFile.MANIFEST).unlink()
+    with pytest.raises(RunError, match=f"{n} outputs"):
+        load_predictor(copy)
 
 
 def test_the_digests_are_those_of_sha256sum(copy: Path) -> None:

@@ -15,9 +15,14 @@ from maple.files import RunFile, load_json, naming_damage, save_json
 
 def write_manifest(folder: Path) -> None:
     """List the weights, the detector and the copy of a network; the last step of writing a run."""
-    network = sorted(path for path in (folder / RunFile.NETWORK).glob("*") if path.is_file())
-    files = [folder / RunFile.WEIGHTS, folder / RunFile.DETECTOR, *network]
-    save_json(folder / RunFile.MANIFEST, {"files": {_name(path, folder): file_digest(path) for path in files}})
+    digests = {_name(path, folder): file_digest(path) for path in _listed(folder)}
+    save_json(folder / RunFile.MANIFEST, {"files": digests})
+
+
+def check_digests(folder: Path) -> None:
+    """:func:`check_digest` of every file that the manifest lists, for commands that read none of them."""
+    for path in _listed(folder):
+        check_digest(path, folder)
 
 
 def check_digest(path: Path, folder: Path) -> None:
@@ -39,6 +44,11 @@ def file_digest(path: Path) -> str:
     """SHA-256 of a file, as ``sha256sum`` prints it."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _listed(folder: Path) -> list[Path]:
+    network = sorted(path for path in (folder / RunFile.NETWORK).glob("*") if path.is_file())
+    return [folder / RunFile.WEIGHTS, folder / RunFile.DETECTOR, *network]
 
 
 def _name(path: Path, folder: Path) -> str:

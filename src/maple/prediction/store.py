@@ -62,15 +62,30 @@ def load_predictor(folder: str | Path, *, trust: bool = False) -> Predictor:
     arrays, metadata = load_arrays(folder / RunFile.DETECTOR)
     backbone = load_backbone(folder / RunFile.WEIGHTS, trust=trust)
     with naming_damage(folder / RunFile.DETECTOR):
+        detector = MapleDetector.from_state(arrays, metadata["detector"])
+        _check_match(backbone, detector, folder)
         return Predictor(
             backbone,
-            MapleDetector.from_state(arrays, metadata["detector"]),
+            detector,
             tuple(metadata["class_names"]),
             size=check_integer("size", metadata["size"], 1, MAX_SIZE),
             fit=metadata["fit"],
             probability=Probability.from_dict(metadata),
             calibration=Calibration.from_arrays(with_prefix(arrays, "calibration.")),
             options=build_options(DecisionOptions, metadata["options"], f"'{folder / RunFile.DETECTOR}'"),
+        )
+
+
+def _check_match(backbone: Backbone, detector: MapleDetector, folder: Path) -> None:
+    """Refuse weights of another run, of another shape: runs of earlier versions have no manifest."""
+    learned = detector.learned_
+    n_outputs = backbone.head.out_features if isinstance(backbone.head, nn.Linear) else learned.n_columns
+    dim, n_clusters = learned.densities.gaussians.dim, len(detector.cluster_to_class_)
+    if backbone.embedding_size != dim or n_outputs not in (learned.n_columns, n_clusters):
+        weights = f"'{folder / RunFile.WEIGHTS}' ({backbone.embedding_size} dimensions, {n_outputs} outputs)"
+        raise RunError(
+            f"{weights} and '{folder / RunFile.DETECTOR}' ({dim} dimensions, {n_clusters} clusters) are not of the "
+            "same run: restore both from a copy, or fit the network again with maple fit"
         )
 
 
