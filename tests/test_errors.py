@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 
 import numpy as np
@@ -16,6 +17,7 @@ from maple.errors import (
     MapleError,
     UsageError,
     check_integer,
+    describe_failure,
     naming_extras,
     same_class,
     suggest,
@@ -69,3 +71,28 @@ def test_errors_are_one_line_without_control_characters():
         said.isprintable() and said.startswith("no column 'label': found ?]0;title? file, b?x") and len(said) <= LONGEST
     )
     assert str(DataError("two  spaces stay")) == "two  spaces stay"
+
+
+@pytest.mark.parametrize(
+    ("error", "named"),
+    [
+        (MemoryError(), "--batch-size"),
+        (RuntimeError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory"), "--batch-size"),
+        (RuntimeError("std::bad_alloc"), "--workers"),
+        (OSError(errno.ENOMEM, "Cannot allocate memory"), "--batch-size"),
+        (BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable"), "--workers"),  # of fork
+        (OSError(errno.ENOSPC, "No space left on device", "runs/a"), "'runs/a': No space left"),
+        (PermissionError(errno.EACCES, "Permission denied", "runs/b"), "'runs/b': Permission denied"),
+        (OSError(errno.EIO, "Input/output error"), "Input/output error"),  # without a file
+    ],
+)
+def test_failures_of_the_machine_say_what_to_do(error, named):
+    said = describe_failure(error)
+    assert named in said and said.endswith("then try again") and "None" not in said
+
+
+@pytest.mark.parametrize(
+    "error", [ValueError("x"), RuntimeError("shapes differ"), OSError("no number"), KeyError("a"), DataError("x")]
+)
+def test_faults_of_the_program_are_not_taken_for_failures_of_the_machine(error):
+    assert describe_failure(error) is None

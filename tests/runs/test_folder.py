@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -180,3 +181,31 @@ def test_a_damaged_origin_is_named(folder, key, value):
     (folder / RunFile.CONFIG).write_text(f"[origin]\nformat = {FORMAT_VERSION}\n{key} = {value}\n")
     with pytest.raises(RunError, match=f"{RunFile.CONFIG}.*{key}"):
         folder.read_config()
+
+
+def test_the_detector_is_removed_first_and_the_configuration_last(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a killed ``--overwrite`` leaves is an unfinished run: never a detector without its weights."""
+    names = set(RunFile) - {RunFile.LOCK, RunFile.HOLDER}
+    folders = {RunFile.GALLERY, RunFile.MEMBERS, RunFile.NETWORK, RunFile.MOMENTS}
+    folder.path.mkdir()
+    for name in names:
+        (folder / name / "part").mkdir(parents=True) if name in folders else (folder / name).touch()
+    (folder / "notes.txt").touch()
+    removed: list[str] = []
+    unlink, rmtree = Path.unlink, shutil.rmtree
+
+    def note_file(path: Path, missing_ok: bool = False) -> None:
+        removed.append(path.name)
+        unlink(path, missing_ok)
+
+    def note_folder(path: Path, ignore_errors: bool = False) -> None:
+        removed.append(path.name)
+        rmtree(path, ignore_errors)
+
+    monkeypatch.setattr(Path, "unlink", note_file)
+    monkeypatch.setattr(shutil, "rmtree", note_folder)
+    folder.clear()
+    assert (removed[0], removed[-1]) == (RunFile.DETECTOR, RunFile.CONFIG)
+    assert set(removed) == names and [path.name for path in folder.path.iterdir()] == ["notes.txt"]

@@ -6,6 +6,7 @@ import json
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -33,6 +34,21 @@ def test_run_folder_is_complete(finished):
         "gallery", "results.json", "report.html", "labels.csv", ".lock",
     }  # fmt: skip
     assert {path.name for path in finished.iterdir()} == expected
+
+
+def test_the_detector_is_written_after_all_that_later_commands_read(image_folder, tmp_path, monkeypatch):
+    """A run with a detector is finished, whenever the training is killed."""
+    written, replace = [], Path.replace
+
+    def note(draft, target):
+        written.append(Path(target).relative_to(folder).parts[0])
+        return replace(draft, target)
+
+    folder = tmp_path / "run"
+    monkeypatch.setattr(Path, "replace", note)
+    assert tiny(image_folder, "--out", folder, "--backbone", "resnet9", "--no-report") == 0
+    order = ["config.toml", "classes.json", "gallery", "weights.safetensors", "detector.safetensors", "manifest.json"]
+    assert [name for name in dict.fromkeys(written) if name in order] == order
 
 
 def test_results_hold_provenance(finished):
