@@ -46,7 +46,7 @@ def test_the_detector_is_written_after_all_that_later_commands_read(image_folder
 
     folder = tmp_path / "run"
     monkeypatch.setattr(Path, "replace", note)
-    assert tiny(image_folder, "--out", folder, "--backbone", "resnet9", "--no-report") == 0
+    assert tiny(image_folder, "--out", folder, "--backbone", "resnet9") == 0
     order = ["config.toml", "classes.json", "gallery", "weights.safetensors", "detector.safetensors", "manifest.json"]
     assert [name for name in dict.fromkeys(written) if name in order] == order
 
