@@ -58,8 +58,7 @@ def plan_step(n_images: int, bytes_read: int, bytes_of_sums: int, batch_size: in
     least = bytes_of_sums / (SHARE * bytes_read / n_images)
     n_blocks = max(workers, min(int(n_images / least), BLOCKS_PER_WORKER * workers))
     n_batches = -(-n_images // batch_size)
-    step = -(-n_batches // n_blocks) * batch_size
-    return step if step >= least or n_blocks == workers else step + batch_size
+    return -(-n_batches // n_blocks) * batch_size
 
 
 def count_read(images: Source) -> int:
