@@ -86,7 +86,7 @@ class Store:
         """Write the sums of a block; arrays whose names have no record are common to all blocks, and left out."""
         node = Node(number, number + 1)
         for record, own in by_record(arrays).items():
-            _write(self.path(node, record), _centred(own))
+            _write(self.path(node, record), own)
 
     def merge(self, node: Node) -> None:
         """Merge the halves of a node, one record after the other, and remove them; twice is as good as once.
@@ -122,10 +122,6 @@ def by_record(arrays: Mapping[str, np.ndarray]) -> dict[str, Arrays]:
         if dot:
             found.setdefault(record, {})[own] = array
     return found
-
-
-def _centred(arrays: Arrays) -> Arrays:
-    return Moments.from_arrays(arrays).centre().to_arrays() if "second" in arrays else arrays
 
 
 def _merged(left: Path, right: Path) -> Arrays:
