@@ -148,6 +148,8 @@ def _key_figures(results: Results) -> Iterator[KeyFigure]:
     if results.n_ood:
         calibrated = not math.isnan(results.false_alarm)
         note = "of the known test images flagged" if calibrated else "assumed: the run has no threshold"
+        if calibrated and (rate := results.provenance.get("false_alarm")) is not None:
+            note += f"; the threshold allows {percent(rate, exact=True)} on average over calibration sets"
         yield KeyFigure(percent(false_alarm_rate(results)), "false alarms", note)
 
 
