@@ -41,7 +41,7 @@ from mutants import Mutant, find_units
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "src" / "maple"
-TARGETS = ("stats/*.py", "decisions/*.py", "training/relabel.py")
+TARGETS = ("stats/**/*.py", "decisions/*.py", "training/relabel.py")
 TESTS = (
     "tests/stats",
     "tests/decisions",

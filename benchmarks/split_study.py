@@ -51,10 +51,10 @@ from maple.decisions.pool_fit import fit_temperature
 from maple.detectors.scores import energy_score, spread_score
 from maple.files import load_json, save_json
 from maple.networks import Backbone, create_backbone, embed
+from maple.stats.clustering.splitting import Clustering, ClusterMethod, ClusterSpace, split_clusters
 from maple.stats.gaussians import class_maximum, fit_gaussians, log_posterior
 from maple.stats.metrics import accuracy, auroc, format_spread, negative_log_likelihood
 from maple.stats.moments import Moments
-from maple.stats.splitting import Clustering, ClusterMethod, ClusterSpace, split_clusters
 from maple.training.loop import Run, train_backbone
 from maple.training.maple import MapleRecipe
 from maple.training.recipe import Recipe, create_recipe

@@ -37,8 +37,8 @@ def test_names_do_not_shadow_modules():
         ("import maple", ["torch", "scipy", "sklearn", "matplotlib", "pyarrow", "numpy"]),
         ("import maple.cli.app", ["torch", "scipy", "sklearn", "matplotlib", "pyarrow"]),
         (
-            "import maple.stats.gaussians, maple.stats.splitting, maple.stats.metrics, maple.decisions.calibration, "
-            "maple.detectors.maple",
+            "import maple.stats.gaussians, maple.stats.clustering.splitting, maple.stats.metrics, "
+            "maple.decisions.calibration, maple.detectors.maple",
             ["torch", "matplotlib"],
         ),
         ("import maple.reporting.report", ["torch"]),

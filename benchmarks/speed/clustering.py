@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from sklearn.cluster import KMeans
 
-from maple.stats.gmeans import GMeans
-from maple.stats.xmeans import XMeans, bic
+from maple.stats.clustering.gmeans import GMeans
+from maple.stats.clustering.xmeans import XMeans, bic
 from speed.measure import Effort, Row, compare, fastest, take_turns
 
 POINTS, DIMENSION, MAX_CLUSTERS = 5000, 640, 5

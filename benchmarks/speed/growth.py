@@ -28,7 +28,7 @@ def relabelling(effort: Effort) -> list[dict[str, Any]]:
 
     Linear in images and in classes of equal size. In D the covariance of a class costs D² per image.
     """
-    from maple.stats.splitting import Clustering, split_clusters
+    from maple.stats.clustering.splitting import Clustering, split_clusters
     from maple.types import Relabelling
 
     n, dimension, classes = effort.scale(1000, 200), effort.scale(640, 32), 3

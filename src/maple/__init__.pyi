@@ -36,10 +36,10 @@ from maple.runs.hub import push_run as push_run
 from maple.runs.loading import load as load
 from maple.runs.requests import TuneRequest as TuneRequest
 from maple.runs.tune.search import tune_recipe as tune_recipe
-from maple.stats.gmeans import GMeans as GMeans
+from maple.stats.clustering.gmeans import GMeans as GMeans
 from maple.stats.moments import Moments as Moments
-from maple.stats.tmeans import TMeans as TMeans
-from maple.stats.xmeans import XMeans as XMeans
+from maple.stats.clustering.tmeans import TMeans as TMeans
+from maple.stats.clustering.xmeans import XMeans as XMeans
 from maple.training.loop import train_backbone as train_backbone
 from maple.training.maple import MapleRecipe as MapleRecipe
 from maple.types import Outputs as Outputs, Prediction as Prediction, Relabelling as Relabelling

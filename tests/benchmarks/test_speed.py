@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from maple.stats.xmeans import bic
+from maple.stats.clustering.xmeans import bic
 
 ROOT = Path(__file__).parents[2]
 if not (ROOT / "benchmarks").exists():

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from sklearn.metrics import adjusted_rand_score
 
-from maple.stats.gmeans import GMeans
-from maple.stats.tmeans import TMeans
-from maple.stats.xmeans import XMeans
+from maple.stats.clustering.gmeans import GMeans
+from maple.stats.clustering.tmeans import TMeans
+from maple.stats.clustering.xmeans import XMeans
 
 pytestmark = pytest.mark.slow
 ALL = pytest.mark.parametrize("estimator", [XMeans, GMeans, TMeans])

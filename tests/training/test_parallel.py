@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-import maple.stats.splitting as splitting
+import maple.stats.clustering.splitting as splitting
 import maple.training.loop as loop
 from maple.data.options import DataOptions
 from maple.data.splits import load_splits

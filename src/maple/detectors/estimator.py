@@ -19,9 +19,9 @@ from maple.detectors.options import DetectorOptions
 from maple.errors import FitError, UsageError
 from maple.options import build_options
 from maple.stats.chi_square import log_chi_square_tail
+from maple.stats.clustering.splitting import Clustering, ClusterMethod, ClusterSpace, split_clusters
 from maple.stats.gaussians import Gaussians, log_posterior
 from maple.stats.moments import Moments
-from maple.stats.splitting import Clustering, ClusterMethod, ClusterSpace, split_clusters
 from maple.types import Outputs, Relabelling
 
 
@@ -46,7 +46,7 @@ class MahalanobisClassifier(ClassNamePrefixFeaturesOutMixin, TransformerMixin, C
         norm_exponent: power of the norm by which features are divided; 1 (unit sphere) suits embeddings.
         cluster_method: algorithm that splits each class: ``xmeans``, ``gmeans``, ``tmeans`` or ``kmeans``; ``None`` for
             one Gaussian per class. Used by ``fit`` only.
-        cluster_space: space for clustering; see :func:`maple.stats.splitting.map_class`.
+        cluster_space: space for clustering; see :func:`maple.stats.clustering.splitting.map_class`.
         max_clusters: largest number of clusters per class.
         min_cluster_size: smallest number of points per cluster.
         temperature: T; values above 1 make probabilities more uniform.

@@ -24,7 +24,7 @@ from maple.data.augment import quarter_turns, shuffle_patches, turn_images
 from maple.errors import ConfigError, UsageError
 from maple.networks import Backbone
 from maple.options import as_dict, flag_name
-from maple.stats.splitting import Clustering, split_clusters, work_alone
+from maple.stats.clustering.splitting import Clustering, split_clusters, work_alone
 from maple.training.loss import (
     LossTerm,
     all_triplets_loss,

@@ -28,7 +28,7 @@ from maple.decisions.pool import class_probabilities
 from maple.networks import Backbone
 from maple.options import as_dict
 from maple.registry import Method, Registry
-from maple.stats.splitting import ShareWork
+from maple.stats.clustering.splitting import ShareWork
 from maple.training.loss import LossTerm
 from maple.types import About, Outputs, Relabelling
 

@@ -7,7 +7,7 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 from sklearn.cluster import KMeans
 
-from maple.stats._means import cluster_means, draw_two, leading_projection, lloyd, scatter_within, two_means
+from maple.stats.clustering._means import cluster_means, draw_two, leading_projection, lloyd, scatter_within, two_means
 
 
 def explicit_scatter(points: np.ndarray, labels: np.ndarray) -> float:

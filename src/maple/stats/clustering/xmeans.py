@@ -7,8 +7,8 @@ from typing import Any, Self
 
 import numpy as np
 
-from maple.stats._bisect import GrowingMeans
-from maple.stats._means import scatter_within, within_sum_of_squares
+from maple.stats.clustering._bisect import GrowingMeans
+from maple.stats.clustering._means import scatter_within, within_sum_of_squares
 
 
 def spherical_log_likelihood(points: np.ndarray, labels: np.ndarray, centers: np.ndarray) -> float:

@@ -22,7 +22,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from threadpoolctl import ThreadpoolController
 
 from maple.errors import check_integer
-from maple.stats._means import bisect_points, cluster_means, lloyd, within_sum_of_squares
+from maple.stats.clustering._means import bisect_points, cluster_means, lloyd, within_sum_of_squares
 
 _SERIAL_SIZE = 2**24  # values below which multithreading does not pay
 

@@ -6,12 +6,9 @@ Shapes: n points, D dimensions, k clusters.
 from __future__ import annotations
 
 import math
-import warnings
 from typing import Any, NamedTuple
 
 import numpy as np
-from sklearn.cluster import KMeans
-from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils import check_random_state
 
 from maple.stats.arrays import row_blocks
@@ -244,10 +241,3 @@ def _move_sums(
         steps = _members(after[some], len(counts), np.float64) - _members(before[some], len(counts), np.float64)
         sums += steps @ points[some].astype(np.float64)
         counts += steps.sum(axis=1)
-
-
-def run_k_means(points: np.ndarray, n_clusters: int, **options: Any) -> KMeans:
-    """Fitted K-Means, without the warning about empty clusters from repeated points: callers handle them."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ConvergenceWarning)
-        return KMeans(n_clusters, **options).fit(points)

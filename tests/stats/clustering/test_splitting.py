@@ -12,11 +12,11 @@ from sklearn.metrics import adjusted_rand_score
 
 from clusters import spherical_blobs
 from maple.errors import DataError, UsageError
-from maple.stats._means import cluster_means
 from maple.stats.arrays import normalise
+from maple.stats.clustering._means import cluster_means
+from maple.stats.clustering.splitting import Clustering, cluster_points, map_class, merge_small_clusters, split_clusters
+from maple.stats.clustering.xmeans import XMeans, bic
 from maple.stats.covariance import oas_covariance
-from maple.stats.splitting import Clustering, cluster_points, map_class, merge_small_clusters, split_clusters
-from maple.stats.xmeans import XMeans, bic
 from maple.types import Relabelling
 
 
@@ -133,8 +133,8 @@ def test_cluster_points(method, three):
 
 @pytest.mark.parametrize("method", ["xmeans", "gmeans", "tmeans", "kmeans"])
 def test_cluster_points_does_nothing_where_nothing_may_be_split(method, rng, monkeypatch):
-    for module in ("_means", "splitting"):
-        monkeypatch.setattr(f"maple.stats.{module}.run_k_means", None)
+    for name in ("XMeans", "GMeans", "TMeans", "KMeans"):
+        monkeypatch.setattr(f"maple.stats.clustering.splitting.{name}", None)
     points = rng.standard_normal((30, 3))
     for max_clusters, min_cluster_size in ((1, 1), (5, 16), (5, 31)):
         labels = cluster_points(
@@ -328,7 +328,7 @@ def test_a_class_has_one_space_and_its_clusters_share_it(rng, monkeypatch):
         seen.append((len(embeddings), space, n_components))
         return embeddings
 
-    monkeypatch.setattr("maple.stats.splitting.map_class", record)
+    monkeypatch.setattr("maple.stats.clustering.splitting.map_class", record)
     current = Relabelling(
         np.repeat([0, 1, 2, 3], 30), np.array([0, 0, 1, 2]), np.array([0, 0, 1, 2]), np.array([0.5, 0.5, 1, 1])
     )

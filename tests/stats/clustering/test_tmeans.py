@@ -12,7 +12,7 @@ from sklearn.decomposition import PCA
 from sklearn.metrics import adjusted_rand_score
 
 from clusters import spherical_blobs
-from maple.stats.tmeans import TMeans, held_out_gain, tied_log_likelihood
+from maple.stats.clustering.tmeans import TMeans, held_out_gain, tied_log_likelihood
 
 
 def test_tied_likelihood_equals_the_densities_written_out_by_hand(rng):
@@ -50,7 +50,7 @@ def test_halves_of_a_gaussian_lose_what_theory_says(rng):
 
 
 def test_the_gain_does_not_depend_on_units_or_axes(rng, monkeypatch):
-    monkeypatch.setattr("maple.stats.tmeans.EXPLAINED_VARIANCE", 1.0)
+    monkeypatch.setattr("maple.stats.clustering.tmeans.EXPLAINED_VARIANCE", 1.0)
     points, origins = spherical_blobs(np.array([[0.0, 0.0, 0.0], [5.0, 0.0, 0.0]]), [300, 300], rng)
     linear = rng.standard_normal((3, 3)) * [1, 10, 100]
     plain, mapped = (

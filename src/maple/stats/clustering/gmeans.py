@@ -11,8 +11,8 @@ import numpy as np
 from scipy.special import log_ndtr
 
 from maple.errors import UsageError
-from maple.stats._bisect import GrowingMeans, random_halves
-from maple.stats._means import bisect_points, cluster_means
+from maple.stats.clustering._bisect import GrowingMeans, random_halves
+from maple.stats.clustering._means import bisect_points, cluster_means
 
 _SMALLEST_NORMAL_SAMPLE = 8  # below this sample size the tail of the Anderson-Darling statistic is not tabulated
 

@@ -12,8 +12,8 @@ from sklearn.metrics import adjusted_rand_score
 
 from clusters import spherical_blobs
 from maple.errors import UsageError
-from maple.stats._means import bisect_points, cluster_means
-from maple.stats.gmeans import GMeans, anderson_darling, anderson_darling_critical_value
+from maple.stats.clustering._means import bisect_points, cluster_means
+from maple.stats.clustering.gmeans import GMeans, anderson_darling, anderson_darling_critical_value
 
 
 def test_anderson_darling_equals_the_definition(rng):

@@ -17,11 +17,11 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from clusters import spherical_blobs
 from maple.errors import UsageError
-from maple.stats._bisect import _Cluster, _Model
-from maple.stats._means import bisect_points, cluster_means, within_sum_of_squares
-from maple.stats.gmeans import GMeans
-from maple.stats.tmeans import TMeans
-from maple.stats.xmeans import XMeans
+from maple.stats.clustering._bisect import _Cluster, _Model
+from maple.stats.clustering._means import bisect_points, cluster_means, within_sum_of_squares
+from maple.stats.clustering.gmeans import GMeans
+from maple.stats.clustering.tmeans import TMeans
+from maple.stats.clustering.xmeans import XMeans
 
 ALL = pytest.mark.parametrize("estimator", [XMeans, GMeans, TMeans])
 

@@ -11,10 +11,10 @@ from scipy import stats
 from sklearn.metrics import adjusted_rand_score
 
 from clusters import spherical_blobs
-from maple.stats._means import bisect_points, cluster_means
-from maple.stats.gmeans import GMeans
-from maple.stats.tmeans import TMeans
-from maple.stats.xmeans import XMeans, bic, spherical_log_likelihood
+from maple.stats.clustering._means import bisect_points, cluster_means
+from maple.stats.clustering.gmeans import GMeans
+from maple.stats.clustering.tmeans import TMeans
+from maple.stats.clustering.xmeans import XMeans, bic, spherical_log_likelihood
 
 
 @pytest.mark.parametrize(("n_clusters", "dimension"), [(1, 1), (1, 3), (2, 1), (2, 3), (4, 5)])

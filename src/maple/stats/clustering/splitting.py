@@ -5,23 +5,26 @@ The clusters of a class depend on the metric: :func:`map_class` offers four spac
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
 import numpy as np
+from sklearn.cluster import KMeans
+from sklearn.exceptions import ConvergenceWarning
 from sklearn.metrics.pairwise import euclidean_distances
 from sklearn.utils import check_array
 
 from maple.errors import DataError, UsageError, suggest
-from maple.stats._bisect import serial_if_small
-from maple.stats._means import cluster_means, run_k_means
 from maple.stats.arrays import as_embeddings, normalise, row_blocks
+from maple.stats.clustering._bisect import serial_if_small
+from maple.stats.clustering._means import cluster_means
+from maple.stats.clustering.gmeans import GMeans
+from maple.stats.clustering.tmeans import EXPLAINED_VARIANCE, TMeans
+from maple.stats.clustering.xmeans import XMeans
 from maple.stats.covariance import principal_axes, shrink_if_few
-from maple.stats.gmeans import GMeans
 from maple.stats.moments import Moments
-from maple.stats.tmeans import EXPLAINED_VARIANCE, TMeans
-from maple.stats.xmeans import XMeans
 from maple.types import Relabelling
 
 ClusterMethod = Literal["xmeans", "gmeans", "tmeans", "kmeans"]
@@ -224,6 +227,7 @@ def merge_small_clusters(points: np.ndarray, labels: np.ndarray, min_cluster_siz
 
 def _k_means_labels(points: np.ndarray, how: Clustering) -> np.ndarray:
     n_clusters = min(how.max_clusters, len(points) // how.min_cluster_size)
-    with serial_if_small(points):
-        labels = run_k_means(points, n_clusters, n_init=4, random_state=how.seed).labels_
+    with serial_if_small(points), warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)  # of repeated points: empty clusters are merged below
+        labels = KMeans(n_clusters, n_init=4, random_state=how.seed).fit(points).labels_
     return merge_small_clusters(points, labels, how.min_cluster_size)

@@ -6,8 +6,8 @@ import math
 
 import numpy as np
 
-from maple.stats._bisect import GrowingMeans, random_halves
-from maple.stats._means import bisect_points
+from maple.stats.clustering._bisect import GrowingMeans, random_halves
+from maple.stats.clustering._means import bisect_points
 from maple.stats.covariance import IMAGES_PER_COMPONENT, RELATIVE_FLOOR, principal_axes, whitening
 from maple.stats.gaussians import squared_distances
 from maple.stats.moments import Moments
