@@ -199,6 +199,20 @@ def test_moments_grow_and_copy(blobs):
     assert more.n_clusters == 5
 
 
+def test_clusters_appended_one_by_one_are_seldom_copied(blobs):
+    """As they come when images are sorted by class."""
+    embeddings, labels = blobs
+    moments, places = Moments(0, 6), [0]
+    for n in range(1, 1001):
+        own = labels == n - 1
+        moments.grow(n).update(embeddings[own], labels[own])
+        places += [place] if (place := moments.sums.ctypes.data) != places[-1] else []
+    assert len(places) <= 12
+    assert_same(moments, moments_of(embeddings, labels).grow(1000), rtol=1e-12)
+    moments.counts, moments.sums = moments.counts[:2], moments.sums[:2]
+    assert moments.grow(3).counts[2] == 0 and not moments.sums[2].any()  # nothing that was there before
+
+
 def test_moments_normalise_on_the_way_in(blobs):
     embeddings, labels = blobs
     assert_same(

@@ -46,6 +46,7 @@ class Moments:
         self.second = np.zeros((dim, dim))  # (D, D) sum of (x - shift)(x - shift)'
         self.shift = None if shift is None else np.array(shift, dtype=np.float64)  # (D,)
         self.norm_exponent = float(norm_exponent)
+        self._room = _Room(), _Room()  # of counts and sums
 
     def __repr__(self) -> str:
         return f"Moments(n_clusters={self.n_clusters}, dim={self.dim}, n_images={self.n_images})"
@@ -112,11 +113,10 @@ class Moments:
     # -- combining
 
     def grow(self, n_clusters: int) -> Moments:
-        """Append empty clusters up to ``n_clusters``. Returns itself."""
-        more = n_clusters - self.n_clusters
-        if more > 0:
-            self.counts = np.append(self.counts, np.zeros(more, dtype=np.int64))
-            self.sums = np.vstack([self.sums, np.zeros((more, self.dim))])
+        """Append empty clusters up to ``n_clusters``, in constant time for each. Returns itself."""
+        if n_clusters > self.n_clusters:
+            self.counts = self._room[0].extend(self.counts, n_clusters)
+            self.sums = self._room[1].extend(self.sums, n_clusters)
         return self
 
     def copy(self) -> Moments:
@@ -279,6 +279,21 @@ class Moments:
         if self.shift is None or self.n_images == 0:
             raise FitError("there are no images to fit: add images")
         return self.shift
+
+
+class _Room:
+    """Memory for an array to which rows are appended, twice as large whenever it is full."""
+
+    def __init__(self) -> None:
+        self._memory = self._array = np.empty(0)
+
+    def extend(self, array: np.ndarray, n_rows: int) -> np.ndarray:
+        """The array with zeros appended: in place if it is what was extended here last and there is room."""
+        if array is not self._array or n_rows > len(self._memory):
+            self._memory = np.zeros((max(n_rows, 2 * len(array)), *array.shape[1:]), array.dtype)
+            self._memory[: len(array)] = array
+        self._array = self._memory[:n_rows]
+        return self._array
 
 
 def _add_outer(matrix: np.ndarray, vector: np.ndarray, weight: float) -> None:
