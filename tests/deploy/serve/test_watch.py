@@ -52,6 +52,13 @@ def test_an_image_is_refused_from_its_first_bytes(write, size, image, status) ->
     assert found == status and taken < 3000 + 2 * size
 
 
+def test_more_images_than_accepted_are_refused_before_all_have_arrived() -> None:
+    """Each costs a look at the rest of the text."""
+    body = b'{"images": [' + b'{"data":""},' * 500_000
+    status, taken = send(body, "application/json", 2**16)
+    assert status == 422 and taken == 2**16
+
+
 @pytest.mark.parametrize("write", [as_form, as_text])
 def test_names_are_those_of_the_upload(write) -> None:
     with serve(max_pixels=64) as client:

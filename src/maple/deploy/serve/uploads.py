@@ -33,6 +33,7 @@ from maple.deploy.serve.watch import (
     UploadError,
     check_header,
     refusal,
+    too_many,
 )
 from maple.text import printable
 
@@ -113,10 +114,6 @@ async def _collect(body: AsyncIterator[bytes], watch: ImageWatch | JsonWatch) ->
     return bytes(content)
 
 
-def _too_many(max_images: int) -> UploadError:
-    return UploadError(422, f"more than {max_images:,} images: send them in several requests")
-
-
 def parse_json(body: bytes, max_images: int) -> list[Upload]:
     """The images of a JSON body, still in base64.
 
@@ -125,7 +122,7 @@ def parse_json(body: bytes, max_images: int) -> list[Upload]:
     """
     # More commas than names and images could contain: refuse without parsing.
     if body.count(b",") > max_images * (MAX_NAME + 2):
-        raise _too_many(max_images)
+        raise too_many(max_images)
     try:
         images = PredictRequest.model_validate_json(body).images
     except ValidationError as error:
@@ -137,7 +134,7 @@ def parse_json(body: bytes, max_images: int) -> list[Upload]:
             f"the JSON cannot be used{where} ({printable(first['msg'], 200)}): send {{'images': [{{'name', 'data'}}]}}",
         ) from None
     if len(images) > max_images:
-        raise _too_many(max_images)
+        raise too_many(max_images)
     return [Upload(image.name, image.data) for image in images]
 
 
@@ -153,7 +150,7 @@ async def _read_form(boundary: bytes, body: AsyncIterator[bytes], limits: ServeO
         if (file.field_name or b"").decode("utf-8", "replace") not in FIELDS:
             refuse_part(file)
         if len(uploads) == limits.max_images:
-            raise _too_many(limits.max_images)
+            raise too_many(limits.max_images)
         assert isinstance(file.file_object, io.BytesIO)  # never on disk
         name = (file.file_name or b"").decode("utf-8", "replace")[:MAX_NAME]
         uploads.append(Upload(name, file.file_object.getvalue()))

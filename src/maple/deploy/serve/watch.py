@@ -39,6 +39,11 @@ def refusal(name: str, reason: str, status: UploadStatus = 422) -> UploadError:
     return UploadError(status, f"cannot use '{printable(name, 60)}': {printable(reason, 200)}")
 
 
+def too_many(max_images: int) -> UploadError:
+    """The error for a request of more images than are accepted."""
+    return UploadError(422, f"more than {max_images:,} images: send them in several requests")
+
+
 def check_header(head: bytes, name: str, options: ServeOptions) -> bool:
     """Refuse an image by its first bytes; whether they told all there is to know."""
     header = read_header(head)
@@ -61,9 +66,14 @@ class ImageWatch:
         self._options, self._name = options, name
         self._head, self._next = bytearray(), FORMAT_BYTES
 
+    @property
+    def is_done(self) -> bool:
+        """Whether further bytes tell nothing more."""
+        return self._next > HEADER_BYTES
+
     def feed(self, data: bytes) -> None:
         """The next bytes; :class:`UploadError` if they show that the image cannot be used."""
-        if self._next > HEADER_BYTES:
+        if self.is_done:
             return
         self._head += data[: HEADER_BYTES - len(self._head)]
         if len(self._head) >= self._next:
@@ -128,7 +138,8 @@ class JsonWatch:
             assert self._image is not None
             text, quote, after = self._rest.partition(b'"')
             whole = len(text) // 4 * 4  # characters that make bytes
-            self._image.feed(_decode(text[:whole]))
+            if not self._image.is_done:
+                self._image.feed(_decode(text[:whole]))
             if not quote:
                 self._rest = text[whole:]
                 return
@@ -141,6 +152,8 @@ class JsonWatch:
             self._rest = self._rest[-_KEPT:]
             return False
         self._n += 1
+        if self._n > self._options.max_images:
+            raise too_many(self._options.max_images)
         names = _NAME.findall(self._rest[: found.start()])
         self._image = ImageWatch(self._options, (_text(names[-1]) if names else "") or f"image {self._n}")
         self._rest = self._rest[found.end() :]
