@@ -250,7 +250,7 @@ def _naming(chunk: Chunk) -> Iterator[None]:
         raise RunError(f"{error}, {where}, perhaps because memory ran out: {remedy}") from None
 
 
-def _join(parts: Sequence[Batch]) -> Batch:
+def join_batches(parts: Sequence[Batch]) -> Batch:
     """Answers to requests of one image each, as one."""
     pixels = np.concatenate([part.pixels for part in parts])
     failures = [failure._replace(row=row) for row, part in enumerate(parts) for failure in part.failures]
@@ -297,7 +297,7 @@ class _Slot:
         if answer not in IMAGE_ENDS:
             raise DecoderKilled(f"a decoding process ended with {answer}")
         if len(items) > 1:
-            return _join([self._decode([item], how) for item in items])
+            return join_batches([self._decode([item], how) for item in items])
         reason = f"its decoder ended with {answer}: save it again"
         if answer in TIME_ENDS:
             reason = f"takes longer than {how.seconds:g} s to decode: make it smaller, or save it again"

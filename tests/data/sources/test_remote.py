@@ -68,7 +68,7 @@ def test_images_of_a_mock_file_system_are_read_in_order(mock):
     (found,) = decode_stream(files, Decoding(8), chunk_size=100)
     assert found.files == [f"bucket/slides/{i:02}.png" for i in range(40)]
     assert found.pixels[:, 0, 0, 0].tolist() == [5 * i for i in range(40)]
-    assert [name for name, _ in files.only([7, 3]).items(0)] == ["bucket/slides/07.png", "bucket/slides/03.png"]
+    assert [name for name, _ in files.only([7, 3])[0].items(0)] == ["bucket/slides/07.png", "bucket/slides/03.png"]
     before = files.digest()
     with mock.open_output_stream("bucket/slides/03.png") as file:
         file.write(png(1) + b"more")
@@ -84,6 +84,11 @@ def test_parquet_files_of_a_mock_file_system_are_one_table(mock):
     assert len(rows) == 5 and len([*rows.items(3)]) == 2
     assert rows.item(4) == png(10) and [item for _, item in rows.items(0)][4] == png(10)
     assert len([*rows.items(5)]) == 0
+    for wanted in ([3, 4], [1], [4, 0, 2]):  # as they travel: without the files that hold none of them
+        some, positions = rows.only(wanted)
+        assert [some.item(i) for i in positions] == [rows.item(i) for i in wanted]
+        assert next(some.items(positions[0])) == next(rows.items(wanted[0]))
+    assert len(rows.only([3, 4])[0].parts) < len(rows.parts)
 
 
 def test_addresses_are_opened_wherever_they_travel(tmp_path):

@@ -14,8 +14,8 @@ from clusters_of_ray import write_images
 from maple.data.decode import Decoding
 from maple.data.image_set import ImageSet, read_pixels
 from maple.data.sources import open_images, open_source
-from maple.data.stream import DecoderKilled, DecoderPool, decode_stream
-from maple.deploy.ray.spans import Span, can_cut, decode_all
+from maple.data.stream import DecoderKilled, decode_kept, decode_stream
+from maple.deploy.ray.spans import Span, can_cut, decode_chunk
 from maple.errors import DataError, RunError
 
 
@@ -80,23 +80,23 @@ def test_what_cannot_travel_is_known():
     assert not can_cut(object())
 
 
-class Ending(DecoderPool):
-    """Decoders that are killed at some images."""
-
-    def __init__(self, *names: str) -> None:
-        super().__init__(Decoding(8), 1)
-        self.names = names
-
-    def decode(self, items, attempts=1):
-        if any(Path(item).stem in self.names for item in items):
-            raise DecoderKilled("a decoding process ended with SIGKILL")
-        return super().decode(items, attempts)
-
-
-def test_an_image_at_which_decoders_are_killed_fails_alone_and_a_machine_without_decoders_altogether(folder):
+def test_an_image_at_which_decoders_are_killed_fails_alone_and_a_machine_without_decoders_altogether(
+    folder, monkeypatch
+):
     (chunk,) = Span.cut(open_source([str(folder)], size=8), 0, 8).chunks(8)
-    with Ending("0001", "0002") as pool:
-        batch = decode_all(pool, chunk, Decoding(8))
-    assert [failure.row for failure in batch.failures] == [1, 2, 5] and len(batch.pixels) == 5
-    with Ending(*(f"{i:04}" for i in range(8))) as pool, pytest.raises(RunError, match=r"0000\.png.*SIGKILL"):
-        decode_all(pool, chunk, Decoding(8))
+
+    def kill_at(*names: str) -> None:
+        def decode(items, how):
+            if any(Path(item).stem in names for item in items):
+                raise DecoderKilled("a decoding process ended with SIGKILL")
+            return decode_kept(items, how)
+
+        monkeypatch.setattr("maple.deploy.ray.spans.decode_kept", decode)
+
+    kill_at("0001", "0002")
+    decoded = decode_chunk(chunk, Decoding(8))
+    assert [Path(each.file).stem for each in decoded.skipped] == ["0001", "0002", "0005"]
+    assert decoded.rows == [0, 3, 4, 6, 7] and len(decoded.pixels) == 5
+    kill_at(*(f"{i:04}" for i in range(8)))
+    with pytest.raises(RunError, match=r"0000\.png.*SIGKILL"):
+        decode_chunk(chunk, Decoding(8))

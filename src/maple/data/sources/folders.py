@@ -60,6 +60,10 @@ class Files(Source):
             # A name that is not UTF-8 cannot be written to a file.
             yield self.paths.encoded(i).decode("utf-8", "backslashreplace"), self.paths[i]
 
+    def only(self, rows: Sequence[int]) -> tuple[Files, Sequence[int]]:
+        """What reads these files in another process, which may have another working folder, and their positions."""
+        return Files(Paths(str(Path(self.paths[i]).absolute()) for i in rows), self.name), range(len(rows))
+
 
 class Paths:
     """Paths in one block of bytes: as strings they take twice as much memory, as ``Path`` ten times.

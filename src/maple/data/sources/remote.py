@@ -181,9 +181,9 @@ class RemoteFiles(Source):
                 for row, item in zip(rows, readers.map(self.item, rows), strict=True):
                     yield str(self.place.beside(self.paths[row])), item
 
-    def only(self, rows: Sequence[int]) -> RemoteFiles:
-        """Some of the files, for another process."""
-        return RemoteFiles(self.place, [self.paths[i] for i in rows], self.name)
+    def only(self, rows: Sequence[int]) -> tuple[RemoteFiles, Sequence[int]]:
+        """What reads these files in another process, and their positions there."""
+        return RemoteFiles(self.place, [self.paths[i] for i in rows], self.name), range(len(rows))
 
 
 def list_remote(place: Place) -> RemoteFiles | list[Place]:
@@ -202,7 +202,7 @@ def list_remote(place: Place) -> RemoteFiles | list[Place]:
         return [place.beside(each.path) for each in tables]
     if not images:
         raise DataError(f"no images at '{place}': expected {'/'.join(IMAGE_SUFFIXES[:8])} or Parquet files")
-    others = [each for each in files if each not in images]
+    others = [each for each in files if not each.path.lower().endswith(IMAGE_SUFFIXES)]
     skipped = tuple(Skipped(str(place.beside(each.path)), why_no_image(each.base_name)) for each in others)
     stamps = b"".join(map(_stamp, images))
     return RemoteFiles(place, [each.path for each in images], str(place), stamps, skipped)

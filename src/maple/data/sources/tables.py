@@ -66,8 +66,12 @@ class Table(Source):
         with self._open() as file:
             return sum(file.metadata.row_group(i).total_byte_size for i in range(file.num_row_groups))
 
-    def without_rows(self) -> Table:
-        """The same table for another process: an absolute path, and nothing that was read from it."""
+    def only(self, rows: Sequence[int]) -> tuple[Table, Sequence[int]]:
+        """What reads these rows in another process, and their positions there."""
+        return self._without_rows(), rows
+
+    def _without_rows(self) -> Table:
+        """The same table: an absolute path, and nothing that was read from it."""
         other = copy(self)
         other.where = self.where.absolute() if isinstance(self.where, Path) else self.where
         other.labels, other.class_names = None, ()
@@ -137,11 +141,17 @@ class Tables(Source):
         """The size of all files."""
         return sum(part.n_bytes for part in self.parts)
 
-    def without_rows(self) -> Tables:
-        """The same tables for another process."""
+    def only(self, rows: Sequence[int]) -> tuple[Tables, Sequence[int]]:
+        """What reads these rows in another process, and their positions there: the files that hold them."""
+        first, last = self._find(min(rows)), self._find(max(rows))
         other = copy(self)
-        other.parts, other.labels, other.class_names = [part.without_rows() for part in self.parts], None, ()
-        return other
+        other.parts, other.labels, other.class_names = (
+            [part._without_rows() for part in self.parts[first : last + 1]],
+            None,
+            (),
+        )
+        other._starts = self._starts[first : last + 2] - self._starts[first]
+        return other, [row - int(self._starts[first]) for row in rows]
 
     def _find(self, row: int) -> int:
         return int(np.searchsorted(self._starts, row, side="right")) - 1

@@ -1,7 +1,7 @@
 """Ranges of a source that travel to workers, and their decoding there.
 
-A worker reads and decodes with the limits of the one-process engine: images are decoded in a process of their own
-(:mod:`maple.data.stream`), which each worker process keeps. An image that ends it, however often, costs that image.
+A worker reads and decodes with the limits of the one-process engine, in the decoding process that each process keeps
+(:mod:`maple.data.stream`). An image that ends it, however often, costs that image.
 """
 
 from __future__ import annotations
@@ -13,18 +13,17 @@ from pathlib import Path
 
 import numpy as np
 
-from maple.data._decoder import Batch, Failure, decode_items
+from maple.data._decoder import Batch, Failure
 from maple.data.decode import Decoding
 from maple.data.image_set import ImageSet
-from maple.data.sources.folders import Files, Paths
+from maple.data.sources.folders import Files
 from maple.data.sources.remote import GONE, RemoteFiles
 from maple.data.sources.tables import Table, Tables
-from maple.data.stream import Chunk, Decoded, DecoderKilled, DecoderPool, Item, Source
+from maple.data.stream import ATTEMPTS, Chunk, Decoded, DecoderKilled, Item, Source, decode_kept, join_batches
 from maple.errors import DataError, RunError
 
-_ATTEMPTS = 2  # at an image whose decoder is killed from outside, perhaps because memory runs out
+_Cuttable = Files | Table | Tables | RemoteFiles
 _TOO_MANY = 4  # images in a row at which decoders are killed: the machine is at fault
-_pools: dict[Decoding, DecoderPool] = {}  # of this process
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,17 +38,14 @@ class Span:
 
     @classmethod
     def cut(cls, source: Source, first: int, stop: int) -> Span:
-        """A range of a source: paths and arrays are cut to it, a table is opened again by the worker.
-
-        Workers have another working folder, so that paths become absolute; names stay.
-        """
-        if isinstance(source, ImageSet) and source.pixels is not None:
+        """A range of a source: paths and arrays are cut to it, a table is opened again by the worker; names stay."""
+        if isinstance(source, _Cuttable):
+            return cls(first, stop, *source.only(range(first, stop)), _names(source, first, stop))
+        assert isinstance(source, ImageSet)
+        if source.pixels is not None:
             return cls(first, stop, source.subset(np.arange(first, stop)), range(stop - first))
-        if not isinstance(source, ImageSet):
-            return cls(first, stop, *_cut(source, range(first, stop)), _names(source, first, stop))
-        assert source.store is not None and source.rows is not None
-        rows, names = source.rows[first:stop].tolist(), source.files[first:stop]
-        return cls(first, stop, *_cut(source.store, rows), names)
+        assert isinstance(source.store, _Cuttable) and source.rows is not None
+        return cls(first, stop, *source.store.only(source.rows[first:stop].tolist()), source.files[first:stop])
 
     def __len__(self) -> int:
         return self.stop - self.first
@@ -95,7 +91,7 @@ def can_cut(source: Source) -> bool:
     """Whether a source can be read by other processes."""
     if isinstance(source, ImageSet):
         return source.pixels is not None or (source.store is not None and can_cut(source.store))
-    return isinstance(source, Files | Table | Tables | RemoteFiles)
+    return isinstance(source, _Cuttable)
 
 
 def _names(source: Source, first: int, stop: int) -> list[str] | None:
@@ -103,45 +99,23 @@ def _names(source: Source, first: int, stop: int) -> list[str] | None:
     return [name for name, _ in islice(source.items(first), stop - first)] if isinstance(source, Files) else None
 
 
-def _cut(source: Source, rows: Sequence[int]) -> tuple[Source, Sequence[int]]:
-    """What reads these rows in another process, and their positions there."""
-    if isinstance(source, Files):
-        paths = Paths(str(Path(source.paths[i]).absolute()) for i in rows)
-        return Files(paths, source.name), range(len(rows))
-    if isinstance(source, RemoteFiles):
-        return source.only(rows), range(len(rows))
-    assert isinstance(source, Table | Tables)
-    return source.without_rows(), rows
-
-
 def decode_chunk(chunk: Chunk, how: Decoding) -> Decoded:
-    """Decode images in the decoder of this process; those that are pixels already need none."""
-    if all(isinstance(item, np.ndarray | DataError) for item in chunk.items):
-        return chunk.decoded(decode_items(chunk.items, how))
-    if how not in _pools:
-        _pools[how] = DecoderPool(how, 1)
-    return chunk.decoded(decode_all(_pools[how], chunk, how))
-
-
-def decode_all(pool: DecoderPool, chunk: Chunk, how: Decoding) -> Batch:
-    """Decode a chunk; an image at which the decoder is killed again and again fails alone."""
+    """Decode a chunk in the kept process; an image at which that is killed again and again fails alone."""
     try:
-        return pool.decode(chunk.items, _ATTEMPTS)
+        return chunk.decoded(decode_kept(chunk.items, how))
     except DecoderKilled:
         pass
     batches: list[Batch] = []
-    for row in range(len(chunk.items)):
-        batches.append(_decode_one(pool, chunk, row, how))
-        if row + 1 == _TOO_MANY and not any(len(batch.pixels) for batch in batches):  # no image is to blame
+    for item in chunk.items:
+        batches.append(_decode_one(item, how))
+        if len(batches) == _TOO_MANY and not any(len(batch.pixels) for batch in batches):  # no image is to blame
             raise RunError(f"'{chunk.files[0]}' and all images behind it: {batches[0].failures[0].reason}")
-    pixels = np.concatenate([batch.pixels for batch in batches])
-    failures = [failure._replace(row=row) for row, batch in enumerate(batches) for failure in batch.failures]
-    return Batch(pixels, [key for batch in batches for key in batch.keys], failures)
+    return chunk.decoded(join_batches(batches))
 
 
-def _decode_one(pool: DecoderPool, chunk: Chunk, row: int, how: Decoding) -> Batch:
+def _decode_one(item: Item, how: Decoding) -> Batch:
     try:
-        return pool.decode([chunk.items[row]], _ATTEMPTS)
+        return decode_kept([item], how)
     except DecoderKilled as error:
-        reason = f"{error} {_ATTEMPTS} times, perhaps because memory ran out: make it smaller"
+        reason = f"{error} {ATTEMPTS} times, perhaps because memory ran out: make it smaller"
         return Batch(np.empty((0, how.size, how.size, 3), np.uint8), [], [Failure(0, reason)])
