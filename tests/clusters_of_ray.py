@@ -17,8 +17,10 @@ import numpy as np
 from PIL import Image
 
 from commands import python_path
+from maple.runs.requests import PredictRequest
 
 STORE = 80 * 2**20  # bytes of shared memory of a node
+BATCH, N = 8, 120  # images of the archive: 15 parts
 # A decoder whose image holds the name of a signal ends by it; other processes that start are left alone.
 ENDING = """
 import sys
@@ -154,3 +156,19 @@ def write_images(folder: Path, n: int, size: int = 8) -> Path:
         Image.fromarray(rng.integers(0, 255, (size, size, 3)).astype(np.uint8)).save(folder / f"{i:04}.png")
     (folder / "0005.png").write_bytes(b"not an image")
     return folder
+
+
+def request(run: Path, source: Path | str, out: Path, **more: Any) -> PredictRequest:
+    """Predictions of small batches by two workers."""
+    return PredictRequest(run, [str(source)], str(out), **{"batch_size": BATCH, "workers": 2, **more})
+
+
+def parts(out: Path) -> list[Path]:
+    """The parts that are there."""
+    return [*Path(f"{out}.partial").glob("*.part")]
+
+
+def contents(out: Path) -> tuple[bytes, bytes]:
+    """The rows, and the images skipped; nothing else is left."""
+    assert {path.name for path in out.parent.iterdir()} == {"p.csv", "p.skipped.csv"}
+    return out.read_bytes(), out.with_name("p.skipped.csv").read_bytes()

@@ -36,6 +36,25 @@ def graph(predictor, tmp_path_factory) -> Path:
     return path
 
 
+@pytest.fixture(scope="session")
+def images(tmp_path_factory) -> Path:
+    """An archive of images, one of them broken."""
+    from clusters_of_ray import N, write_images
+
+    return write_images(tmp_path_factory.mktemp("archive") / "images", N)
+
+
+@pytest.fixture(scope="session")
+def expected(graph, images, tmp_path_factory) -> tuple[bytes, bytes]:
+    """What the one-process engine writes for the archive."""
+    from clusters_of_ray import contents, request
+    from maple.runs.predicting.predict import predict_images
+
+    out = tmp_path_factory.mktemp("local") / "p.csv"
+    predict_images(request(graph, images, out))
+    return contents(out)
+
+
 @pytest.fixture(autouse=True)
 def _one_thread(monkeypatch):
     """As many threads as a worker has, so that sums are taken in the same order."""

@@ -7,7 +7,6 @@ import signal
 from pathlib import Path
 
 import pytest
-import ray
 
 from maple.deploy.ray.cluster import Resources
 from maple.deploy.ray.jobs import MAX_ATTEMPTS, Pool
@@ -39,8 +38,7 @@ class Doubling:
 
 
 def run(folder: Path, numbers: list[int]) -> dict[int, int]:
-    worker = ray.remote(Doubling).options(num_cpus=0, max_restarts=-1, max_task_retries=0)
-    pool: Pool[int] = Pool(Resources(2), lambda: worker.remote(folder))
+    pool: Pool[int] = Pool(Resources(2, cpus=0), Doubling, folder)
     found = list(pool.run(iter(numbers), lambda actor, number: actor.double.remote(number)))
     assert len(found) == len(dict(found))
     return dict(found)

@@ -10,45 +10,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from clusters_of_ray import kill, when, write_classes, write_images
+from clusters_of_ray import BATCH, contents, kill, parts, request, when, write_classes
 from maple.deploy.ray import totals
 from maple.deploy.ray.engine import RayEngine
 from maple.deploy.ray.predict import predict_on_ray
 from maple.files import RunFile, load_arrays
 from maple.runs.fit import fit_run
-from maple.runs.predicting.predict import predict_images
-from maple.runs.requests import FitRequest, PredictRequest
+from maple.runs.requests import FitRequest
 from maple.stats.arrays import with_prefix
 from maple.stats.moments import Moments
 
 pytestmark = [pytest.mark.torture, pytest.mark.timeout(3600)]
-BATCH, N = 8, 120  # 15 parts
 N_TRAIN = 1500  # twelve blocks
-
-
-def request(run: Path, source: Path, out: Path) -> PredictRequest:
-    return PredictRequest(run, [str(source)], str(out), batch_size=BATCH, workers=2)
-
-
-def rows(out: Path) -> tuple[bytes, bytes]:
-    assert {path.name for path in out.parent.iterdir()} == {"p.csv", "p.skipped.csv"}
-    return out.read_bytes(), out.with_name("p.skipped.csv").read_bytes()
-
-
-@pytest.fixture(scope="module")
-def images(tmp_path_factory) -> Path:
-    return write_images(tmp_path_factory.mktemp("kills") / "images", N)
-
-
-@pytest.fixture(scope="module")
-def expected(graph, images, tmp_path_factory) -> tuple[bytes, bytes]:
-    out = tmp_path_factory.mktemp("expected") / "p.csv"
-    predict_images(request(graph, images, out))
-    return rows(out)
-
-
-def n_parts(out: Path) -> int:
-    return len([*Path(f"{out}.partial").glob("*.part")])
 
 
 def strike(nodes, name: str, rng: np.random.Generator) -> None:
@@ -64,12 +37,12 @@ def test_predictions(nodes, graph, images, expected, tmp_path, torture):
         after, is_node = int(torture.rng.integers(0, 9)), bool(torture.rng.random() < 0.4)
         act = nodes.kill_second if is_node else lambda: strike(nodes, "PartWriter", torture.rng)
         try:
-            with when(lambda at=after, out=out: n_parts(out) >= at, act):
+            with when(lambda at=after, out=out: len(parts(out)) >= at, act):
                 predict_on_ray(request(graph, images, out))
         finally:
             if is_node:
                 nodes.second = nodes.add()
-        assert rows(out) == expected
+        assert contents(out) == expected
         torture.count("kills", "ray node" if is_node else "ray worker")
 
 
@@ -82,11 +55,11 @@ def test_commands(nodes, graph, images, expected, tmp_path, torture):
         command = [sys.executable, "-m", "maple", "predict", graph, images, "--out", out, *flags]
         after = int(torture.rng.integers(0, 10))
         with subprocess.Popen([*map(str, command)], stderr=subprocess.DEVNULL) as process:
-            while process.poll() is None and n_parts(out) < after:
+            while process.poll() is None and len(parts(out)) < after:
                 time.sleep(0.01)
             process.kill()
         predict_on_ray(request(graph, images, out))
-        assert rows(out) == expected
+        assert contents(out) == expected
         torture.count("kills", "ray command")
 
 

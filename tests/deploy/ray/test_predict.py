@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import csv
+import errno
 import io
 import json
+import os
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from clusters_of_ray import when, write_images
+from clusters_of_ray import BATCH, N, contents, parts, request, when, write_images
 from image_files import endless_jpeg
 from maple.data.decode import Decoding
 from maple.data.sources import open_source
@@ -25,34 +27,7 @@ from maple.reporting.predictions import iterate_predictions
 from maple.runs.predicting.parts import Footer
 from maple.runs.predicting.predict import Extras, predict_images
 from maple.runs.predicting.writer import ResumableFile
-from maple.runs.requests import PredictRequest
 from maple.types import PREDICTION_COLUMNS
-
-BATCH = 8
-N = 120  # images: 15 parts
-
-
-@pytest.fixture(scope="module")
-def images(tmp_path_factory) -> Path:
-    return write_images(tmp_path_factory.mktemp("archive") / "images", N)
-
-
-@pytest.fixture(scope="module")
-def expected(graph, images, tmp_path_factory) -> tuple[bytes, bytes]:
-    """The files of the one-process engine."""
-    out = tmp_path_factory.mktemp("local") / "p.csv"
-    predict_images(request(graph, images, out))
-    return contents(out)
-
-
-def request(run: Path, source: Path | str, out: Path, **more) -> PredictRequest:
-    return PredictRequest(run, [str(source)], str(out), **{"batch_size": BATCH, "workers": 2, **more})
-
-
-def contents(out: Path) -> tuple[bytes, bytes]:
-    """The rows, and the images skipped; nothing else is left."""
-    assert {path.name for path in out.parent.iterdir()} == {"p.csv", "p.skipped.csv"}
-    return out.read_bytes(), out.with_name("p.skipped.csv").read_bytes()
 
 
 class Kept(NamedTuple):
@@ -62,10 +37,6 @@ class Kept(NamedTuple):
 
     def get(self) -> Any:
         return self.value
-
-
-def parts(out: Path) -> list[Path]:
-    return [*Path(f"{out}.partial").glob("*.part")]
 
 
 def place(tmp_path: Path) -> Path:
@@ -158,6 +129,22 @@ def test_the_same_command_goes_on_from_finished_parts(nodes, graph, images, expe
     assert contents(out) == expected
 
 
+def test_a_disk_that_is_full_at_the_end_costs_no_part(nodes, graph, images, expected, tmp_path, monkeypatch):
+    """Once there is room the file is joined without a cluster."""
+    out = place(tmp_path)
+
+    def fail(*_) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch, pytest.raises(RunError, match=r"p\.csv.*free some space"):
+        patch.setattr(ResumableFile, "_write_text", fail)
+        predict_on_ray(request(graph, images, out))
+    assert len(parts(out)) == 15 and not out.exists()
+    monkeypatch.setattr("maple.deploy.ray.predict.connected", None)
+    assert predict_on_ray(request(graph, images, out)) == N - 1
+    assert contents(out) == expected
+
+
 def test_a_source_that_vanishes_stops_the_command_and_one_process_ends_it(nodes, graph, images, expected, tmp_path):
     out, gone = place(tmp_path), Path(f"{images}-gone")
     vanish = when(lambda: len(parts(out)) >= 3, lambda: images.rename(gone))  # type: ignore[func-returns-value]
@@ -192,9 +179,9 @@ def test_a_disk_that_refuses_to_write_is_named(run, images, tmp_path):
     (tmp_path / "full").write_text("")
     layout = Layout(tmp_path / "full", PREDICTION_COLUMNS, {}, Extras())
     span = Span.cut(open_source([str(images)], size=8), 0, 4)
-    writer = PartWriter(layout)
     with pytest.raises(RunError, match=r"cannot write '.*full/000000.part'.*rerun the same command"):
-        writer.predict(Kept(Model.read(run, {})), Part(0, 0, 4, 4), span.decode(Decoding(8), 4), [])
+        model, chunks = Kept(Model.read(run, {})), span.decode(Decoding(8), 4)
+        PartWriter().predict(model, Kept(layout), Part(0, 0, 4, 4), chunks, [])
 
 
 # --- the plan

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any, Self, Unpack
 
 import numpy as np
-import ray
 
 from maple.data.decode import Decoding
 from maple.data.image_set import ImageSet, Progress
@@ -54,7 +53,8 @@ class RayEngine(Engine):
         self._is_connected = False
         self._owner: object = None  # whose model the workers have
         self._pool: Pool[Any] | None = None
-        self._model: Shared[Model]
+        self._model: Model
+        self._shared: Shared[Model]
 
     def __enter__(self) -> Self:
         self._stack.enter_context(decoding_by(self.decode))
@@ -93,7 +93,7 @@ class RayEngine(Engine):
             return LOCAL.embed(backbone, images, **options)
         logits, size = options.get("logits", True), options.get("batch_size", EMBED_BATCH)
         self._load(backbone, lambda: Model.of_network(backbone))
-        call = lambda actor, chunks: actor.embed.remote(self._model, chunks, logits)  # noqa: E731
+        call = lambda actor, chunks: actor.embed.remote(self._shared, chunks, logits)  # noqa: E731
         parts = self._run(chosen, size, call, options.get("progress"))
         ids = options.get("cluster_ids")
         if ids is not None:
@@ -103,9 +103,8 @@ class RayEngine(Engine):
 
     def training(self, backbone: Backbone, images: ImageSet, **options: Unpack[EmbedOptions]) -> Elsewhere:
         assert self.folder is not None  # only a fit has training images
-        network = Model.of_network(backbone)
-        self._load(backbone, lambda: network)
-        return TrainingOnRay(self, (backbone, network), images, options)
+        self._load(backbone, lambda: Model.of_network(backbone))
+        return TrainingOnRay(self, backbone, self._model, images, options)
 
     def scores(
         self, predictor: BasePredictor, images: ImageSet, *, batch_size: int, workers: int, progress: Progress | None
@@ -114,14 +113,14 @@ class RayEngine(Engine):
             return LOCAL.scores(predictor, images, batch_size=batch_size, workers=workers, progress=progress)
         request: Any = self.request
         self._load(predictor, lambda: Model.read(request.model, as_dict(predictor.options), request.trust))
-        call = lambda actor, chunks: actor.score.remote(self._model, chunks)  # noqa: E731
+        call = lambda actor, chunks: actor.score.remote(self._shared, chunks)  # noqa: E731
         return np.concatenate(self._run(images, batch_size, call, progress))
 
     def add_up(self, blocks: Iterator[Block], summing: Summing) -> Iterator[Block]:
         """Let the workers write the sums of blocks; the blocks as they are done."""
         shared = Shared.put(summing)
         assert self._pool is not None
-        for block, _ in self._pool.run(blocks, lambda actor, block: actor.add_up.remote(self._model, block, shared)):
+        for block, _ in self._pool.run(blocks, lambda actor, block: actor.add_up.remote(self._shared, block, shared)):
             yield block
 
     def _run(
@@ -129,29 +128,26 @@ class RayEngine(Engine):
     ) -> list[Any]:
         """What the workers say of the images, part by part, in order."""
         decoder, how = Decoder.beside(self.resources), Decoding(images.size, images.fit)
-        spans = list(cut_spans(images, images.size, batch_size, 4 * self.resources.workers))
+        spans = cut_spans(images, images.size, batch_size, 4 * self.resources.workers)
         found: dict[int, Any] = {}
         done = 0
         submit = lambda actor, span: call(actor, decoder.start(span, how, batch_size))  # noqa: E731
         assert self._pool is not None
-        for span, part in self._pool.run(iter(spans), submit):
+        for span, part in self._pool.run(spans, submit):
             found[span.first] = part
             done += len(span)
             if progress is not None:
                 progress(done, len(images))
-        return [found[span.first] for span in spans]
+        return [found[first] for first in sorted(found)]
 
     def _load(self, owner: object, read: Callable[[], Model]) -> None:
         """Give the model of ``owner`` to workers; those of another one end."""
         self._connect()
         if self._pool is None or self._owner is not owner:
             self._end_workers()
-            cpus, gpus = self.resources.cpus, self.resources.gpus
-            worker = ray.remote(NetworkWorker).options(
-                num_cpus=cpus, num_gpus=gpus, max_restarts=-1, max_task_retries=0
-            )
-            self._owner, self._model = owner, Shared.put(read())
-            self._pool = Pool(self.resources, lambda: worker.remote(gpus))
+            self._owner, self._model = owner, read()
+            self._shared = Shared.put(self._model)
+            self._pool = Pool(self.resources, NetworkWorker, self.resources.gpus)
 
     def _end_workers(self) -> None:
         if self._pool is not None:

@@ -7,11 +7,14 @@ one that does not start holds up nobody.
 
 from __future__ import annotations
 
+import socket
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
+from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import ray
@@ -19,6 +22,7 @@ from ray.exceptions import RayActorError, RayError, RayTaskError
 
 from maple.deploy.ray.cluster import Resources
 from maple.errors import DataError, MapleError, RunError
+from maple.files import is_full
 
 MAX_ATTEMPTS = 4  # at a task, if the machinery under it fails
 START_SECONDS = 300.0  # in which one worker at least must be ready, whenever none is
@@ -61,18 +65,21 @@ class _Attempt(Generic[Task]):
 
 
 class Pool(Generic[Task]):
-    """Workers of one class. ``submit(actor, task)`` starts a task and returns the reference to its result.
+    """Workers of the class ``kind``, made with ``arguments``.
 
     Each worker is given ``ahead`` tasks at a time, so that it never waits for the driver. The class has a method
     ``ready``, called with ``model`` if that is given, that loads what takes time.
     """
 
     def __init__(
-        self, resources: Resources, create: Callable[[], Any], ahead: int = 2, model: Shared[Any] | None = None
+        self, resources: Resources, kind: type, *arguments: Any, ahead: int = 2, model: Shared[Any] | None = None
     ) -> None:
         self._ahead = ahead
         self._arguments = () if model is None else (model,)
-        self._starting = {self._ask(worker): worker for worker in (_Worker(create()) for _ in range(resources.workers))}
+        options: dict[str, Any] = {"num_cpus": resources.cpus, "num_gpus": resources.gpus}
+        remote = ray.remote(kind).options(**options, max_restarts=-1, max_task_retries=0)
+        workers = [_Worker(remote.remote(*arguments)) for _ in range(resources.workers)]
+        self._starting = {self._ask(worker): worker for worker in workers}
         self._ready: list[_Worker] = []
         self._since = time.monotonic()  # when there was last a worker
 
@@ -80,17 +87,17 @@ class Pool(Generic[Task]):
         return worker.actor.ready.remote(*self._arguments)
 
     def run(self, tasks: Iterator[Task], submit: Callable[[Any, Task], Any]) -> Iterator[tuple[Task, Any]]:
-        """Tasks with their results, as they are done.
+        """Tasks with their results, as they are done; ``submit(actor, task)`` starts one.
 
         A ``MapleError`` of a task is the caller's: it is raised at once if it is about the images, and after several
         attempts, on whichever workers, otherwise.
         """
         again: deque[_Attempt[Task]] = deque()
         under_way: dict[Any, _Attempt[Task]] = {}
-        left = True
+        fresh, left = map(_Attempt, tasks), True
         while left or again or under_way:
             while (worker := self._free()) is not None:
-                attempt = again.popleft() if again else _next_attempt(tasks)
+                attempt = again.popleft() if again else next(fresh, None)
                 if attempt is None:
                     left = False
                     break
@@ -143,9 +150,7 @@ class Pool(Generic[Task]):
 
     def _fail(self, attempt: _Attempt[Task], error: RayError) -> None:
         """Raise what is not to be tried again; keep a worker that has died from new tasks until it is back."""
-        own = _own(error) if isinstance(error, RayTaskError) else None
-        if isinstance(own, DataError) or attempt.number >= MAX_ATTEMPTS:
-            raise own or _given_up(attempt.task, attempt.number, error) from None
+        _check_attempt(attempt.task, attempt.number, error)
         worker = attempt.worker
         if isinstance(error, RayActorError) and worker in self._ready:
             assert worker is not None
@@ -175,24 +180,19 @@ def get_or_repeat(task: Task, answer: Any, submit: Callable[[Task], Any]) -> Any
         try:
             return ray.get(answer)
         except RayError as error:
-            own = _own(error) if isinstance(error, RayTaskError) else None
-            if isinstance(own, DataError) or attempt == MAX_ATTEMPTS:
-                raise own or _given_up(task, attempt, error) from None
+            _check_attempt(task, attempt, error)
             answer = submit(task)
     raise AssertionError  # the last attempt returns or raises
 
 
-def _given_up(task: Any, attempts: int, error: RayError) -> RunError:
-    return RunError(
-        f"{task} failed {attempts} times on Ray, the last time with {type(error).__name__}: see the logs of its "
-        "workers, in /tmp/ray/session_latest/logs; rerun the same command to resume"
-    )
-
-
-def _next_attempt(tasks: Iterator[Task]) -> _Attempt[Task] | None:
-    for task in tasks:
-        return _Attempt(task)
-    return None
+def _check_attempt(task: Any, number: int, error: RayError) -> None:
+    """Raise the error of a task that is about the images, or that it met in its last attempt."""
+    own = _own(error) if isinstance(error, RayTaskError) else None
+    if isinstance(own, DataError) or number >= MAX_ATTEMPTS:
+        raise own or RunError(
+            f"{task} failed {number} times on Ray, the last time with {type(error).__name__}: see the logs of its "
+            "workers, in /tmp/ray/session_latest/logs; rerun the same command to resume"
+        ) from None
 
 
 def _own(error: RayTaskError) -> MapleError | None:
@@ -211,3 +211,14 @@ def _own(error: RayTaskError) -> MapleError | None:
 def _describe_resources() -> str:
     found = ray.cluster_resources()
     return f"{found.get('CPU', 0):g} processors and {found.get('GPU', 0):g} GPUs on {len(ray.nodes())} nodes"
+
+
+@contextmanager
+def naming_disk(path: Path) -> Iterator[None]:
+    """Within it a file that cannot be written is an error that names the file, this machine and the remedy."""
+    try:
+        yield
+    except OSError as error:
+        remedy = "free some space" if is_full(error) else "let all nodes write there"
+        failed = f"cannot write '{path}': {error.strerror or error} on {socket.gethostname()}"
+        raise RunError(f"{failed}; {remedy}, then rerun the same command to resume") from None

@@ -8,25 +8,21 @@ predicted again; the driver knows the finished ones by their footers and goes on
 from __future__ import annotations
 
 import dataclasses
-import socket
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import ray
 
 from maple.data.stream import Decoded
 from maple.deploy.ray.cluster import Resources, connected
-from maple.deploy.ray.jobs import Pool, Shared
+from maple.deploy.ray.jobs import Pool, Shared, naming_disk
 from maple.deploy.ray.model import Model
 from maple.deploy.ray.spans import Span
-from maple.deploy.ray.workers import Decoder
-from maple.errors import RunError, UsageError
-from maple.files import is_full
+from maple.deploy.ray.workers import Decoder, Worker
+from maple.errors import UsageError
 from maple.options import as_dict
-from maple.prediction.base import BasePredictor
 from maple.runs.predicting.parts import Footer, part_path, row_schema, write_part
 from maple.runs.predicting.predict import Extras, Work, predict_chunk, predict_images
 from maple.runs.predicting.writer import MANIFEST, ResumableFile
@@ -55,15 +51,20 @@ def _check_folder(path: Path) -> None:
 def fill_on_ray(work: Work, file: ResumableFile) -> None:
     """Predict all images that the file does not hold, and record their parts."""
     resources = Resources.of(work.request)
-    with connected(work.request, resources):
-        parts = plan_parts(file.found, len(work.source), _choose_step(work, resources))
-        done = len(work.source) - sum(len(part) for part in parts)
-        work.display.begin("predicting", done, len(work.source))
-        for part, footer in _predict_parts(work, file, parts, resources):
-            file.record(part.number, footer)
-            done += len(part)
-            work.display.update(done, len(work.source))
+    parts = plan_parts(file.found, len(work.source), _choose_step(work, resources))
+    if parts:  # none is missing where the disk was full at the very end
+        with connected(work.request, resources):
+            _predict_missing(work, file, parts, resources)
     file.gather()
+
+
+def _predict_missing(work: Work, file: ResumableFile, parts: list[Part], resources: Resources) -> None:
+    done = len(work.source) - sum(len(part) for part in parts)
+    work.display.begin("predicting", done, len(work.source))
+    for part, footer in _predict_parts(work, file, parts, resources):
+        file.record(part.number, footer)
+        done += len(part)
+        work.display.update(done, len(work.source))
 
 
 # --- the plan ---------------------------------------------------------------------------------------------------------
@@ -128,40 +129,30 @@ class Layout:
     extras: Extras
 
 
-class PartWriter:
-    """A worker: one model, which predicts parts and writes them."""
-
-    def __init__(self, layout: Layout, gpus: float = 0.0) -> None:
-        self._layout, self._gpus = layout, gpus
-        self._predictor: BasePredictor | None = None
+class PartWriter(Worker):
+    """A worker that predicts parts and writes them."""
 
     def ready(self, model: Shared[Model]) -> None:
         """Load the model."""
-        self._load(model)
+        self._predictor(model)
 
-    def _load(self, model: Shared[Model]) -> BasePredictor:
-        if self._predictor is None:
-            self._predictor = model.get().open(self._gpus)
-        return self._predictor
-
-    def predict(self, model: Shared[Model], part: Part, chunks: list[Decoded], skipped: list[Skipped]) -> Footer:
+    def predict(
+        self, model: Shared[Model], layout: Shared[Layout], part: Part, chunks: list[Decoded], skipped: list[Skipped]
+    ) -> Footer:
         """Predict the images of a part, in the batches of ``chunks``, and write it; ``skipped`` come before them."""
-        predictor = self._load(model)
-        layout, schema = self._layout, row_schema(self._layout.columns)
+        predictor = self._predictor(model)
+        how = layout.get()
+        schema = row_schema(how.columns)
         tables, skipped = [schema.empty_table()], list(skipped)
         for chunk in chunks:
-            rows, told = predict_chunk(predictor, chunk, layout.extras)
+            rows, told = predict_chunk(predictor, chunk, how.extras)
             tables.append(pa.Table.from_pylist(rows, schema))
             skipped += told.skipped
         table = pa.concat_tables(tables)
-        footer = Footer(layout.request, part.stop, len(table), skipped, part.first, part.step)
-        path = part_path(layout.folder, part.number)
-        try:
+        footer = Footer(how.request, part.stop, len(table), skipped, part.first, part.step)
+        path = part_path(how.folder, part.number)
+        with naming_disk(path):
             write_part(path, table, footer)
-        except OSError as error:
-            remedy = "free some space" if is_full(error) else "let all nodes write there"
-            failed = f"cannot write '{path}': {error.strerror or error} on {socket.gethostname()}"
-            raise RunError(f"{failed}; {remedy}, then rerun the same command to resume") from None
         return dataclasses.replace(footer, request={})
 
 
@@ -171,17 +162,14 @@ def _predict_parts(
     """The parts with their footers, as they are written."""
     request = work.request
     model = Shared.put(Model.read(request.model, as_dict(work.predictor.options), request.trust))
-    layout = Layout(file.folder.resolve(), tuple(file.columns), file.request, work.extras)
-    worker = ray.remote(PartWriter).options(
-        num_cpus=resources.cpus, num_gpus=resources.gpus, max_restarts=-1, max_task_retries=0
-    )
+    layout = Shared.put(Layout(file.folder.resolve(), tuple(file.columns), file.request, work.extras))
     decoder = Decoder.beside(resources)
 
     def submit(actor: Any, part: Part) -> Any:
         span = Span.cut(work.source, part.first, part.stop)
         chunks = decoder.start(span, work.decoding, request.batch_size)
-        return actor.predict.remote(model, part, chunks, list(work.source.skipped) if part.number == 0 else [])
+        return actor.predict.remote(model, layout, part, chunks, list(work.source.skipped) if part.number == 0 else [])
 
     ahead = max(2, 1 + -(-decoder.n // resources.workers))
-    pool: Pool[Part] = Pool(resources, lambda: worker.remote(layout, resources.gpus), ahead, model)
+    pool: Pool[Part] = Pool(resources, PartWriter, resources.gpus, ahead=ahead, model=model)
     yield from pool.run(iter(parts), submit)

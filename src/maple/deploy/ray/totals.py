@@ -82,7 +82,8 @@ class TrainingOnRay(Elsewhere):
     """Training images whose sums workers take."""
 
     engine: RayEngine
-    network: tuple[Backbone, Model]
+    backbone: Backbone
+    model: Model
     images: ImageSet
     options: EmbedOptions
 
@@ -106,7 +107,7 @@ class TrainingOnRay(Elsewhere):
         """The sums of one image, which are as large as those of many."""
         ids, classes = self.options.get("cluster_ids"), self.options.get("cluster_to_class")
         one = embed_batches(
-            self.network[0],
+            self.backbone,
             self.images,
             indices=np.array([0]),
             cluster_ids=ids,
@@ -121,7 +122,7 @@ class TrainingOnRay(Elsewhere):
         ids = np.asarray(self.options.get("cluster_ids"))
         shapes = repr([(name, array.shape) for name, array in arrays.items()])
         return {
-            "the network": self.network[1].digest(),
+            "the network": self.model.digest(),
             "the images": self.images.digest(),
             "the classes of the images": _digest(self.images.labels.tobytes() + ids.tobytes()),
             "the options of the detector": _digest((shapes + describe_call(start)).encode()),
@@ -181,8 +182,7 @@ class _Merging:
             self._running[self._submit(node)] = node
 
     def _submit(self, node: Node) -> Any:
-        options: dict[str, Any] = {"num_cpus": 0, "max_retries": 2, "scheduling_strategy": "SPREAD"}
-        return ray.remote(merge_node).options(**options).remote(self.store, node)
+        return _merge_node.remote(self.store, node)
 
     def finish(self, node: Node) -> None:
         """Note a finished block, and the merges that have ended meanwhile."""
@@ -204,7 +204,8 @@ class _Merging:
             self.start(*([] if parent is None else [parent]))
 
 
-def merge_node(store: Store, node: Node) -> None:
+@ray.remote(num_cpus=0, max_retries=2, scheduling_strategy="SPREAD")
+def _merge_node(store: Store, node: Node) -> None:
     """The task that merges two nodes."""
     store.merge(node)
 

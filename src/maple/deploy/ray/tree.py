@@ -8,7 +8,6 @@ replaces its halves: what is there is done, once, whoever goes on.
 from __future__ import annotations
 
 import shutil
-import socket
 import zipfile
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
@@ -18,8 +17,9 @@ from uuid import uuid4
 
 import numpy as np
 
+from maple.deploy.ray.jobs import naming_disk
 from maple.errors import RunError, UsageError
-from maple.files import is_full, load_json, save_json
+from maple.files import load_json, save_json
 from maple.runs.predicting.parts import replacing
 from maple.stats.moments import Moments
 from maple.text import shorten_list
@@ -136,13 +136,8 @@ def _merged(left: Path, right: Path) -> Arrays:
 
 def _write(path: Path, arrays: Arrays) -> None:
     """Write arrays, complete and on the disk, or not at all."""
-    try:
-        with replacing(path, path.with_name(f"writing-{uuid4().hex}")) as file:
-            np.savez(file, **arrays)  # type: ignore[arg-type]
-    except OSError as error:
-        remedy = "free some space" if is_full(error) else "let all nodes write there"
-        failed = f"cannot write '{path}': {error.strerror or error} on {socket.gethostname()}"
-        raise RunError(f"{failed}; {remedy}, then rerun the same command to resume") from None
+    with naming_disk(path), replacing(path, path.with_name(f"writing-{uuid4().hex}")) as file:
+        np.savez(file, **arrays)  # type: ignore[arg-type]
 
 
 def _read(path: Path) -> Arrays:
@@ -199,7 +194,7 @@ def open_plan(folder: Path, request: Mapping[str, str], step: int, overwrite: bo
     path = folder / _PLAN
     if path.is_file():
         plan = load_json(path)
-        other = _differences(plan["request"], request)
+        other = [name for name, value in request.items() if plan["request"].get(name) != value]
         if not other:
             return int(plan["step"])
         if not overwrite:
@@ -211,10 +206,6 @@ def open_plan(folder: Path, request: Mapping[str, str], step: int, overwrite: bo
     folder.mkdir(parents=True, exist_ok=True)
     save_json(path, {"request": dict(request), "step": step})
     return step
-
-
-def _differences(known: Mapping[str, str], request: Mapping[str, str]) -> list[str]:
-    return [name for name, value in request.items() if known.get(name) != value]
 
 
 def count_bytes(arrays: Iterable[np.ndarray]) -> int:

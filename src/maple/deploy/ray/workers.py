@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 # --- decoding ---------------------------------------------------------------------------------------------------------
 
 
-def decode_span(span: Span, how: Decoding, batch_size: int, keep: bool = True) -> list[Decoded]:
+@ray.remote(max_retries=2)
+def _decode_span(span: Span, how: Decoding, batch_size: int, keep: bool = True) -> list[Decoded]:
     """The task that reads and decodes some images; ``keep`` is false if only names and keys are used."""
     decoded = span.decode(how, batch_size)
     return decoded if keep else [chunk._replace(pixels=chunk.pixels[:0]) for chunk in decoded]
@@ -47,11 +48,11 @@ class Decoder:
         """One task on each processor that workers leave, or beside them where they leave none."""
         free = int(ray.cluster_resources().get("CPU", 0) - resources.workers * resources.cpus)
         where: dict[str, Any] = {"num_cpus": 1} if free >= 1 else {"num_cpus": 0, "scheduling_strategy": "SPREAD"}
-        return cls({"max_retries": 2, **where}, max(free, resources.workers))
+        return cls(where, max(free, resources.workers))
 
     def start(self, span: Span, how: Decoding, batch_size: int, keep: bool = True) -> Any:
         """Start the task; a reference to its result."""
-        return ray.remote(decode_span).options(**self.options).remote(span, how, batch_size, keep)
+        return _decode_span.options(**self.options).remote(span, how, batch_size, keep)
 
 
 # --- blocks -----------------------------------------------------------------------------------------------------------
@@ -82,13 +83,26 @@ class Summing:
     cluster_to_class: np.ndarray | None
 
 
-class NetworkWorker:
-    """A worker: one network, or one predictor; each call brings the model, which is loaded once."""
+class Worker:
+    """A worker of one model, which each call brings, and which the first one loads."""
 
     def __init__(self, gpus: float = 0.0) -> None:
         self._gpus = gpus
-        self._network: Backbone | None = None
-        self._predictor: BasePredictor | None = None
+        self._loaded: Any = None
+
+    def _network(self, model: Shared[Model]) -> Backbone:
+        if self._loaded is None:
+            self._loaded = model.get().open_network(self._gpus)
+        return self._loaded
+
+    def _predictor(self, model: Shared[Model]) -> BasePredictor:
+        if self._loaded is None:
+            self._loaded = model.get().open(self._gpus)
+        return self._loaded
+
+
+class NetworkWorker(Worker):
+    """A worker of one network, or of one predictor that only scores."""
 
     def ready(self) -> None:
         """Nothing is loaded before it is known what for."""
@@ -97,21 +111,15 @@ class NetworkWorker:
         """Outputs for the images of a part, in the batches of ``chunks``."""
         from maple.networks import embed
 
-        network = self._open_network(model)
+        network = self._network(model)
         parts = [embed(network, as_set(chunk), batch_size=len(chunk.files), logits=logits) for chunk in chunks]
         return Outputs.concatenate(parts)
 
     def score(self, model: Shared[Model], chunks: list[Decoded]) -> np.ndarray:
         """The scores of the images of a part."""
-        if self._predictor is None:
-            self._predictor = model.get().open(self._gpus)
-        said = [self._predictor.predict_batches(as_set(chunk), batch_size=len(chunk.files)) for chunk in chunks]
+        predictor = self._predictor(model)
+        said = [predictor.predict_batches(as_set(chunk), batch_size=len(chunk.files)) for chunk in chunks]
         return np.concatenate([prediction.score for predictions in said for prediction in predictions])
-
-    def _open_network(self, model: Shared[Model]) -> Backbone:
-        if self._network is None:
-            self._network = model.get().open_network(self._gpus)
-        return self._network
 
     def add_up(self, model: Shared[Model], block: Block, summing: Shared[Summing]) -> None:
         """Write the sums of a block; if it is there already, it is written again alike."""
@@ -120,7 +128,7 @@ class NetworkWorker:
         if shared.store.has(node):
             return
         total: Total | None = None
-        for outputs in self._outputs(self._open_network(model), block, shared):
+        for outputs in self._outputs(self._network(model), block, shared):
             total = (shared.start(outputs) if total is None else total).add(outputs)
         assert total is not None  # a block has images
         shared.store.write_block(block.number, total.to_arrays())
