@@ -109,6 +109,10 @@ class Source(ABC):
     def items(self, start: int) -> Iterator[tuple[str, Item]]:
         """Name of each image, and the image, from position ``start`` on."""
 
+    def is_gone(self, i: int) -> bool:
+        """Whether the image at position ``i`` was listed and is not there any more."""
+        return False
+
     def chunks(self, start: int, size: int) -> Iterator[Chunk]:
         """Chunks of ``size`` images; the last may have fewer."""
         rows = self.items(start)
@@ -145,6 +149,18 @@ def decode_chunks(chunks: Iterable[Chunk], how: Decoding, workers: int) -> Gener
         return
     with DecoderPool(how, workers) as pool:
         yield from pool.map(chunks)
+
+
+def check_present(source: Source, rows: Iterable[int], decoded: Decoded) -> None:
+    """Raise ``DataError`` where no image of ``rows`` is there any more, as when a folder is renamed or a disk removed.
+
+    Images that go one by one are skipped like others that cannot be used.
+    """
+    if decoded.skipped and all(map(source.is_gone, rows)):
+        raise DataError(
+            f"'{decoded.skipped[0].file}' and all images beside it are gone: make them available again, where they are "
+            "read, and rerun the same command to resume"
+        )
 
 
 def read_sizes(source: Source, chunk_size: int) -> list[tuple[int, int]]:

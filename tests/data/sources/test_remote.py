@@ -76,6 +76,7 @@ def test_images_of_a_mock_file_system_are_read_in_order(mock):
     mock.delete_file("bucket/slides/04.png")  # a source that vanishes
     (left,) = decode_stream(files, Decoding(8), chunk_size=100)
     assert left.skipped == [Skipped("bucket/slides/04.png", GONE)]
+    assert [files.is_gone(i) for i in (3, 4)] == [False, True]
 
 
 def test_parquet_files_of_a_mock_file_system_are_one_table(mock):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -72,6 +73,23 @@ def test_a_source_that_has_shrunk_is_named(table):
     pq.write_table(pq.read_table(table).slice(0, 15), other := table.with_name("short.parquet"))
     span.source.where = other
     with pytest.raises(DataError, match="fewer images than when the command started"):
+        span.decode(Decoding(8), 4)
+
+
+def test_images_that_vanish_within_a_span_are_not_skipped(folder, monkeypatch):
+    """Half of them were decoded before."""
+    images, gone = Path(shutil.copytree(folder, folder.parent / "leaving")), folder.parent / "left"
+    span = sent(open_source([str(images)], size=8), 0, 12)
+    decoded = []
+
+    def decode(chunk, how):
+        if len(decoded) == 2:
+            images.rename(gone)
+        decoded.append(chunk)
+        return decode_chunk(chunk, how)
+
+    monkeypatch.setattr("maple.deploy.ray.spans.decode_chunk", decode)
+    with pytest.raises(DataError, match=r"0008\.png.*gone"):
         span.decode(Decoding(8), 4)
 
 

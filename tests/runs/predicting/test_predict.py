@@ -342,6 +342,49 @@ def test_one_image_is_done_and_two_are(cheap, tmp_path, capsys):
         assert f"{verb} done and kept in" in " ".join(capsys.readouterr().err.split())
 
 
+class Removing(Cheap):
+    """The folder of the images is renamed while the third chunk is predicted."""
+
+    def __init__(self, folder: Path, gone: Path) -> None:
+        super().__init__()
+        self.folder, self.gone = folder, gone
+
+    def predict_usable(self, pixels: np.ndarray) -> tuple[Prediction, np.ndarray]:
+        if self.n_chunks == 2:
+            self.folder.rename(self.gone)
+        return super().predict_usable(pixels)
+
+
+def test_images_that_vanish_stop_the_command_and_no_row_is_lost(cheap, tmp_path):
+    _, model = cheap
+    folder = write_images(tmp_path / "images", 30)
+    again = partial(predict, model, [str(folder)], str(tmp_path / "p.csv"), batch_size=7, workers=0)
+    use(Removing(folder, tmp_path / "gone"))
+    with pytest.raises(DataError, match=r"images/.*gone"):
+        again()
+    (tmp_path / "gone").rename(folder)
+    use(Cheap())
+    assert again() == 26
+    predict(model, [str(folder)], str(tmp_path / "whole.csv"), batch_size=7)
+    for name in ("p.csv", "p.skipped.csv"):
+        assert (tmp_path / name).read_bytes() == (tmp_path / name.replace("p.", "whole.", 1)).read_bytes()
+
+
+def test_images_that_go_one_by_one_are_skipped(cheap, tmp_path):
+    _, model = cheap
+    folder = write_images(tmp_path / "images", 30)
+    images = sorted(folder.iterdir())
+
+    class Losing(Cheap):
+        def predict_usable(self, pixels: np.ndarray) -> tuple[Prediction, np.ndarray]:
+            for path in images[10:15]:
+                path.unlink(missing_ok=True)
+            return super().predict_usable(pixels)
+
+    use(Losing())
+    assert predict(model, [str(folder)], str(tmp_path / "p.csv"), batch_size=2, workers=0) == 26 - 4
+
+
 @pytest.fixture(params=FORMATS)
 def interrupted(request, cheap, tmp_path, capsys):
     """A call that was interrupted, what it leaves, and what says the same again."""

@@ -55,6 +55,9 @@ class Files(Source):
     def item(self, i: int) -> Item:
         return self.paths[i]
 
+    def is_gone(self, i: int) -> bool:
+        return not os.path.exists(self.paths.encoded(i))  # noqa: PTH110 (no object per file)
+
     def items(self, start: int) -> Iterator[tuple[str, Item]]:
         for i in range(start, len(self)):
             # A name that is not UTF-8 cannot be written to a file.

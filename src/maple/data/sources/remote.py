@@ -174,6 +174,11 @@ class RemoteFiles(Source):
             reason = str(error).strip().splitlines()[0]
             raise RunError(f"cannot read '{place}': {reason}; rerun the same command to resume") from None
 
+    def is_gone(self, i: int) -> bool:
+        place = self.place.beside(self.paths[i])
+        with place.naming_errors():
+            return place.system.get_file_info(place.path).type == fs.FileType.NotFound
+
     def items(self, start: int) -> Iterator[tuple[str, Item]]:
         with ThreadPoolExecutor(_READERS, "read") as readers:
             for first in range(start, len(self), _READERS):

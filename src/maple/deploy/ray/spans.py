@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
-from pathlib import Path
 
 import numpy as np
 
@@ -17,9 +16,19 @@ from maple.data._decoder import Batch, Failure
 from maple.data.decode import Decoding
 from maple.data.image_set import ImageSet
 from maple.data.sources.folders import Files
-from maple.data.sources.remote import GONE, RemoteFiles
+from maple.data.sources.remote import RemoteFiles
 from maple.data.sources.tables import Table, Tables
-from maple.data.stream import ATTEMPTS, Chunk, Decoded, DecoderKilled, Item, Source, decode_kept, join_batches
+from maple.data.stream import (
+    ATTEMPTS,
+    Chunk,
+    Decoded,
+    DecoderKilled,
+    Item,
+    Source,
+    check_present,
+    decode_kept,
+    join_batches,
+)
 from maple.errors import DataError, RunError
 
 _Cuttable = Files | Table | Tables | RemoteFiles
@@ -54,7 +63,7 @@ class Span:
         """Chunks of ``size`` images, the last may have fewer; their positions are those in the whole source."""
         found = self._read()
         if len(found) < len(self):
-            raise DataError(f"'{self.source.name}' has fewer images than when the command started: {_RESTORE}")
+            raise DataError(f"'{self.source.name}' has fewer images than when the command started: restore it")
         names = [name for name, _ in found] if self.names is None else self.names
         starts = range(0, len(found), size)
         return [
@@ -72,19 +81,10 @@ class Span:
 
     def decode(self, how: Decoding, size: int) -> list[Decoded]:
         """Decode all images, ``size`` at a time; ``DataError`` where none of them is there any more."""
-        chunks = self.chunks(size)
-        decoded = [decode_chunk(chunk, how) for chunk in chunks]
-        items = [item for chunk in chunks for item in chunk.items]
-        if not any(chunk.files for chunk in decoded) and all(map(_is_gone, items)):
-            raise DataError(f"all of {len(items):,} images are gone, first '{chunks[0].files[0]}': {_RESTORE}")
+        decoded = [decode_chunk(chunk, how) for chunk in self.chunks(size)]
+        for chunk in decoded:
+            check_present(self.source, self.rows, chunk)
         return decoded
-
-
-_RESTORE = "make them available on all nodes and rerun the same command to resume"
-
-
-def _is_gone(item: Item) -> bool:
-    return str(item) == GONE if isinstance(item, DataError) else isinstance(item, str) and not Path(item).exists()
 
 
 def can_cut(source: Source) -> bool:
