@@ -77,7 +77,7 @@ class Pool(Generic[Task]):
         self._ahead = ahead
         self._arguments = () if model is None else (model,)
         options: dict[str, Any] = {"num_cpus": resources.cpus, "num_gpus": resources.gpus}
-        remote = ray.remote(kind).options(**options, max_restarts=-1, max_task_retries=0)
+        remote: Any = ray.remote(kind).options(**options, max_restarts=-1, max_task_retries=0)
         workers = [_Worker(remote.remote(*arguments)) for _ in range(resources.workers)]
         self._starting = {self._ask(worker): worker for worker in workers}
         self._ready: list[_Worker] = []

@@ -49,12 +49,14 @@ class Span:
     def cut(cls, source: Source, first: int, stop: int) -> Span:
         """A range of a source: paths and arrays are cut to it, a table is opened again by the worker; names stay."""
         if isinstance(source, _Cuttable):
-            return cls(first, stop, *source.only(range(first, stop)), _names(source, first, stop))
+            own, rows = source.only(range(first, stop))
+            return cls(first, stop, own, rows, _names(source, first, stop))
         assert isinstance(source, ImageSet)
         if source.pixels is not None:
             return cls(first, stop, source.subset(np.arange(first, stop)), range(stop - first))
         assert isinstance(source.store, _Cuttable) and source.rows is not None
-        return cls(first, stop, *source.store.only(source.rows[first:stop].tolist()), source.files[first:stop])
+        own, rows = source.store.only(source.rows[first:stop].tolist())
+        return cls(first, stop, own, rows, source.files[first:stop])
 
     def __len__(self) -> int:
         return self.stop - self.first
