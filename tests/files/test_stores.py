@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import errno
 import json
 import os
@@ -11,10 +12,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from maple.errors import RunError
+from maple.errors import DataError, RunError, UsageError
 from maple.files import (
     load_arrays,
     load_json,
+    naming_damage,
     nearest_path,
     no_run,
     save_arrays,
@@ -158,3 +160,18 @@ def test_the_same_content_is_the_same_file(tmp_path: Path) -> None:
     for name in "abcdefgh":
         save_arrays(tmp_path / name, {"x": np.arange(3.0), "y": np.zeros(2)}, {"b": 1, "a": float("nan")})
     assert len({(tmp_path / name).read_bytes() for name in "abcdefgh"}) == 1
+
+
+@pytest.mark.parametrize(
+    "error", [UsageError("size is -3"), csv.Error("line contains NUL"), DataError("no"), OSError(5)]
+)
+def test_whatever_content_raises_names_the_file(tmp_path, error):
+    with pytest.raises(RunError, match=str(tmp_path / "a.json")), naming_damage(tmp_path / "a.json"):
+        raise error
+
+
+def test_errors_with_a_remedy_of_their_own_stay(tmp_path):
+    with pytest.raises(UsageError, match="--plugin"), naming_damage(tmp_path / "a.json", let=UsageError):
+        raise UsageError("give --plugin")
+    with pytest.raises(RunError, match="other"), naming_damage(tmp_path / "a.json"):
+        raise RunError("'other' is damaged")

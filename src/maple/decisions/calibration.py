@@ -195,7 +195,7 @@ def _check_images(scores: ArrayLike, class_ids: ArrayLike, n_classes: int) -> tu
         shapes = f"scores have shape {scores.shape}, class ids {class_ids.shape}"
         raise UsageError(f"{shapes}: give one score and one class id per image")
     if len(missing := np.flatnonzero(np.isnan(scores))):
-        where = f"{list_rows(missing)}, counted from 0"
+        where = list_rows(missing)
         raise DataError(f"{len(missing)} of {len(scores)} scores are NaN ({where}): leave those images out")
     if len(class_ids) and not (class_ids.min() >= 0 and class_ids.max() < n_classes):
         raise UsageError(f"class ids must lie between 0 and {n_classes - 1}: give the predicted class of each image")

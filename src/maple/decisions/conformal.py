@@ -164,7 +164,7 @@ def benjamini_hochberg(p_values: ArrayLike, fdr: float) -> np.ndarray:
     p = as_array(p_values).astype(np.float64)
     check_rate(fdr, "false-discovery rate", 0.1)
     if len(missing := np.flatnonzero(np.isnan(p))):
-        where = f"{len(missing)} of {len(p)} p-values are NaN ({list_rows(missing)}, counted from 0)"
+        where = f"{len(missing)} of {len(p)} p-values are NaN ({list_rows(missing)})"
         raise UsageError(f"{where}: calibrate with in-distribution images first")
     if not ((p >= 0) & (p <= 1)).all():
         raise UsageError("p-values must lie between 0 and 1: give p-values, not scores")

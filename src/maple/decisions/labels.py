@@ -13,8 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from maple.errors import RunError
-from maple.files import to_csv
+from maple.files import naming_damage, to_csv
 
 GIVEN = "given"  # split of images that are not the run's
 
@@ -98,11 +97,8 @@ def labels_csv(judged: Iterable[JudgedLabel]) -> str:
 
 def read_labels(path: Path) -> list[JudgedLabel]:
     """A list of :func:`labels_csv`."""
-    try:
-        with path.open(encoding="utf-8", newline="") as file:
-            return [_read_row(row) for row in csv.DictReader(file)]
-    except (KeyError, ValueError, TypeError, OSError, csv.Error) as error:
-        raise RunError(f"'{path}' is damaged ({error}): run maple evaluate again") from None
+    with naming_damage(path, "run maple evaluate again"), path.open(encoding="utf-8", newline="") as file:
+        return [_read_row(row) for row in csv.DictReader(file)]
 
 
 def _read_row(row: dict[str, str]) -> JudgedLabel:

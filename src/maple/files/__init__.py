@@ -12,6 +12,7 @@ from maple.files.stores import (
     check_format,
     load_arrays,
     load_json,
+    load_record,
     naming_damage,
     read_metadata,
     save_arrays,

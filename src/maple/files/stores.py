@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+import csv
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path, PurePath
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
-from maple.errors import MapleError, RunError, UsageError
+from maple.errors import MapleError, RunError
 from maple.files.drafts import write_atomic
 from maple.files.formats import FORMAT_VERSION, OLDEST_FORMAT, Content, bring_forward
 from maple.files.run_files import ANEW, no_file
 
+Record = TypeVar("Record")
 _METADATA_KEY = "maple"
 _DIGEST = "digest"  # in the metadata: digest of the rest of them
 _ARRAYS = "arrays"  # in the metadata: digest of the arrays
@@ -28,6 +30,7 @@ _ARRAYS = "arrays"  # in the metadata: digest of the arrays
 # What reading and using the content of a file raises where it is not what maple wrote.
 _DAMAGE = (
     SafetensorError,
+    csv.Error,
     ValueError,
     LookupError,
     TypeError,
@@ -39,8 +42,10 @@ _DAMAGE = (
 
 
 @contextmanager
-def naming_damage(path: Path, otherwise: str = ANEW) -> Iterator[None]:
+def naming_damage(path: Path, otherwise: str = ANEW, let: type[MapleError] = RunError) -> Iterator[None]:
     """Within it, content that maple cannot have written is a :class:`RunError` that names the file and the remedy.
+
+    Errors of the class ``let`` stay as they are, as those that a flag remedies.
 
     >>> with naming_damage(Path("a.json"), "write it again"):
     ...     {}["classes"]
@@ -50,9 +55,9 @@ def naming_damage(path: Path, otherwise: str = ANEW) -> Iterator[None]:
     """
     try:
         yield
-    except (RunError, UsageError):
-        raise
     except (MapleError, *_DAMAGE) as error:
+        if isinstance(error, RunError | let):
+            raise
         reason = f"it lacks {error}" if isinstance(error, KeyError) else str(error)
         raise RunError(f"'{path}' is damaged ({reason}): restore it from a copy or {otherwise}") from None
 
@@ -131,6 +136,13 @@ def save_json(path: Path, value: Mapping[str, Any]) -> None:
     text = json.dumps({"format": FORMAT_VERSION, **value}, default=lambda numpy_value: numpy_value.tolist())
     finite = json.loads(text, parse_constant=lambda _: None)
     write_atomic(path, json.dumps(finite, indent=1, allow_nan=False) + "\n")
+
+
+def load_record(path: Path, build: Callable[[dict[str, Any]], Record]) -> Record:
+    """The record that ``build`` makes of the content of a file of :func:`save_json`."""
+    value = load_json(path)
+    with naming_damage(path):
+        return build(value)
 
 
 def load_json(path: Path) -> dict[str, Any]:

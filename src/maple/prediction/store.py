@@ -160,7 +160,7 @@ def load_backbone(path: Path, *, trust: bool = False) -> Backbone:
     if path.name == RunFile.WEIGHTS:
         check_digest(path, path.parent)
     arrays, metadata = load_arrays(path)
-    with naming_damage(path):
+    with naming_damage(path, let=UsageError):  # a plug-in or --trust is missing
         origin = metadata.get("origin") or {}
         if "file" in origin:
             network = path.parent / RunFile.NETWORK / Path(origin["file"]).name

@@ -15,7 +15,7 @@ import numpy as np
 from maple.decisions.labels import JudgedLabel, read_labels
 from maple.errors import RunError
 from maple.evaluation.results import Results
-from maple.files import ANEW, RunFile, load_json, naming_damage, no_run
+from maple.files import RunFile, load_record, naming_damage, no_run
 from maple.options import read_toml
 from maple.reporting.gallery import Gallery, read_gallery
 from maple.types import RunClasses
@@ -103,7 +103,7 @@ def read_run(folder: Path) -> RunRecord:
         folder=folder,
         config=_read_config(config) if config.is_file() else {},
         config_text=config.read_text(encoding="utf-8") if config.is_file() else None,
-        classes=_read_classes(classes) if classes.is_file() else None,
+        classes=load_record(classes, RunClasses.from_json) if classes.is_file() else None,
         history=_read_history(history) if history.is_file() else None,
         results=_read_results(results) if results.is_file() else None,
         labels=tuple(read_labels(labels)) if (labels := folder / RunFile.LABELS).is_file() else None,
@@ -113,20 +113,11 @@ def read_run(folder: Path) -> RunRecord:
 
 def _read_config(path: Path) -> dict[str, Any]:
     sections = read_toml(path)
-    for name in ("origin", "model", "train"):  # that the report reads
-        if not isinstance(sections.get(name, {}), dict):
-            raise _damaged(path, f"{name} is not a section")
-    return sections
-
-
-def _damaged(path: Path, reason: object) -> RunError:
-    return RunError(f"'{path}' is damaged ({reason}): restore it from a copy or {ANEW}")
-
-
-def _read_classes(path: Path) -> RunClasses:
-    value = load_json(path)
     with naming_damage(path):
-        return RunClasses.from_json(value)
+        for name in ("origin", "model", "train"):  # that the report reads
+            if not isinstance(sections.get(name, {}), dict):
+                raise ValueError(f"{name} is not a section")
+    return sections
 
 
 def _read_results(path: Path) -> Results:
@@ -138,12 +129,9 @@ def _read_results(path: Path) -> Results:
 
 def _read_history(path: Path) -> History | None:
     """The history; None if the file has no rows."""
-    try:
-        with naming_damage(path), path.open(encoding="utf-8", newline="") as file:
-            rows = list(csv.DictReader(file))
-            return _parse_history(rows) if rows else None
-    except csv.Error as error:
-        raise _damaged(path, error) from None
+    with naming_damage(path), path.open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+        return _parse_history(rows) if rows else None
 
 
 def _parse_history(rows: Sequence[Mapping[str, Any]]) -> History:

@@ -24,9 +24,8 @@ from maple.files import (
     check_format,
     check_unlocked,
     expand_home,
-    load_json,
+    load_record,
     lock_folder,
-    naming_damage,
     no_run,
     save_json,
     write_atomic,
@@ -153,9 +152,7 @@ class RunFolder:
         write_atomic(self / RunFile.CONFIG, to_toml({"origin": settings.origin.to_toml(), **settings.sections}))
 
     def read_classes(self) -> RunClasses:
-        value = load_json(self / RunFile.CLASSES)
-        with naming_damage(self / RunFile.CLASSES):
-            return RunClasses.from_json(value)
+        return load_record(self / RunFile.CLASSES, RunClasses.from_json)
 
     def write_classes(self, classes: RunClasses) -> None:
         save_json(self / RunFile.CLASSES, classes.to_json())

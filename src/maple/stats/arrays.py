@@ -107,13 +107,13 @@ def broken_rows(values: np.ndarray) -> np.ndarray:
 
 
 def list_rows(rows: np.ndarray) -> str:
-    """Row numbers, counted from 0, for a message; a few of many.
+    """Row numbers for a message; a few of many.
 
-    >>> list_rows(np.array([4])), list_rows(np.array([4, 9])), list_rows(np.arange(8))
-    ('row 4', 'rows 4, 9', 'rows 0, 1, 2, 3, 4 and 3 more')
+    >>> list_rows(np.array([4])), list_rows(np.arange(8))
+    ('row 4, counted from 0', 'rows 0, 1, 2, 3, 4 and 3 more, counted from 0')
     """
     more = f" and {len(rows) - _LISTED:,} more" if len(rows) > _LISTED else ""
-    return f"row{'s' * (len(rows) > 1)} {', '.join(map(str, rows[:_LISTED]))}{more}"
+    return f"row{'s' * (len(rows) > 1)} {', '.join(map(str, rows[:_LISTED]))}{more}, counted from 0"
 
 
 def check_rows(values: np.ndarray, name: str) -> np.ndarray:
@@ -126,7 +126,7 @@ def check_rows(values: np.ndarray, name: str) -> np.ndarray:
     """
     rows = broken_rows(values)
     if len(rows):
-        found = f"{len(rows):,} of {len(values):,} {name} hold NaN or infinity ({list_rows(rows)}, counted from 0)"
+        found = f"{len(rows):,} of {len(values):,} {name} hold NaN or infinity ({list_rows(rows)})"
         raise DataError(f"{found}: leave those images out")
     return values
 
@@ -184,7 +184,7 @@ def check_values(values: Any, name: str, ndim: int = 1, may_be_empty: bool = Fal
         raise DataError(f"{name} is empty: give at least one image")
     if missing := int(np.isnan(array).sum()):
         where = list_rows(_rows_where(np.isnan(array)))
-        raise DataError(f"{name} holds {missing} NaN among {array.size} values ({where}, counted from 0): {_FIND}")
+        raise DataError(f"{name} holds {missing} NaN among {array.size} values ({where}): {_FIND}")
     return array
 
 
@@ -193,9 +193,7 @@ def check_finite(values: Any, name: str) -> np.ndarray:
     array = check_values(values, name)
     if infinite := int(np.isinf(array).sum()):
         where = list_rows(_rows_where(np.isinf(array)))
-        raise DataError(
-            f"{name} holds {infinite} infinite values among {array.size} ({where}, counted from 0): {_FIND}"
-        )
+        raise DataError(f"{name} holds {infinite} infinite values among {array.size} ({where}): {_FIND}")
     return array
 
 
