@@ -73,7 +73,8 @@ def try_one(version: str, torch: str, tests: Sequence[str] | None, seconds: floa
     except (subprocess.SubprocessError, OSError) as error:
         return {"outcome": "not installed", "reason": reason_of(error)}
     chosen = tests or (WITHOUT_TORCH if torch == "none" else ())
-    command = [own, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--no-header", *chosen]
+    quiet = ["-q", "-p", "no:cacheprovider", "--no-header", "-W", "default"]  # other versions have other warnings
+    command = [own, "-m", "pytest", *quiet, *chosen]
     try:
         done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=seconds)
     except subprocess.TimeoutExpired as error:

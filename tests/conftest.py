@@ -21,24 +21,6 @@ hypothesis.settings.register_profile("maple", deadline=None, derandomize="MAPLE_
 hypothesis.settings.load_profile("maple")
 
 
-# Folders of tests in which every warning of a dependency is an error; elsewhere those named in pyproject.toml are.
-STRICT = ("stats", "decisions", "detectors", "training")
-# torchvision from PyPI is built for CUDA; the tests use its functions that work nevertheless.
-# gpytorch, of the baseline DUE, compiles with torch.jit.
-EXPECTED = (
-    "ignore:torchvision was built for another torch:UserWarning",
-    "ignore:`torch.jit.script` is deprecated:DeprecationWarning",
-    "ignore::pytest.PytestUnraisableExceptionWarning",  # of whatever test ran before
-)
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    folders = [Path(__file__).parent / name for name in STRICT]
-    for item in items:
-        if any(item.path.is_relative_to(folder) for folder in folders):
-            item.add_marker(pytest.mark.filterwarnings("error", *EXPECTED), append=False)
-
-
 @pytest.fixture(scope="session")
 def shared_dir() -> Path:
     """The folder with real data and weights: ``MAPLE_SHARED`` or ``../shared``; tests skip where it is absent."""

@@ -24,7 +24,7 @@ def test_own_loop(capsys):
 
 
 @pytest.mark.skipif(importlib.util.find_spec("pytorch_lightning") is None, reason="Lightning is not installed")
-@pytest.mark.filterwarnings("ignore")
+@pytest.mark.filterwarnings("ignore")  # of Lightning: few workers, short epochs, renamed functions of torch
 def test_lightning(capsys):
     from maple.networks._torchvision import import_torchvision
 

@@ -14,7 +14,6 @@ from maple.networks._torchvision import import_extra
 from maple.networks.pretrained import Pretrained, find_pretrained
 
 pytestmark = [
-    pytest.mark.filterwarnings("ignore:torchvision was built"),
     pytest.mark.skipif(find_spec("timm") is None, reason="needs timm"),
 ]
 

@@ -65,7 +65,7 @@ def fit(lightning, module, callback, images, epochs=3, **options):
     return trainer
 
 
-@pytest.mark.filterwarnings("ignore")
+@pytest.mark.filterwarnings("ignore")  # of Lightning: few workers, short epochs, renamed functions of torch
 def test_lightning_callback(lightning, splits, arrays, tmp_path):
     backbone = copy.deepcopy(arrays[1])
     callback = maple.MapleCallback(EAGER, splits.train, splits.validation, splits.calibration)
@@ -117,7 +117,7 @@ def test_lightning_callback(lightning, splits, arrays, tmp_path):
         fit(lightning, module, callback, splits.train, epochs=2)
 
 
-@pytest.mark.filterwarnings("ignore")
+@pytest.mark.filterwarnings("ignore")  # of Lightning: few workers, short epochs, renamed functions of torch
 def test_lightning_leaves_module_and_loader_as_they_are(lightning, splits, arrays, tmp_path):
     """Batches may be views of someone's own tensors."""
     images, labels, index = arrays[0].float() / 255, torch.from_numpy(splits.train.labels), torch.arange(len(arrays[0]))
@@ -138,7 +138,7 @@ def test_lightning_leaves_module_and_loader_as_they_are(lightning, splits, array
     assert "training_step" not in vars(module)
 
 
-@pytest.mark.filterwarnings("ignore")
+@pytest.mark.filterwarnings("ignore")  # of Lightning: few workers, short epochs, renamed functions of torch
 def test_predictor_where_lightning_was_interrupted(lightning, splits, arrays):
     class Stop(lightning.Callback):
         def on_train_epoch_end(self, trainer, pl_module):
@@ -155,7 +155,7 @@ def test_predictor_where_lightning_was_interrupted(lightning, splits, arrays):
     assert len(callback.predictor.cluster_to_class) == callback.session.n_clusters == module.backbone.head.out_features
 
 
-@pytest.mark.filterwarnings("ignore")
+@pytest.mark.filterwarnings("ignore")  # of Lightning: few workers, short epochs, renamed functions of torch
 def test_lightning_refusals(lightning, splits, arrays):
     module = make_classifier(lightning, nn.Linear(3, 3))
     with pytest.raises(UsageError, match="'backbone'"):

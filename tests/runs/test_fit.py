@@ -35,7 +35,6 @@ from maple.runs.requests import FitRequest
 from maple.runs.setup.config import resolve_config
 from maple.runs.setup.splits import load_run_splits, reopen_splits
 
-pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
 N_CLASSES = 5
 ZOO = f"""
 from pathlib import Path

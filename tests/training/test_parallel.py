@@ -209,7 +209,6 @@ def fit_digits() -> tuple[str, list[np.ndarray], np.ndarray]:
     return digest(*(state[name] for name in sorted(state))), moments, predictor.calibration.scores
 
 
-@pytest.mark.filterwarnings("ignore:the head classifies")
 def test_a_detector_is_that_of_one_process():
     alone = in_processes(fit_digits, n=1)[0]
     both = in_processes(fit_digits)

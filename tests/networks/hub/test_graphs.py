@@ -16,11 +16,6 @@ from maple.networks import (
 from maple.prediction.store import load_backbone, save_backbone
 from opening import N_CLASSES, Small, assert_same_as, assert_survives, settle, traced
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:torchvision was built for another torch"),
-    pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning"),
-]
-
 
 def test_torchscript(tmp_path: Path) -> None:
     module = settle(Small())

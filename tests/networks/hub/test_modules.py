@@ -19,11 +19,6 @@ from maple.networks import (
 from maple.prediction.store import load_backbone, load_predictor, save_backbone
 from opening import N_CLASSES, assert_same_as, assert_survives, make_images, optional, settle
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:torchvision was built for another torch"),
-    pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning"),
-]
-
 
 @pytest.mark.parametrize(
     ("name", "embedding_size", "head"),

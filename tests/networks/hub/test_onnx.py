@@ -19,11 +19,6 @@ from maple.networks import (
 from maple.prediction.store import load_predictor
 from opening import Small, assert_survives, make_images, settle
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:torchvision was built for another torch"),
-    pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning"),
-]
-
 
 class WithEmbedding(nn.Module):
     """A small classifier that also gives what its head sees."""

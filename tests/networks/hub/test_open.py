@@ -27,11 +27,6 @@ from maple.prediction.predictor import Predictor
 from maple.prediction.store import load_backbone, save_backbone
 from opening import N_CLASSES, Small, assert_survives, make_images, optional, traced
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:torchvision was built for another torch"),
-    pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning"),
-]
-
 
 def save_folder(folder: Path, images: ImageSet) -> Path:
     """One subfolder per class."""

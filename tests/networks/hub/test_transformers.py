@@ -15,11 +15,6 @@ from maple.networks import (
 )
 from opening import N_CLASSES, assert_same_as, assert_survives, optional, settle
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:torchvision was built for another torch"),
-    pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning"),
-]
-
 
 @pytest.fixture
 def vit(tmp_path: Path) -> tuple[nn.Module, Path]:

@@ -21,7 +21,6 @@ from maple.runs.setup import auto
 from maple.runs.setup.auto import advertise_auto, choose_pretrained, linear_probe
 
 pytestmark = [
-    pytest.mark.filterwarnings("ignore:torchvision was built"),
     pytest.mark.skipif(find_spec("timm") is None, reason="needs timm"),
 ]
 SHORT = ("--epochs", "1", "--batch-size", "256", "--size", "32", "--recipe", "cross-entropy")

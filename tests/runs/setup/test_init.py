@@ -36,7 +36,6 @@ from maple.training.loop import train_backbone
 from maple.training.maple import MapleRecipe
 from maple.training.options import TrainOptions
 
-pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning", "ignore:torchvision was built")
 N_CLASSES = 5
 TINY = ("--epochs", 1, "--batch-size", 32, "--accelerator", "cpu", "--precision", "32-true")
 STILL = ("--learning-rate", 1e-30, "--weight-decay", 0)  # the network sees the images and learns nothing
