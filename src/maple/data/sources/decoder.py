@@ -1,4 +1,4 @@
-"""Who decodes the images of sources that are opened: processes of this machine, or an engine on others."""
+"""The engine that decodes images of sources: processes of this machine, or those of a cluster."""
 
 from __future__ import annotations
 
@@ -37,5 +37,5 @@ def decoding_by(stream: DecodeStream) -> Iterator[None]:
 
 
 def current_decoder() -> DecodeStream:
-    """What decodes the images of sources that are opened now: processes of this machine, or an engine's."""
+    """The function that decodes images of sources now."""
     return _decoder.get()

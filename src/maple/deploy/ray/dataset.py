@@ -106,11 +106,11 @@ class Scorer:
         reasons = [reason or None for reason in batch[SKIPPED]]
         rows = [i for i, reason in enumerate(reasons) if reason is None]
         chunk = Decoded(0, rows, list(map(str, rows)), np.stack(list(batch[_PIXELS]))[rows], [], [])
-        predicted, told = predict_chunk(self._predictor, chunk, self._extras)
+        predicted, chunk = predict_chunk(self._predictor, chunk, self._extras)
         said: list[dict[str, Any]] = [{}] * len(reasons)
         for row in predicted:
             said[int(row.pop("file"))] = row
-        for item in told.skipped:
+        for item in chunk.skipped:
             reasons[int(item.file)] = item.reason
         table = pa.Table.from_pylist(said, self._schema).append_column(SKIPPED, pa.array(reasons, pa.string()))
         for name, values in batch.items():

@@ -126,7 +126,7 @@ class RayEngine(Engine):
     def _run(
         self, images: ImageSet, batch_size: int, call: Callable[[Any, Any], Any], progress: Progress | None
     ) -> list[Any]:
-        """What the workers say of the images, part by part, in order."""
+        """The results of the workers, part by part, in the order of the images."""
         decoder, how = Decoder.beside(self.resources), Decoding(images.size, images.fit)
         spans = cut_spans(images, images.size, batch_size, 4 * self.resources.workers)
         found: dict[int, Any] = {}

@@ -2,7 +2,7 @@
 
 A task is an argument that a worker turns into a small result. What a task does must be the same if it is done twice:
 a worker that dies takes its tasks with it, and they are given to another one. Workers that die are restarted by Ray;
-one that does not start holds up nobody.
+one that does not start delays no task.
 """
 
 from __future__ import annotations

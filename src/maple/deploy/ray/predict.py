@@ -1,8 +1,8 @@
 """``maple predict --engine ray``: images are read and decoded in tasks, and predicted by workers that write the parts.
 
 The images are divided into parts of a fixed range each. A task decodes the images of a part, a worker predicts them and
-writes the part, whole or not at all, under the number of the part. Whatever dies in between, a part is there once or is
-predicted again; the driver knows the finished ones by their footers and goes on with the others.
+writes the part, whole or not at all, under its number. Whichever process dies, each part is written once or predicted
+again; the driver knows the finished parts by their footers and continues with the others.
 """
 
 from __future__ import annotations
@@ -145,9 +145,9 @@ class PartWriter(Worker):
         schema = row_schema(how.columns)
         tables, skipped = [schema.empty_table()], list(skipped)
         for chunk in chunks:
-            rows, told = predict_chunk(predictor, chunk, how.extras)
+            rows, chunk = predict_chunk(predictor, chunk, how.extras)
             tables.append(pa.Table.from_pylist(rows, schema))
-            skipped += told.skipped
+            skipped += chunk.skipped
         table = pa.concat_tables(tables)
         footer = Footer(how.request, part.stop, len(table), skipped, part.first, part.step)
         path = part_path(how.folder, part.number)

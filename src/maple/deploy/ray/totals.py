@@ -2,7 +2,7 @@
 
 A block is read once, by one worker; only its sums, under ``SHARE`` of the bytes that it reads, are written, into a
 folder that all nodes share (:mod:`maple.deploy.ray.tree`). A block of a worker that dies is read again and written
-under its own name, so that it counts once. If the command is killed, the same command goes on from the sums that are
+under its own name, so that it counts once. If the command is killed, the same command resumes from the sums that are
 there.
 """
 

@@ -2,7 +2,7 @@
 
 Block i is the leaf i to i + 1; a node joins two neighbouring ranges, always the same ones, so that the root does not
 depend on which worker was quick or died. A node consists of one file per record, written whole or not at all, and
-replaces its halves: what is there is done, once, whoever goes on.
+replaces its halves, so that each file counts once, whichever process resumes.
 """
 
 from __future__ import annotations

@@ -105,7 +105,7 @@ class NetworkWorker(Worker):
     """A worker of one network, or of one predictor that only scores."""
 
     def ready(self) -> None:
-        """Nothing is loaded before it is known what for."""
+        """Load nothing: the first call says whether a network or a predictor is needed."""
 
     def embed(self, model: Shared[Model], chunks: list[Decoded], logits: bool) -> Outputs:
         """Outputs for the images of a part, in the batches of ``chunks``."""

@@ -45,7 +45,7 @@ def too_many(max_images: int) -> UploadError:
 
 
 def check_header(head: bytes, name: str, options: ServeOptions) -> bool:
-    """Refuse an image by its first bytes; whether they told all there is to know."""
+    """Refuse an image by its first bytes; returns whether more bytes would add nothing."""
     header = read_header(head)
     if header.format is not None and header.format.lower() not in options.formats:
         accepted = ", ".join(options.formats)

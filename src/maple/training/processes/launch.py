@@ -22,9 +22,9 @@ from maple.training.options import TrainOptions
 from maple.training.processes.children import start_children
 from maple.training.processes.sharding import sharding_strategy
 
-_TALKERS = ("lightning_fabric", "lightning_fabric.utilities.rank_zero", "pytorch_lightning.utilities.rank_zero")
-for _name in _TALKERS:
-    logging.getLogger(_name).setLevel(logging.WARNING)  # they tell each process, backend and precision every time
+_LOGGERS = ("lightning_fabric", "lightning_fabric.utilities.rank_zero", "pytorch_lightning.utilities.rank_zero")
+for _name in _LOGGERS:
+    logging.getLogger(_name).setLevel(logging.WARNING)  # below it: a line per process, backend and precision
 
 
 def make_fabric(options: TrainOptions) -> Fabric:
