@@ -43,8 +43,6 @@ EXTRAS = {  # which extra of the package installs a package that is imported onl
 }
 _NO_MEMORY = ("can't allocate memory", "std::bad_alloc", "Cannot allocate memory")  # RuntimeError of torch and others
 MORE_MEMORY = "use a smaller --batch-size or fewer --workers, or free some memory, then try again"
-
-
 LONGEST = 2_000  # characters of an error
 
 
@@ -58,7 +56,7 @@ class MapleError(Exception):
     """
 
     exit_code = 1
-    said_here = False  # also by a process that is not the first of several
+    said_here = False  # whether each of several processes prints it, not the first one alone
 
     def __str__(self) -> str:
         text = super().__str__()

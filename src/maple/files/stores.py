@@ -119,7 +119,7 @@ def _read_header(file: Any) -> dict[str, Any]:
 
 
 def without_paths(metadata: dict[str, Any]) -> dict[str, Any]:
-    """The description of a network without the folder that it was opened from, which is nobody else's business.
+    """The description of a network without the folder that it was opened from, which must not be published.
 
     >>> without_paths({"backbone": "/home/me/vit", "origin": {"kind": "huggingface", "spec": "/home/me/vit"}})
     {'backbone': 'vit', 'origin': {'kind': 'huggingface', 'spec': 'vit'}}
