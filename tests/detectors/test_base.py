@@ -9,7 +9,7 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
-from maple.detectors.base import Batches, Detector, Elsewhere, finite_embeddings, pack_records, unpack_records
+from maple.detectors.base import Batches, Detector, RemoteOutputs, finite_embeddings, pack_records, unpack_records
 from maple.detectors.maple import MapleDetector
 from maple.errors import DataError, FitError, NotFittedError, UsageError
 from maple.stats.arrays import with_prefix
@@ -91,7 +91,7 @@ def test_batches_come_in_three_forms():
         Batches(3)
 
 
-class InParts(Elsewhere):
+class InParts(RemoteOutputs):
     """Images that only sums come back from: two parts, each summed by a copy of what starts a sum."""
 
     def __init__(self, outputs: Outputs) -> None:

@@ -57,7 +57,7 @@ class Total(Protocol):
 Sum = TypeVar("Sum", bound=Total)
 
 
-class Elsewhere(ABC):
+class RemoteOutputs(ABC):
     """Training images whose outputs stay where they are computed, such as on a cluster: only totals come back."""
 
     @abstractmethod
@@ -65,7 +65,7 @@ class Elsewhere(ABC):
         """The total over all images; ``start`` makes one of no images, as wide as some outputs, and can be pickled."""
 
 
-Source = Outputs | Iterable[Outputs] | Callable[[], Iterable[Outputs]] | Elsewhere
+Source = Outputs | Iterable[Outputs] | Callable[[], Iterable[Outputs]] | RemoteOutputs
 
 
 class Detector(ABC):
@@ -204,7 +204,7 @@ class Batches:
         self._name = name  # of the detector
         self.sum_over_ranks = sum_over_ranks or (lambda array: array)
         self.repeatable = True
-        if isinstance(self._source, Elsewhere) or callable(self._source):
+        if isinstance(self._source, RemoteOutputs) or callable(self._source):
             return
         if not isinstance(self._source, Iterable):
             raise UsageError(f"a detector is fitted on Outputs or batches of them, not on {type(source).__name__}")
@@ -212,7 +212,7 @@ class Batches:
 
     def accumulate(self, start: Callable[[Outputs], Sum]) -> Sum:
         """The total over all images of all processes; ``start`` makes one of no images, as wide as some outputs."""
-        if isinstance(self._source, Elsewhere):
+        if isinstance(self._source, RemoteOutputs):
             return self._source.accumulate(start)
         total: Sum | None = None
         for outputs in self.start():
@@ -230,7 +230,7 @@ class Batches:
 
     def start_if_any(self) -> Iterator[Outputs]:
         """The batches from the beginning, possibly none."""
-        if isinstance(self._source, Elsewhere):
+        if isinstance(self._source, RemoteOutputs):
             raise UsageError(f"the '{self._name}' detector needs the outputs themselves: embed the images, then fit")
         return iter(self._source() if callable(self._source) else self._source)
 

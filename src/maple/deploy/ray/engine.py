@@ -26,7 +26,7 @@ from maple.deploy.ray.model import Model
 from maple.deploy.ray.spans import Span, can_cut
 from maple.deploy.ray.totals import TrainingOnRay
 from maple.deploy.ray.workers import Block, Decoder, NetworkWorker, Summing
-from maple.detectors.base import Elsewhere
+from maple.detectors.base import RemoteOutputs
 from maple.networks import Backbone
 from maple.networks.embedding import EmbedOptions
 from maple.options import as_dict
@@ -101,7 +101,7 @@ class RayEngine(Engine):
         outputs = Outputs.concatenate(parts)
         return replace(outputs, labels=chosen.labels, cluster_ids=ids, cluster_to_class=options.get("cluster_to_class"))
 
-    def training(self, backbone: Backbone, images: ImageSet, **options: Unpack[EmbedOptions]) -> Elsewhere:
+    def training(self, backbone: Backbone, images: ImageSet, **options: Unpack[EmbedOptions]) -> RemoteOutputs:
         assert self.folder is not None  # only a fit has training images
         self._load(backbone, lambda: Model.of_network(backbone))
         return TrainingOnRay(self, backbone, self._model, images, options)

@@ -31,7 +31,7 @@ from maple.deploy.ray.model import Model
 from maple.deploy.ray.spans import Span
 from maple.deploy.ray.tree import Node, Store, Tree, by_record, count_bytes, open_plan
 from maple.deploy.ray.workers import Block, Decoder, Summing
-from maple.detectors.base import Elsewhere, Sum
+from maple.detectors.base import RemoteOutputs, Sum
 from maple.networks import Backbone, embed_batches
 from maple.networks.embedding import EmbedOptions
 from maple.progress import say
@@ -78,7 +78,7 @@ def count_read(images: Source) -> int:
 
 
 @dataclass(frozen=True, eq=False)
-class TrainingOnRay(Elsewhere):
+class TrainingOnRay(RemoteOutputs):
     """Training images whose sums workers take."""
 
     engine: RayEngine
