@@ -211,8 +211,7 @@ class MahalanobisClassifier(ClassNamePrefixFeaturesOutMixin, TransformerMixin, C
         return self.gaussians_.squared_distances(X)
 
     def _nearest_distances(self, X: Any) -> np.ndarray:
-        X = self._check_new(X)
-        return self.gaussians_.nearest(X).squared_distance
+        return self.gaussians_.nearest(self._check_new(X)).squared_distance
 
     def predict_log_proba(self, X: Any) -> np.ndarray:
         """Log probability of each class (n, C); -inf for classes without data."""

@@ -81,14 +81,13 @@ def resolve_config(
     if "recipe" in values["model"]:
         values["model"]["recipe"] = method.name  # perhaps given by a former name
     values["train"] = _follow_epochs(base.get("train", {}), values["train"])
-    values["train"].setdefault(
-        "optimizer", default_optimizer(str(values["model"].get("backbone", ModelOptions().backbone)))
-    )
+    model = build_options(ModelOptions, values.pop("model"), "section [model]")
+    values["train"].setdefault("optimizer", default_optimizer(model.backbone))
     recipe = method.create(values.pop(RECIPE), f"section [{method.kind.section}]")
     built: dict[str, Any] = {
         name: build_options(SECTIONS[name], own, f"section [{name}]") for name, own in values.items()
     }
-    return RunConfig(**built, recipe=recipe)
+    return RunConfig(**built, model=model, recipe=recipe)
 
 
 def given_options(flags: Mapping[str, Any], recipe: str) -> Values:
