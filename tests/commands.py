@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import os
 import signal
 import subprocess
@@ -43,6 +44,12 @@ def python_path() -> str:
 def tiny(source: object, *more: object) -> int:
     """A training of one epoch on few images."""
     return run("train", source, "--epochs", 1, "--batch-size", 8, *more)
+
+
+def read_rows(path: Path) -> list[dict[str, str]]:
+    """The rows of a CSV file, by column."""
+    with path.open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
 
 
 def contents(folder: Path) -> dict[str, bytes]:

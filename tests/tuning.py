@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import csv
 from pathlib import Path
 
 import optuna
 
+from commands import read_rows
 from maple.runs.requests import TuneRequest
 
 SPLITS = (0.15, 0.1, 0.05, 0.7)
@@ -20,8 +20,7 @@ def request_for(out: Path, **given) -> TuneRequest:
 
 
 def rows_of(out: Path) -> list[dict[str, str]]:
-    with (out / "trials.csv").open() as file:
-        return list(csv.DictReader(file))
+    return read_rows(out / "trials.csv")
 
 
 def attempts_of(out: Path) -> list[optuna.trial.FrozenTrial]:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from scipy.stats import false_discovery_control
 
-from commands import flat, interrupt, run
+from commands import flat, interrupt, read_rows, run
 from maple.cli.commands import DRIFT
 from maple.data.sources import open_images
 from maple.prediction.store import load_predictor
@@ -23,7 +23,7 @@ def test_predictions_of_files_folders_and_globs(finished, image_folder, tmp_path
     assert (
         run("predict", finished, image_folder / "bright", single, image_folder / "dark" / "1*.png", "--out", out) == 0
     )
-    rows = list(csv.DictReader(out.open()))
+    rows = read_rows(out)
     assert tuple(rows[0]) == PREDICTION_COLUMNS
     assert len(rows) == 12 + 1 + 3
     for row in rows:
@@ -64,7 +64,7 @@ def test_false_alarm_moves_the_decisions_only(finished, tmp_path):
     for level in (0.02, 0.5):
         out = tmp_path / f"{level}.csv"
         assert run("predict", finished, "digits", "--out", out, "--false-alarm", level) == 0
-        rows = list(csv.DictReader(out.open()))
+        rows = read_rows(out)
         assert all((float(row["p_value"]) <= level) == (row["is_ood"] == "True") for row in rows)
         shares.append(np.mean([row["is_ood"] == "True" for row in rows]))
     assert shares[0] < shares[1]
@@ -78,7 +78,7 @@ def test_confidence_flags_less_and_classes_have_their_own_rate(finished, tmp_pat
     def flagged(*flags: object) -> np.ndarray:
         out = tmp_path / "p.csv"
         assert run("predict", folder, "digits", "--out", out, "--false-alarm", 0.2, *flags) == 0
-        return np.array([row["is_ood"] == "True" for row in csv.DictReader(out.open())])
+        return np.array([row["is_ood"] == "True" for row in read_rows(out)])
 
     shared, careful, own = flagged(), flagged("--confidence", 0.95), flagged("--per-class")
     assert 0 < careful.sum() < shared.sum()
@@ -102,7 +102,7 @@ def test_batch_decides_by_benjamini_hochberg(finished, tmp_path):
     for source in ("digits", "simulated-diatoms/far?n=200"):
         out = tmp_path / "p.csv"
         assert run("predict", finished, source, "--out", out, "--fdr", 0.2) == 0
-        rows = list(csv.DictReader(out.open()))
+        rows = read_rows(out)
         p_values = np.array([float(row["p_value"]) for row in rows])
         flagged = np.array([row["is_ood"] == "True" for row in rows])
         np.testing.assert_array_equal(flagged, false_discovery_control(p_values) <= 0.2)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import shutil
 from pathlib import Path
@@ -10,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from commands import flat, run
+from commands import flat, read_rows, run
 from maple.data.sources import open_images
 from maple.data.splits import load_splits
 from maple.decisions.labels import judge_labels
@@ -25,14 +24,9 @@ def nine(tmp_path_factory) -> Path:
     return train_nine(tmp_path_factory.mktemp("runs") / "nine")
 
 
-def read(path: Path) -> list[dict[str, str]]:
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
-
-
 def test_every_image_of_the_run_is_listed_once(nine, tmp_path):
     found = clean_run(CleanRequest(nine, tmp_path / "labels.csv"))
-    rows, digits = read(tmp_path / "labels.csv"), open_images("digits")
+    rows, digits = read_rows(tmp_path / "labels.csv"), open_images("digits")
     known = {digits.files[i] for i in np.flatnonzero(digits.labels < 9)}
     assert sorted(row["file"] for row in rows) == sorted(known) and sum(found.images.values()) == len(known)
     assert list(rows[0]) == [
@@ -47,8 +41,8 @@ def test_every_image_of_the_run_is_listed_once(nine, tmp_path):
 
 def test_the_report_judges_test_images_as_clean_does(nine, tmp_path):
     clean_run(CleanRequest(nine, tmp_path / "labels.csv"))
-    wide = {row["file"]: row for row in read(tmp_path / "labels.csv") if row["split"] == "test"}
-    rows = read(nine / RunFile.LABELS)
+    wide = {row["file"]: row for row in read_rows(tmp_path / "labels.csv") if row["split"] == "test"}
+    rows = read_rows(nine / RunFile.LABELS)
     assert {row["file"] for row in rows} == wide.keys() and {row["split"] for row in rows} == {"test"}
     for row in rows:  # thresholds are those of the test images alone, probabilities the same
         assert row["label"] == wide[row["file"]]["label"]
@@ -63,7 +57,7 @@ def test_planted_errors_come_first(nine, tmp_path, capsys, rng):
     out = tmp_path / "issues.csv"
     assert run("clean", nine, "--data", tmp_path / "more.npz", "--out", out, "--json") == 0
     said = json.loads(capsys.readouterr().out)
-    rows = read(out)
+    rows = read_rows(out)
     listed = {int(row["file"].partition("#")[2]) for row in rows if row["is_label_issue"] == "True"}
     planted = {*np.flatnonzero(wrong).tolist()}
     assert said["issues"] == {"given": len(listed)} and len(planted) > 5

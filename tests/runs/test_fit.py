@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import os
 from dataclasses import replace
@@ -18,7 +17,7 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 from torch import nn
 
-from commands import flat, run
+from commands import flat, read_rows, run
 from maple.data.image_set import ImageSet
 from maple.data.shares import split_indices
 from maple.data.sources import open_images
@@ -103,11 +102,6 @@ def finished(place):
     return folder / "run"
 
 
-def rows(path: Path) -> list[dict[str, str]]:
-    with path.open() as file:
-        return list(csv.DictReader(file))
-
-
 def test_the_run_is_like_any_other(finished):
     expected = {
         "config.toml", "weights.safetensors", "detector.safetensors", "manifest.json", "classes.json", "gallery",
@@ -134,7 +128,7 @@ def test_numbers_are_those_of_python(finished, here, digits, tmp_path):
     backbone = wrap_backbone(here[2], example=torch.rand(2, 3, 8, 8))
     predictor = fit_predictor(backbone, digits.subset(np.arange(500)), *(unseen.subset(part) for part in parts))
     said = predictor(digits.subset(np.arange(750, 900)))
-    found = rows(tmp_path / "p.csv")
+    found = read_rows(tmp_path / "p.csv")
     assert [row["class"] for row in found] == [str(c) for c in said.class_id]
     for column, values in (("probability", said.probability), ("score", said.score), ("p_value", said.p_value)):
         np.testing.assert_allclose([float(row[column]) for row in found], values, rtol=1e-4, atol=1e-9)
@@ -284,7 +278,7 @@ def test_public_resnet20_through_the_command_line(shared_dir, tmp_path, capsys):
     halves = split_indices(unseen.labels, unseen.keys, (0.5, 0.5), 0)
     backbone = load_weights(create_backbone("resnet20", 10), weights).eval()
     said = fit_predictor(backbone, train, *(unseen.subset(half) for half in halves))(test)
-    found = rows(tmp_path / "p.csv")
+    found = read_rows(tmp_path / "p.csv")
     assert [row["class"] for row in found] == [train.class_names[c] for c in said.class_id]
     for column, values in (("probability", said.probability), ("score", said.score), ("p_value", said.p_value)):
         np.testing.assert_allclose([float(row[column]) for row in found], values, rtol=1e-3, atol=1e-6)

@@ -5,7 +5,6 @@ Format 1 is that of the first day; format 2 was written before options lost thei
 
 from __future__ import annotations
 
-import csv
 import json
 import zipfile
 from pathlib import Path
@@ -14,7 +13,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from commands import flat, run
+from commands import flat, read_rows, run
 from maple.data.sources import open_images
 from maple.files import RunFile
 from maple.options import read_toml
@@ -44,11 +43,6 @@ def old_maple(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 def first_predictions(old: Path) -> list[dict[str, str]]:
     """What the code that made a run said about the images."""
     return read_rows(SAMPLES / old.parent.name / f"{old.name}.csv")
-
-
-def read_rows(path: Path) -> list[dict[str, str]]:
-    with path.open(encoding="utf-8", newline="") as file:
-        return list(csv.DictReader(file))
 
 
 def test_predictions_are_those_of_the_code_that_made_the_run(old: Path, tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import shutil
 from pathlib import Path
@@ -10,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from commands import flat
+from commands import flat, read_rows
 from commands import run as command
 from maple.data.image_set import ImageSet
 from maple.data.sources import open_images
@@ -85,8 +84,7 @@ def test_corrected_labels_of_flagged_images_come_back(run, digits, tmp_path):
     new, listed, out = save_npz(tmp_path / "new.npz", digits["new"]), tmp_path / "list.csv", tmp_path / "p.csv"
     options = ["--copy-flagged", tmp_path / "flagged", "--label-flagged", listed, "--false-alarm", "0.3"]
     assert command("predict", run, new, "--out", out, *options) == 0
-    with listed.open(newline="") as file:
-        rows = list(csv.DictReader(file))
+    rows = read_rows(listed)
     assert len(rows) == len(list((tmp_path / "flagged").iterdir())) > 5
     listed.write_text("file;label\n" + "".join(f"{row['file']};9\n" for row in rows))  # as some spreadsheets save it
     done = update_run(UpdateRequest(run, data=str(listed), report=False))
@@ -228,8 +226,7 @@ def test_commands_say_what_is_void_and_how_to_go_on(run, digits, tmp_path, capsy
     assert f"maple update {run} --calibrate IMAGES" in flat(printed.err)
     assert command("predict", run, test, "--out", tmp_path / "rows.csv", "--all-probabilities") == 0
     assert "maple update RUN --calibrate IMAGES" in said()
-    with (tmp_path / "rows.csv").open() as file:
-        rows = list(csv.DictReader(file))
+    rows = read_rows(tmp_path / "rows.csv")
     assert {row["p_value"] for row in rows} == {"nan"} and {row["is_ood"] for row in rows} == {"False"}
     assert "9" in {row["class"] for row in rows} and "9" not in {row["softmax_class"] for row in rows}
     assert "p_9" in rows[0]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import csv
 import dataclasses
 import itertools
 
@@ -12,6 +11,7 @@ import pytest
 import torch
 from torch import nn
 
+from commands import read_rows
 from maple.data.batches import count_batches
 from maple.decisions.pool import class_probabilities
 from maple.errors import DataError, TrainError, UsageError
@@ -100,8 +100,7 @@ def test_snapshots_know_their_epochs(eager_run, few):
 
 def test_history_file(eager_run):
     run, folder = eager_run
-    with (folder / "history.csv").open() as file:
-        rows = list(csv.DictReader(file))
+    rows = read_rows(folder / "history.csv")
     assert tuple(rows[0]) == COLUMNS
     assert [int(row["epoch"]) for row in rows] == [1, 2, 3, 4]
     assert float(rows[-1]["validation_accuracy"]) == run.history[-1]["validation_accuracy"]
@@ -178,8 +177,7 @@ def test_history_holds_the_terms_of_any_recipe(few, tmp_path):
             return {"brier": LossTerm((step.logits.softmax(1) - torch.eye(10)[step.targets]).square().sum(1).mean())}
 
     run = start(Plain(), few, tmp_path, epochs=1)
-    with (tmp_path / "history.csv").open() as file:
-        (row,) = csv.DictReader(file)
+    (row,) = read_rows(tmp_path / "history.csv")
     assert float(row["brier"]) == run.history[0]["brier"] == run.history[0]["loss"]
     assert row["triplet"] == ""
 

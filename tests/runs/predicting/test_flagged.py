@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import sys
 import types
@@ -14,6 +13,7 @@ import pytest
 from PIL import Image
 
 from cheap import Cheap, files_in, predict, use, write_images
+from commands import read_rows
 from image_files import encode, write_parquet
 from maple.data.sources import open_images
 from maple.errors import DataError, RunError, UsageError
@@ -32,8 +32,7 @@ def model(monkeypatch, tmp_path) -> Path:
 
 
 def flagged_in(predictions: Path) -> list[str]:
-    with predictions.open(newline="") as file:
-        return [row["file"] for row in csv.DictReader(file) if row["is_ood"] == "True"]
+    return [row["file"] for row in read_rows(predictions) if row["is_ood"] == "True"]
 
 
 @pytest.mark.parametrize("link", [False, True])
@@ -70,8 +69,7 @@ def test_a_list_comes_back_with_labels(model, tmp_path, capsys):
     folder, out, listed = write_images(tmp_path / "images", 30), tmp_path / "p.parquet", tmp_path / "list.csv"
     predict(model, [str(folder)], str(out), label_flagged=listed)
     assert str(listed) in capsys.readouterr().err
-    with listed.open(newline="") as file:
-        rows = list(csv.DictReader(file))
+    rows = read_rows(listed)
     assert len(rows) > 3 and list(rows[0]) == ["file", "label", "class", "probability", "p_value"]
     with pytest.raises(DataError, match="label"):
         open_images(listed)

@@ -5,7 +5,6 @@ Where only the order of things matters, trainings are replaced by a formula; the
 
 from __future__ import annotations
 
-import csv
 import json
 import signal
 import sqlite3
@@ -22,7 +21,7 @@ import torch
 import maple.runs.tune.criteria as criteria
 import maple.runs.tune.search as tune
 import maple.runs.tune.study as study
-from commands import flat, run
+from commands import flat, read_rows, run
 from maple.data.image_set import ImageSet
 from maple.errors import RunError, TrainError
 from maple.networks import create_backbone
@@ -75,10 +74,8 @@ def test_grid_is_trained_judged_and_written(tmp_path, capsys):
 
     # The network that is trained with the best settings is the one that was judged.
     assert run("train", "digits", "--config", out / "best.toml", "--out", tmp_path / "run") == 0
-    with (tmp_path / "run" / "history.csv").open() as file:
-        trained = list(csv.DictReader(file))
-    with (out / "trials" / best["folder"] / "history.csv").open() as file:
-        judged = list(csv.DictReader(file))
+    trained = read_rows(tmp_path / "run" / "history.csv")
+    judged = read_rows(out / "trials" / best["folder"] / "history.csv")
     for column in ("loss", "validation_loss", "validation_accuracy", "clusters"):
         assert [row[column] for row in trained] == [row[column] for row in judged]
 
