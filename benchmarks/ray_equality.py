@@ -29,12 +29,12 @@ from maple.deploy.ray.totals import SHARE, count_read, plan_step
 from maple.deploy.ray.tree import count_bytes
 from maple.files import RunFile, load_arrays
 from maple.networks import IMAGENET_MEAN, IMAGENET_STD
+from maple.networks.embedding import BATCH_SIZE
 from maple.stats.arrays import with_prefix
 from maple.stats.moments import Moments
 
 CALIBRATION = 2_000
 WORKERS = 2
-EMBED_BATCH = 128
 ON_RAY = ("--engine", "ray", "--workers", WORKERS)
 OTHER_BATCH = 100
 EXPONENTS = 3  # of the norm, that a fit chooses from; a run keeps the moments of two
@@ -105,7 +105,7 @@ def plan_of_blocks(folder: Path, run: Path) -> dict[str, Any]:
     one = count_bytes(with_prefix(arrays, "moments.0.").values())
     sums = EXPONENTS * one + count_bytes(with_prefix(arrays, "shallow.").values())
     read = count_read(images)
-    step = plan_step(len(images), read, sums, EMBED_BATCH, WORKERS)
+    step = plan_step(len(images), read, sums, BATCH_SIZE, WORKERS)
     blocks = -(-len(images) // step)
     return {
         "images per block": step,

@@ -19,6 +19,7 @@ from maple.networks.hooks import evaluating, listening
 from maple.stats.arrays import broken_rows
 from maple.types import Outputs
 
+BATCH_SIZE = 128  # images; equal batches give equal outputs, whichever process or machine runs them
 WHITENING_IMAGES = 5000  # enough for the eigenvectors of small patches
 SMALLEST_RESPONSE = 1e-3  # of a channel: below this a channel is silent, and the logarithm stays finite
 
@@ -69,7 +70,7 @@ def embed_batches(
     backbone: Backbone,
     images: Images,
     *,
-    batch_size: int = 128,
+    batch_size: int = BATCH_SIZE,
     cluster_ids: np.ndarray | None = None,
     cluster_to_class: np.ndarray | None = None,
     progress: Progress | None = None,

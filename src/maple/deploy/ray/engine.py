@@ -28,7 +28,7 @@ from maple.deploy.ray.totals import TrainingOnRay
 from maple.deploy.ray.workers import Block, Decoder, NetworkWorker, Summing
 from maple.detectors.base import RemoteOutputs
 from maple.networks import Backbone
-from maple.networks.embedding import EmbedOptions
+from maple.networks.embedding import BATCH_SIZE, EmbedOptions
 from maple.options import as_dict
 from maple.prediction.base import BasePredictor
 from maple.prediction.engine import LOCAL, Engine
@@ -36,7 +36,6 @@ from maple.runs._engine import EngineFlags
 from maple.types import Outputs
 
 SPAN_BYTES = 2**25  # pixels of a task's images, at most
-EMBED_BATCH = 128  # images, as in one process
 
 
 class RayEngine(Engine):
@@ -91,7 +90,7 @@ class RayEngine(Engine):
         chosen = images if indices is None else images.subset(indices)
         if not (len(chosen) and can_cut(chosen)):
             return LOCAL.embed(backbone, images, **options)
-        logits, size = options.get("logits", True), options.get("batch_size", EMBED_BATCH)
+        logits, size = options.get("logits", True), options.get("batch_size", BATCH_SIZE)
         self._load(backbone, lambda: Model.of_network(backbone))
         call = lambda actor, chunks: actor.embed.remote(self._shared, chunks, logits)  # noqa: E731
         parts = self._run(chosen, size, call, options.get("progress"))

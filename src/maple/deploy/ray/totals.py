@@ -33,7 +33,7 @@ from maple.deploy.ray.tree import Node, Store, Tree, by_record, count_bytes, ope
 from maple.deploy.ray.workers import Block, Decoder, Summing
 from maple.detectors.base import RemoteOutputs, Sum
 from maple.networks import Backbone, embed_batches
-from maple.networks.embedding import EmbedOptions
+from maple.networks.embedding import BATCH_SIZE, EmbedOptions
 from maple.progress import say
 from maple.types import Outputs
 
@@ -101,7 +101,7 @@ class TrainingOnRay(RemoteOutputs):
 
     @property
     def _batch_size(self) -> int:
-        return self.options.get("batch_size", 128)
+        return self.options.get("batch_size", BATCH_SIZE)
 
     def _measure(self, start: Callable[[Outputs], Sum]) -> Sum:
         """The sums of one image, which are as large as those of many."""

@@ -17,10 +17,9 @@ from torch import nn
 
 from maple.data.image_set import ImageSet
 from maple.networks import Backbone, embed
+from maple.networks.embedding import BATCH_SIZE
 from maple.training.processes.agreement import together
 from maple.types import Outputs
-
-BLOCK = 128  # images; the batch size of ``embed``
 
 Item = TypeVar("Item")
 Found = TypeVar("Found")
@@ -29,7 +28,7 @@ Found = TypeVar("Found")
 # --- rows -------------------------------------------------------------------------------------------------------------
 
 
-def share_of(n: int, rank: int, world_size: int, block: int = BLOCK) -> np.ndarray:
+def share_of(n: int, rank: int, world_size: int, block: int = BATCH_SIZE) -> np.ndarray:
     """The positions, of ``n``, that one process works on: every ``world_size``-th block.
 
     >>> share_of(7, rank=0, world_size=2, block=2), share_of(7, rank=1, world_size=2, block=2)
@@ -39,7 +38,7 @@ def share_of(n: int, rank: int, world_size: int, block: int = BLOCK) -> np.ndarr
     return rows[rows // block % world_size == rank]
 
 
-def gather_rows(fabric: Fabric, rows: np.ndarray, n: int, block: int = BLOCK) -> np.ndarray:
+def gather_rows(fabric: Fabric, rows: np.ndarray, n: int, block: int = BATCH_SIZE) -> np.ndarray:
     """All ``n`` rows in order in every process, where each holds those of :func:`share_of`."""
     if fabric.world_size == 1:
         return rows
