@@ -22,7 +22,8 @@ from maple.types import PREDICTION_COLUMNS
 mlflow = pytest.importorskip("mlflow")
 pytest.importorskip("sqlalchemy", reason="the store of MLflow in SQLite needs it")
 pd = pytest.importorskip("pandas")
-pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")  # of MLflow about itself
+# MLflow, of itself, and of how it uses SQLAlchemy
+pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
 
 
 @pytest.fixture(scope="module")
