@@ -21,6 +21,12 @@ from maple.runs.requests import PredictRequest
 
 STORE = 80 * 2**20  # bytes of shared memory of a node
 BATCH, N = 8, 120  # images of the archive: 15 parts
+HEAD: dict[str, Any] = {  # without processes that no test asks for
+    "include_dashboard": False,
+    "include_log_monitor": False,
+    "no_monitor": True,  # it would start and stop nodes elsewhere
+    "_system_config": {"idle_worker_killing_time_threshold_ms": 60_000},  # decoders of one test serve the next
+}
 # A decoder whose image holds the name of a signal ends by it; other processes that start are left alone.
 ENDING = """
 import sys
@@ -47,7 +53,7 @@ class Nodes:
         os.environ["PYTHONPATH"] = os.pathsep.join([str(site), *sys.path, python_path()])
         from ray.cluster_utils import Cluster
 
-        self.cluster = Cluster(initialize_head=True, head_node_args=self._arguments(include_dashboard=False))
+        self.cluster = Cluster(initialize_head=True, head_node_args=self._arguments(**HEAD))
         self.second = self.add()
 
     def _arguments(self, **more: Any) -> dict[str, Any]:

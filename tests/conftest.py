@@ -16,8 +16,11 @@ from PIL import Image
 
 from torture import Torture, share
 
-# No test measures time: on a busy machine an example takes as long as it takes. Mutation testing wants the same ones.
-hypothesis.settings.register_profile("maple", deadline=None, derandomize="MAPLE_SAME_EXAMPLES" in os.environ)
+# No test measures time: on a busy machine an example takes as long as it takes. Mutation testing wants the same
+# examples, make torture many.
+SAME = "MAPLE_SAME_EXAMPLES" in os.environ
+EXAMPLES = int(os.environ.get("MAPLE_EXAMPLES", 100 if SAME else 30))
+hypothesis.settings.register_profile("maple", deadline=None, derandomize=SAME, max_examples=EXAMPLES)
 hypothesis.settings.load_profile("maple")
 
 

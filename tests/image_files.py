@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from PIL import Image
+from sklearn.datasets import load_digits
 
 from maple.data.image_set import ImageSet
 
@@ -51,6 +52,14 @@ def write_data_root(folder: Path, rng: np.random.Generator) -> Path:
             {"image": [encode(noise(rng)) for _ in range(n)], "label": [i % 2 for i in range(n)], "label_name": names},
         )
     return write_folder(folder / "fish", {"cod": 6, "eel": 5}, rng).parent
+
+
+def write_digits(path: Path, n: int) -> Path:
+    """The first ``n`` digits of scikit-learn, as a file that ``maple train`` reads."""
+    digits = load_digits()
+    images = np.repeat((digits.images[:n] * 15.9).astype(np.uint8)[..., None], 3, axis=-1)
+    np.savez(path, images=images, labels=digits.target[:n])
+    return path
 
 
 def png_of_size(width: int, height: int) -> bytes:

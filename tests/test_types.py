@@ -7,7 +7,7 @@ import itertools
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from maple.types import PREDICTION_COLUMNS, About, Outputs, Prediction, Relabelling, RunClasses, Skipped
@@ -18,7 +18,6 @@ def outputs(n: int) -> Outputs:
     return Outputs(rows[:, None] * np.ones(3, np.float32), labels=rows, cluster_to_class=np.array([0, 0, 1]))
 
 
-@settings(max_examples=30, deadline=None)
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=4))
 def test_parts_of_outputs_add_up(lengths):
     whole, ends = outputs(sum(lengths)), np.cumsum([0, *lengths])

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -22,9 +21,12 @@ from maple.prediction.store import load_predictor
 from maple.registry import load_plugin
 from maple.training.loop import train_backbone
 from maple.training.options import TrainOptions
+from maple.training.processes import make_fabric
 from maple.training.recipe import create_recipe, find_recipe, list_recipes
 from plugins import forgetting_plugins, write_plugins
+from processes import in_processes
 from ranks import in_two_ranks
+from short_parallel import digest
 
 RECIPES = [*list_recipes(), "cosine"]
 DETECTORS = [*list_detectors(), "l1"]
@@ -97,55 +99,30 @@ def test_a_recipe_is_exported_or_refused(trained, digits, tmp_path):
     np.testing.assert_allclose(said.probabilities, predictor.predict_pixels(images).probabilities, rtol=1e-3, atol=1e-4)
 
 
-TRAIN_ALL = """
-import hashlib, json, os, sys
-from pathlib import Path
-
-import numpy as np
-
-from maple.data.sources import open_images
-from maple.errors import UsageError
-from maple.networks import create_backbone
-from maple.registry import load_plugin
-from maple.training.processes import make_fabric
-from maple.training.loop import train_backbone
-from maple.training.options import TrainOptions
-from maple.training.recipe import create_recipe
-
-folder, names = Path(sys.argv[1]), sys.argv[2].split(",")
-load_plugin("my_recipe")
-images = open_images("digits")
-options = TrainOptions(epochs=1, batch_size=32, devices=2, precision="32-true")
-fabric = make_fabric(options)
-found = {}
-for name in names:
-    try:
-        run = train_backbone(
-            create_backbone("resnet9", 10), create_recipe(name), images.subset(np.arange(96)),
-            images.subset(np.arange(96, 128)), options=options, fabric=fabric, show_progress=False,
-        )
-    except UsageError as error:
-        found[name] = str(error)
-        continue
-    state = run.backbone.state_dict().values()
-    found[name] = hashlib.sha256(b"".join(tensor.numpy().tobytes() for tensor in state)).hexdigest()
-(folder / f"rank-{fabric.global_rank}.json").write_text(json.dumps(found))
-fabric.barrier()
-os._exit(0)  # gloo's threads may abort the process that ends first
-"""
+def train_all(plugins: str, names: list[str]) -> dict[str, str]:
+    """A digest of the weights that each recipe learns in this process and the other, or why it refuses."""
+    sys.path.insert(0, plugins)
+    load_plugin("my_recipe")
+    images = open_images("digits")
+    parts = images.subset(np.arange(96)), images.subset(np.arange(96, 128))
+    options = replace(OPTIONS, devices=2)
+    fabric, found = make_fabric(options), {}
+    for name in names:
+        network = create_backbone("resnet9", 10)
+        try:
+            run = train_backbone(
+                network, create_recipe(name), *parts, options=options, fabric=fabric, show_progress=False
+            )
+        except UsageError as error:
+            found[name] = str(error)
+        else:
+            found[name] = digest(*run.backbone.state_dict().values())
+    return found
 
 
-def test_two_processes_train_the_same_network_or_are_refused(plugins, tmp_path):
-    """All recipes in one launch: both processes end with the same weights, or with the same refusal."""
-    (tmp_path / "driver.py").write_text(TRAIN_ALL)
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(plugins), *sys.path]), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--standalone"]
-    done = subprocess.run(
-        [*command, str(tmp_path / "driver.py"), str(tmp_path), ",".join(RECIPES)],
-        env=environment, capture_output=True, text=True, timeout=300,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    first, second = (json.loads((tmp_path / f"rank-{rank}.json").read_text()) for rank in range(2))
+def test_two_processes_train_the_same_network_or_are_refused(plugins):
+    """All recipes, one after the other: both processes end with the same weights, or with the same refusal."""
+    first, second = in_processes(train_all, str(plugins), RECIPES)
     assert first == second and list(first) == RECIPES
     for name, said in first.items():
         assert ("--devices" in said) == find_recipe(name).kind.one_process, (name, said)

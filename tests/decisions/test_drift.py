@@ -9,7 +9,7 @@ from itertools import combinations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy.integrate import quad
 from scipy.stats import beta, betabinom, hypergeom
@@ -193,7 +193,6 @@ def test_waiting_is_cheap_whatever_happens(p):
     assert (np.cumsum(growth) >= -np.log(2 * np.sqrt(np.arange(1500) + 2))).all()
 
 
-@settings(max_examples=30, deadline=None)
 @given(cuts=st.lists(st.integers(0, 120), max_size=5), seed=st.integers(0, 3))
 def test_a_stream_may_be_cut_anywhere(cuts, seed):
     rng = np.random.default_rng(7)

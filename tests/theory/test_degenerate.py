@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from clusters import moments_of
@@ -15,10 +15,7 @@ from maple.stats.gaussians import fit_gaussians
 from maple.types import Outputs
 from theory_data import SEEDS, draw_clusters
 
-FEW = settings(max_examples=30, deadline=None)
 
-
-@FEW
 @given(SEEDS, st.integers(1, 4), st.sampled_from([np.float32, np.float64]))
 def test_repeated_and_collinear_features_add_nothing(seed, n_more, dtype):
     """Without PCA distances stay those of the features they are made of, and so do the degrees of freedom."""
@@ -37,7 +34,6 @@ def test_repeated_and_collinear_features_add_nothing(seed, n_more, dtype):
     np.testing.assert_allclose(found.squared_distances(padded), expected, rtol=tolerance, atol=tolerance)
 
 
-@FEW
 @given(SEEDS, st.integers(6, 60), st.integers(20, 120), st.sampled_from(["tied", "global"]))
 def test_more_features_than_images_are_fitted_shrunk_and_classified(seed, n, dim, covariance):
     rng = np.random.default_rng(seed)
@@ -52,7 +48,6 @@ def test_more_features_than_images_are_fitted_shrunk_and_classified(seed, n, dim
     assert (distances.argmin(1) == labels).mean() > 0.8
 
 
-@FEW
 @given(SEEDS, st.integers(3, 40))
 def test_shrinkage_keeps_fresh_images_of_small_classes_near(seed, n):
     """Few images leave directions without variance; unshrunk, fresh images would be thousands of times as far."""
@@ -66,7 +61,6 @@ def test_shrinkage_keeps_fresh_images_of_small_classes_near(seed, n):
     assert unseen < 40 * seen
 
 
-@FEW
 @given(SEEDS, st.integers(1, 30))
 def test_clusters_of_one_image_among_others(seed, n_single):
     embeddings, labels = draw_clusters(seed)

@@ -10,7 +10,7 @@ from operator import add
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from clusters import moments_of
@@ -20,8 +20,6 @@ from maple.stats.gaussians import fit_gaussians, log_posterior
 from maple.stats.moments import Moments
 from maple.types import Outputs
 from theory_data import SEEDS, draw_clusters
-
-FEW = settings(max_examples=30, deadline=None)
 
 
 def draw_map(rng: np.random.Generator, dim: int, decades: float) -> np.ndarray:
@@ -36,7 +34,6 @@ def log_typicality(embeddings: np.ndarray, labels: np.ndarray, new: np.ndarray, 
     return log_chi_square_tail(gaussians.squared_distances(new), gaussians.n_components)
 
 
-@FEW
 @given(SEEDS, st.sampled_from(["tied", "global"]), st.floats(-1e3, 1e3))
 def test_typicality_is_invariant_under_affine_maps(seed, covariance, shift):
     embeddings, labels = draw_clusters(seed)
@@ -51,7 +48,6 @@ def test_typicality_is_invariant_under_affine_maps(seed, covariance, shift):
     np.testing.assert_allclose(after, before, rtol=1e-5, atol=1e-7)
 
 
-@FEW
 @given(SEEDS, st.sampled_from(["tied", "global"]), st.floats(0.5, 1.0))
 def test_with_pca_typicality_is_invariant_under_units_order_and_signs_of_features(seed, covariance, share):
     embeddings, labels = draw_clusters(seed)
@@ -64,7 +60,6 @@ def test_with_pca_typicality_is_invariant_under_units_order_and_signs_of_feature
     np.testing.assert_allclose(log_typicality(changed, labels, changed[:40], **options), before, rtol=1e-6, atol=1e-9)
 
 
-@FEW
 @given(SEEDS, st.floats(-12, 12))
 def test_normalised_distances_do_not_depend_on_the_length_of_embeddings(seed, power):
     embeddings, labels = draw_clusters(seed)
@@ -75,7 +70,6 @@ def test_normalised_distances_do_not_depend_on_the_length_of_embeddings(seed, po
     )
 
 
-@FEW
 @given(SEEDS, st.lists(st.integers(0, 300), max_size=6), st.sampled_from([0.0, 0.5, 1.0]), st.booleans())
 def test_moments_add_up_over_any_partition_in_any_order(seed, cuts, exponent, batchwise):
     embeddings, labels = draw_clusters(seed)
@@ -99,7 +93,6 @@ def test_moments_add_up_over_any_partition_in_any_order(seed, cuts, exponent, ba
     np.testing.assert_allclose(parts.within_covariance, whole.within_covariance, atol=1e-9 * scale)
 
 
-@FEW
 @given(SEEDS, st.integers(1, 8))
 def test_merged_processes_agree_with_one(seed, n_ranks):
     embeddings, labels = draw_clusters(seed)
@@ -110,7 +103,6 @@ def test_merged_processes_agree_with_one(seed, n_ranks):
     np.testing.assert_allclose(fit_gaussians(merged).squared_distances(embeddings), whole, rtol=1e-7, atol=1e-9)
 
 
-@FEW
 @given(SEEDS, st.integers(1, 299))
 def test_a_detector_fitted_in_parts_is_that_of_all_images(seed, cut):
     embeddings, labels = draw_clusters(seed)
@@ -124,7 +116,6 @@ def test_a_detector_fitted_in_parts_is_that_of_all_images(seed, cut):
         np.testing.assert_allclose(other.squared_distances(outputs), expected, rtol=1e-7, atol=1e-9)
 
 
-@FEW
 @given(SEEDS, st.floats(0.05, 20))
 def test_posterior_depends_on_differences_of_distances_and_weights_alone(seed, temperature):
     rng = np.random.default_rng(seed)

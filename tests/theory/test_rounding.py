@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy.special import logsumexp
 
@@ -18,7 +18,6 @@ from maple.stats.gaussians import FARTHEST, fit_gaussians, log_posterior, square
 from maple.types import Outputs
 from theory_data import SEEDS, draw_clusters
 
-FEW = settings(max_examples=30, deadline=None)
 UNIT = 2.0**-24  # rounding of float32
 
 
@@ -32,7 +31,6 @@ def rounding_bound(gaussians, embeddings: np.ndarray) -> np.ndarray:
     return (dim + 2) * UNIT * np.linalg.norm(np.abs(embeddings) @ np.abs(gaussians.matrix), axis=1)
 
 
-@FEW
 @given(SEEDS, st.floats(-6, 6), st.floats(0, 3))
 def test_float32_scores_stay_within_their_bound_over_12_orders_of_magnitude(seed, power, offset):
     """Of the square roots: |d32 - d64| is at most the distance by which the projection moved."""
@@ -46,7 +44,6 @@ def test_float32_scores_stay_within_their_bound_over_12_orders_of_magnitude(seed
     assert np.abs(single - double)[:40].max() < 1e-3  # what float32_suffices promises for typical images
 
 
-@FEW
 @given(SEEDS, st.sampled_from([1e5, -1e6, 1e6]))
 def test_float64_takes_over_where_float32_does_not_suffice(seed, offset):
     embeddings, labels = draw_clusters(seed)
@@ -56,7 +53,6 @@ def test_float64_takes_over_where_float32_does_not_suffice(seed, offset):
     np.testing.assert_array_equal(gaussians.squared_distances(far), gaussians.squared_distances(far.astype(np.float64)))
 
 
-@FEW
 @given(SEEDS, st.sampled_from([1e6, -1e6]))
 def test_a_mean_of_a_million_and_a_variance_of_one(seed, offset):
     """Distances and covariance are those around 0, though squares are a million million times the variance."""
@@ -96,7 +92,6 @@ def test_lengths_beyond_the_range_of_squares_are_normalised():
     np.testing.assert_allclose(normalise(directions * sizes[:, None]), directions, rtol=1e-12)
 
 
-@FEW
 @given(SEEDS, st.floats(0, 300))
 def test_posterior_is_a_distribution_at_any_distance(seed, power):
     rng = np.random.default_rng(seed)
@@ -107,7 +102,6 @@ def test_posterior_is_a_distribution_at_any_distance(seed, power):
         np.testing.assert_allclose(np.exp(logs).sum(1), 1)
 
 
-@FEW
 @given(SEEDS, st.floats(0.01, 100), st.floats(0, 1), st.floats(0.02, 1), st.floats(0, 0.5))
 def test_probabilities_sum_to_one_whatever_logits_and_distances(seed, temperature, weight, exponent, share):
     rng = np.random.default_rng(seed)
@@ -129,7 +123,6 @@ def test_probabilities_sum_to_one_whatever_logits_and_distances(seed, temperatur
     np.testing.assert_allclose(np.exp(logs).sum(1), 1, rtol=1e-6)
 
 
-@FEW
 @given(SEEDS, st.floats(0, 6))
 def test_expanded_distances_are_those_of_the_difference(seed, power):
     """||z||^2 - 2 z c' + ||c||^2 cancels where both are far from 0: by at most a few roundings of ||z||^2 + ||c||^2."""

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from scipy.special import log_softmax
@@ -24,7 +24,6 @@ def draw_logs(data: st.DataObject, n_columns: int) -> np.ndarray:
     return data.draw(arrays(np.float64, (4, n_columns), elements=st.floats(-50, 50)))
 
 
-@settings(max_examples=30, deadline=None)
 @given(CLUSTERS, st.data())
 def test_sums_over_the_clusters_of_a_class(clusters, data):
     values, weights = (
@@ -35,7 +34,6 @@ def test_sums_over_the_clusters_of_a_class(clusters, data):
     np.testing.assert_allclose(got, class_logsumexp(-0.5 * values + weights, clusters), rtol=1e-12, atol=1e-12)
 
 
-@settings(max_examples=30, deadline=None)
 @given(st.integers(1, 5), st.floats(0.1, 3), st.data())
 def test_odds_are_raised(n_classes, exponent, data):
     logs = draw_logs(data, n_classes)
@@ -60,7 +58,6 @@ def test_a_network_without_all_classes_shares_what_they_have_together(rng):
     np.testing.assert_array_equal(class_id.numpy(), nearest)
 
 
-@settings(max_examples=30, deadline=None)
 @given(
     st.sampled_from([3, 5]),
     st.floats(0, 1),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import chi2
 from torch import nn
@@ -62,7 +62,6 @@ def test_background_and_residual(moments, rng):
     np.testing.assert_allclose(read(Residual(background), new)[:, 0], background.residuals(new), rtol=1e-6, atol=1e-9)
 
 
-@settings(max_examples=30, deadline=None)
 @given(st.integers(1, 300), st.floats(1e-6, 2000))
 def test_the_tail_is_that_of_chi_square(degrees, squared):
     """Far beyond the distances of images: tests/theory/test_graph_tail.py."""

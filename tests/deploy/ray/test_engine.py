@@ -119,7 +119,7 @@ def test_a_fit_that_was_killed_goes_on_from_its_sums(nodes, place, local, small_
     finish = totals._Merging.finish
     with monkeypatch.context() as patch, pytest.raises(Killed):
         patch.setattr(totals._Merging, "finish", stop)
-        fit_on_ray(request)
+        fit_on_ray(replace(request, workers=1))
     assert [*(request.folder / RunFile.MOMENTS).rglob("*.npz")] and not (request.folder / RunFile.CONFIG).exists()
     fit_on_ray(request)
     assert "resuming after" in capsys.readouterr().err
@@ -149,7 +149,7 @@ def test_an_evaluation_is_that_of_one_process(nodes, place, local):
 
 def test_monitoring_is_that_of_one_process(nodes, graph, run, place):
     for model in (graph, run):
-        request = MonitorRequest(model, [str(place.folder / "test")], batch_size=16, engine="ray")
+        request = MonitorRequest(model, [str(place.folder / "test")], batch_size=16, engine="ray", workers=1)
         known = monitor_images(request)
         with RayEngine(request) as engine:
             found = monitor_images(request, engine)
@@ -167,7 +167,7 @@ def test_images_that_vanish_stop_a_fit(nodes, place, small_blocks, monkeypatch):
     monkeypatch.setattr(totals, "plan_step", vanish)
     monkeypatch.setattr("maple.runs.setup.splits.open_images", partial(open_images, memory_limit=0))
     with pytest.raises(DataError, match=r"vanishing.*"):
-        fit_on_ray(replace(place.request("vanished"), source=str(train)))
+        fit_on_ray(replace(place.request("vanished"), source=str(train), workers=1))
     assert not (place.folder / "vanished" / RunFile.CONFIG).exists()
 
 

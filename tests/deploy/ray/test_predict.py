@@ -77,7 +77,7 @@ def test_a_table_gives_the_rows_of_one_process(nodes, graph, images, tmp_path):
 
 def test_images_by_address_are_read_by_the_workers(nodes, graph, images, expected, tmp_path):
     out = place(tmp_path)
-    assert predict_on_ray(request(graph, f"file://{images}", out)) == N - 1
+    assert predict_on_ray(request(graph, f"file://{images}", out, workers=1)) == N - 1
     with io.StringIO(expected[0].decode().replace(str(images), f"file://{images}")) as text, out.open() as file:
         assert [*csv.reader(file)] == [*csv.reader(text)]
 

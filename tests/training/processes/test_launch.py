@@ -14,6 +14,7 @@ import maple.prediction.fit as fit
 import maple.training.loop as loop
 import maple.training.resume as resume
 from commands import LAUNCHER_VARIABLES, python, run
+from image_files import write_digits
 from maple.errors import DataError, RunError, UsageError
 from maple.training.options import TrainOptions
 from maple.training.processes import count_processes, make_fabric
@@ -31,7 +32,12 @@ def told_by(work: Callable[[], int], file: Path) -> tuple[int, str]:
     return code, file.read_text()
 
 
-def train_in_slurm(folder: Path, job: int) -> tuple[int, str]:
+@pytest.fixture(scope="module")
+def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_digits(tmp_path_factory.mktemp("digits") / "digits.npz", n=300)
+
+
+def train_in_slurm(digits: Path, folder: Path, job: int) -> tuple[int, str]:
     """One task of a job of SLURM: exit code and what it says."""
     rank = os.environ["RANK"]
     for name in LAUNCHER_VARIABLES:
@@ -40,7 +46,7 @@ def train_in_slurm(folder: Path, job: int) -> tuple[int, str]:
     os.environ |= {"SLURM_NNODES": "1", "SLURM_JOB_NAME": "train", "SLURM_JOB_ID": str(job)}
     os.environ |= {"SLURM_PROCID": rank, "SLURM_LOCALID": rank, "SLURM_NODEID": "0", "SLURM_NODELIST": "127.0.0.1"}
     os.environ.pop("MASTER_PORT"), os.environ.pop("MASTER_ADDR")
-    return told_by(partial(run, "train", "digits", "--out", folder, *SHORT), folder.parent / f"told-by-slurm-{rank}")
+    return told_by(partial(run, "train", digits, "--out", folder, *SHORT), folder.parent / f"told-by-slurm-{rank}")
 
 
 def unreadable(*_: object, **__: object) -> Iterator[None]:
@@ -52,7 +58,7 @@ def full(*_: object, **__: object) -> None:
     raise RunError("cannot write 'resume.safetensors': no space left on device")
 
 
-def train_failing(folder: Path, failure: str) -> tuple[int, str]:
+def train_failing(digits: Path, folder: Path, failure: str) -> tuple[int, str]:
     """The command, but something goes wrong in one process."""
     rank = os.environ["RANK"]
     if failure == "image" and rank == "1":
@@ -61,15 +67,15 @@ def train_failing(folder: Path, failure: str) -> tuple[int, str]:
         fit.embed_batches = unreadable
     if failure == "disk":
         resume.save_arrays = full  # which only the first process calls
-    return told_by(partial(run, "train", "digits", "--out", folder / "run", *SHORT), folder / f"told-{rank}.txt")
+    return told_by(partial(run, "train", digits, "--out", folder / "run", *SHORT), folder / f"told-{rank}.txt")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("failure", "sentence"), [("image", "diatom.png"), ("fit", "diatom.png"), ("disk", "no space left")]
 )
-def test_an_error_of_one_process_ends_the_command_in_both(tmp_path, failure, sentence):
-    (first, told), (second, silence) = in_processes(train_failing, tmp_path, failure)
+def test_an_error_of_one_process_ends_the_command_in_both(digits, tmp_path, failure, sentence):
+    (first, told), (second, silence) = in_processes(train_failing, digits, tmp_path, failure)
     assert (first, second, silence) == (1, 1, "")
     assert told.count(sentence) == told.count("error:") == 1
     assert "Traceback" not in told
@@ -84,9 +90,9 @@ def free_job() -> int:
     raise AssertionError("no port is free")
 
 
-def train_in_torchrun(folder: Path) -> tuple[int, str]:
+def train_in_torchrun(digits: Path, folder: Path) -> tuple[int, str]:
     told = folder.parent / f"told-by-torchrun-{os.environ['RANK']}"
-    return told_by(partial(run, "train", "digits", "--out", folder, *SHORT), told)
+    return told_by(partial(run, "train", digits, "--out", folder, *SHORT), told)
 
 
 def are_equal(*folders: Path) -> bool:
@@ -96,9 +102,9 @@ def are_equal(*folders: Path) -> bool:
 
 
 @pytest.mark.slow
-def test_slurm_starts_the_training_of_torchrun(tmp_path):
+def test_slurm_starts_the_training_of_torchrun(digits, tmp_path):
     for folder, work in (("slurm", partial(train_in_slurm, job=free_job())), ("torchrun", train_in_torchrun)):
-        (first, answer), (second, left) = run_processes(work, tmp_path / folder)
+        (first, answer), (second, left) = run_processes(work, digits, tmp_path / folder)
         assert (first, second, left) == (0, 0, None), "the second process leaves without taking gloo apart"
         (code, told), *_ = answer
         assert code == 0, told
@@ -108,10 +114,10 @@ def test_slurm_starts_the_training_of_torchrun(tmp_path):
 
 
 @pytest.mark.slow
-def test_devices_and_torchrun_start_the_same_training(tmp_path):
+def test_devices_and_torchrun_start_the_same_training(digits, tmp_path):
     launches = {
-        "devices": ["-m", "maple", "train", "digits", "--devices", 2],
-        "torchrun": [*TORCHRUN, "-m", "maple", "train", "digits"],
+        "devices": ["-m", "maple", "train", digits, "--devices", 2],
+        "torchrun": [*TORCHRUN, "-m", "maple", "train", digits],
     }
     for name, launch in launches.items():
         result = python(*launch, "--out", tmp_path / name, *SHORT)
