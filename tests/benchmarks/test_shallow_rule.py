@@ -26,6 +26,7 @@ def test_best_single_score_is_no_sum():
     assert shallow_rule.best_single(scores) == ("energy", 0.9)
 
 
+@pytest.mark.filterwarnings("ignore:Detected call of .lr_scheduler.step:UserWarning")  # to where it was interrupted
 def test_an_interrupted_training_ends_as_one_that_was_not(tmp_path, monkeypatch):
     rng = np.random.default_rng(0)
     images = ImageSet.from_arrays(rng.integers(0, 256, (300, 4, 4, 3), dtype=np.uint8), np.arange(300) % 3)
