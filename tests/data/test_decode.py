@@ -16,7 +16,7 @@ from PIL import Image
 from image_files import encode, noise, png_of_size
 from maple.data import decode
 from maple.data.decode import auto_size, decode_bytes, read_file, to_rgb
-from maple.data.stream import decode_image
+from maple.data.decoders import decode_image
 from maple.errors import DataError
 
 

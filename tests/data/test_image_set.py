@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from image_files import arrays, png_of_size, write_folder
+from maple.data.decoders import decode_image
 from maple.data.image_set import (
     MEMORY_LIMIT,
     ImageSet,
@@ -20,7 +21,6 @@ from maple.data.image_set import (
     read_pixels,
 )
 from maple.data.sources import open_images
-from maple.data.stream import decode_image
 from maple.errors import DataError
 
 

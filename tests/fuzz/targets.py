@@ -11,9 +11,10 @@ from pathlib import Path
 
 from maple.data.catalogue.archive import Archive
 from maple.data.decode import Decoding
+from maple.data.decoders import decode_kept
 from maple.data.headers import image_suffix, read_header
 from maple.data.sources import open_images, open_source
-from maple.data.stream import decode_kept, decode_stream
+from maple.data.stream import decode_stream
 from maple.decisions.labels import read_labels
 from maple.deploy.serve.options import ServeOptions
 from maple.deploy.serve.uploads import read_uploads

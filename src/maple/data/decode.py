@@ -4,7 +4,7 @@ Every image has exactly one decoded form, for any mode, bit depth, orientation o
 header, before a pixel is decoded, and every failure of a decoder becomes a ``DataError`` that says why the image cannot
 be used.
 
-Nothing here limits time or memory: commands decode in the processes of :mod:`maple.data.stream`, which do.
+Nothing here limits time or memory: commands decode in the processes of :mod:`maple.data.decoders`, which do.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from maple import __version__
-from maple.data.stream import decode_image
+from maple.data.decoders import decode_image
 from maple.decisions.conformal import check_rate
 from maple.errors import UsageError, naming_extras
 from maple.files import RunFile, check_finished

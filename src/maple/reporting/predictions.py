@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from maple.data.stream import decode_image
+from maple.data.decoders import decode_image
 from maple.decisions.attention import REASONS, Reason, find_reason, look_rank
 from maple.errors import DataError, MapleError
 from maple.reporting.record import to_float

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from image_files import noise, write_folder
+from maple.data.decoders import decode_image
 from maple.data.sources import open_images
-from maple.data.stream import decode_image
 from maple.errors import DataError, UsageError
 
 

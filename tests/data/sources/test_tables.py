@@ -10,8 +10,8 @@ import pyarrow as pa
 import pytest
 
 from image_files import encode, noise, write_parquet
+from maple.data.decoders import decode_image
 from maple.data.sources import open_images
-from maple.data.stream import decode_image
 from maple.errors import DataError
 
 

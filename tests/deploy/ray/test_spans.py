@@ -13,9 +13,10 @@ import pytest
 
 from clusters_of_ray import write_images
 from maple.data.decode import Decoding
+from maple.data.decoders import DecoderKilled, decode_kept
 from maple.data.image_set import ImageSet, read_pixels
 from maple.data.sources import open_images, open_source
-from maple.data.stream import DecoderKilled, decode_kept, decode_stream
+from maple.data.stream import decode_stream
 from maple.deploy.ray.spans import Span, can_cut, decode_chunk
 from maple.errors import DataError, RunError
 

@@ -19,7 +19,7 @@ from starlette.testclient import TestClient
 
 from image_files import encode, png_of_size
 from maple.data.decode import Decoding
-from maple.data.stream import DecoderPool, decode_image
+from maple.data.decoders import DecoderPool, decode_image
 from maple.deploy.serve.app import create_app
 from maple.deploy.serve.endpoints import DECODERS
 from maple.deploy.serve.options import ServeOptions
@@ -204,7 +204,7 @@ class Processes:
 @pytest.fixture
 def processes(monkeypatch) -> Processes:
     noted = Processes()
-    monkeypatch.setattr("maple.data.stream.subprocess.Popen", noted.start)
+    monkeypatch.setattr("maple.data.decoders.subprocess.Popen", noted.start)
     return noted
 
 

@@ -16,9 +16,10 @@ from pathlib import Path
 
 import numpy as np
 
+from maple.data._decoder import Item
 from maple.data.catalogue.table import is_built_in
 from maple.data.decode import IMAGE_SUFFIXES, TABLE_SUFFIXES
-from maple.data.stream import Item, Source
+from maple.data.stream import Source
 from maple.errors import DataError, UsageError
 from maple.files import expand_home, suggest_path
 from maple.types import Skipped

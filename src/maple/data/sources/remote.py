@@ -19,9 +19,10 @@ from typing import Any
 import pyarrow as pa
 from pyarrow import fs
 
+from maple.data._decoder import Item
 from maple.data.decode import IMAGE_SUFFIXES, check_file_size
 from maple.data.sources.folders import why_no_image
-from maple.data.stream import Item, Source
+from maple.data.stream import Source
 from maple.errors import DataError, RunError, UsageError
 from maple.types import Skipped
 

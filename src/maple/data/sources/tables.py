@@ -17,12 +17,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from maple.data._decoder import content_key
+from maple.data._decoder import Item, content_key
 from maple.data.decode import Fit, Size, check_file_size
 from maple.data.image_set import ImageSet, Labels, index_labels, no_labels
 from maple.data.sources.folders import stamp_file
 from maple.data.sources.remote import Place
-from maple.data.stream import Item, Source
+from maple.data.stream import Source
 from maple.errors import DataError
 
 _READ_ROWS = 64  # of a Parquet file at a time

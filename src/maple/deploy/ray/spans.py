@@ -1,7 +1,7 @@
 """Ranges of a source that travel to workers, and their decoding there.
 
 A worker reads and decodes with the limits of the one-process engine, in the decoding process that each process keeps
-(:mod:`maple.data.stream`). An image that ends it, however often, costs that image.
+(:mod:`maple.data.decoders`). An image that ends it, however often, costs that image.
 """
 
 from __future__ import annotations
@@ -12,23 +12,14 @@ from itertools import islice
 
 import numpy as np
 
-from maple.data._decoder import Batch, Failure
+from maple.data._decoder import Batch, Failure, Item
 from maple.data.decode import Decoding
+from maple.data.decoders import ATTEMPTS, DecoderKilled, decode_kept, join_batches
 from maple.data.image_set import ImageSet
 from maple.data.sources.folders import Files
 from maple.data.sources.remote import RemoteFiles
 from maple.data.sources.tables import Table, Tables
-from maple.data.stream import (
-    ATTEMPTS,
-    Chunk,
-    Decoded,
-    DecoderKilled,
-    Item,
-    Source,
-    check_present,
-    decode_kept,
-    join_batches,
-)
+from maple.data.stream import Chunk, Decoded, Source, check_present
 from maple.errors import DataError, RunError
 
 _Cuttable = Files | Table | Tables | RemoteFiles

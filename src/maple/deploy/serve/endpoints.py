@@ -15,7 +15,7 @@ from starlette.requests import ClientDisconnect
 
 from maple import __version__
 from maple.data.decode import Decoding
-from maple.data.stream import DecoderPool
+from maple.data.decoders import DecoderPool
 from maple.deploy.serve.batching import Batcher, BatchLimits, Busy
 from maple.deploy.serve.metrics import ServeMetrics
 from maple.deploy.serve.options import ServeOptions

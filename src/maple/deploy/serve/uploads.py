@@ -21,8 +21,8 @@ from pydantic import BaseModel, ConfigDict, FailFast, Field, ValidationError
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import File, FormParser, parse_options_header
 
+from maple.data.decoders import DecoderKilled, DecoderPool
 from maple.data.headers import HEADER_BYTES
-from maple.data.stream import DecoderKilled, DecoderPool
 from maple.deploy.serve.batching import Busy
 from maple.deploy.serve.options import ServeOptions
 from maple.deploy.serve.watch import (

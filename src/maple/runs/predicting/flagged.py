@@ -19,10 +19,11 @@ from xml.sax.saxutils import quoteattr
 import numpy as np
 from PIL import Image
 
+from maple.data._decoder import Item
 from maple.data.headers import image_suffix
 from maple.data.sources.folders import Files
 from maple.data.sources.labels import LABEL_CONTROL, LIST_SUFFIXES, LOCAL_FILES
-from maple.data.stream import Item, Source
+from maple.data.stream import Source
 from maple.errors import RunError, UsageError
 from maple.files import draft_folder, is_full, to_csv, write_atomic
 from maple.reporting.predictions import PredictionRow, iterate_predictions
