@@ -14,7 +14,7 @@ from maple.evaluation.paper.profiles import PROFILES
 from maple.evaluation.paper.suites import SUITES
 from maple.runs.benchmark.jobs import list_jobs
 from maple.runs.benchmark.suites import run_suites
-from maple.runs.benchmark.trainings import locked, train_all
+from maple.runs.benchmark.trainings import ensure_trained, locked, train_all
 from maple.runs.requests import BenchmarkRequest
 
 
@@ -33,6 +33,15 @@ def test_a_killed_benchmark_goes_on(everything, tmp_path):
     for before, after in zip(expected.rows, again.rows, strict=True):
         for column in before.figures:
             np.testing.assert_allclose(after.figures[column], before.figures[column], rtol=1e-6, err_msg=column)
+
+
+def test_a_checkpoint_that_could_not_be_removed_goes_with_the_next_command(tmp_path):
+    (job, *_) = list_jobs([SUITES["md"]], PROFILES["tiny"], [0], tmp_path)
+    job.folder.mkdir(parents=True)
+    for name in ("results.json", "resume.safetensors"):
+        (job.folder / name).touch()
+    assert ensure_trained(job) == job.folder
+    assert [path.name for path in job.folder.iterdir()] == ["results.json"]
 
 
 def test_processes_share_the_work(tmp_path):

@@ -22,6 +22,7 @@ from maple.prediction.store import load_backbone
 from maple.progress import is_first_process, say
 from maple.runs.benchmark.jobs import Job, digest, digest_source
 from maple.runs.evaluate import evaluate_run
+from maple.runs.folder import RunFolder
 from maple.runs.requests import EvaluateRequest, TrainRequest
 from maple.runs.setup.request import LEFT_OUT
 from maple.runs.train import train_run
@@ -92,6 +93,8 @@ def _train_in_step(jobs: Sequence[Job]) -> None:
 def _train(job: Job) -> Path:
     folder = job.folder
     if job.is_finished:
+        if RunFolder(folder).has_checkpoint():  # the training that finished it could not remove it
+            RunFolder(folder).remove_training_state()
         return folder
     started, protocol = job.is_started, job.protocol
     say(f"{'continuing' if started else 'training'}: {job.title}")
