@@ -60,13 +60,34 @@ def test_a_process_that_waits_for_one_that_has_failed_is_ended(tmp_path):
     assert (tmp_path / "silence").read_text() == ""
 
 
+CHILD = """
+import time
+from maple.training.processes import children
+
+children.GRACE_SECONDS = 0.1
+children.start_children(2)
+print("started", flush=True)
+time.sleep(100)
+"""
+
+
+def test_a_child_ends_after_the_first_process(tmp_path):
+    """Also where it waits in a call that nothing else ends, as for a connection."""
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    variables = os.environ | {"LOCAL_RANK": "1", "MAPLE_CHILD": "1"}
+    with subprocess.Popen([sys.executable, "-c", CHILD], env=variables, **pipes) as child:
+        assert child.stdout.readline() == "started\n"
+        _, told = child.communicate(timeout=60)  # closes the pipe first
+    assert child.returncode == 1 and told.count("another process of this training") == 1
+
+
 def test_children_are_started_once(monkeypatch):
     started = []
     for name in ("LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "NODE_RANK", "WORLD_SIZE"):
         monkeypatch.setenv(name, "")  # so that what is set is undone
         monkeypatch.delenv(name)
     monkeypatch.setattr(children, "_watch", lambda _: None)
-    monkeypatch.setattr(children.subprocess, "Popen", lambda command, env: started.append((command, env)))
+    monkeypatch.setattr(children.subprocess, "Popen", lambda command, env, stdin: started.append((command, env)))
     children.start_children(1)
     assert not started
     children.start_children(3)
