@@ -21,7 +21,7 @@ from pyarrow import fs
 
 from maple.data._decoder import Item
 from maple.data.decode import IMAGE_SUFFIXES, check_file_size
-from maple.data.sources.folders import why_no_image
+from maple.data.sources.folders import Paths, why_no_image
 from maple.data.stream import Source
 from maple.errors import DataError, RunError, UsageError
 from maple.types import Skipped
@@ -146,9 +146,9 @@ class RemoteFiles(Source):
     """Image files of a file system, of which only the paths are held; they are read several at a time."""
 
     place: Place
-    paths: Sequence[str]
+    paths: Paths
     name: str
-    stamps: bytes = b""  # of all files, when they were listed
+    stamps: bytes = b""  # a digest of those of all files, when they were listed
     skipped: tuple[Skipped, ...] = ()
 
     labels = None
@@ -158,8 +158,11 @@ class RemoteFiles(Source):
         return len(self.paths)
 
     def digest(self) -> str:
-        names = "\0".join(self.paths).encode("utf-8", "surrogateescape")
-        return hashlib.blake2b(names + self.stamps, digest_size=16).hexdigest()
+        found = hashlib.blake2b(digest_size=16)
+        for i in range(len(self)):
+            found.update(self.paths.encoded(i) + b"\0")
+        found.update(self.stamps)
+        return found.hexdigest()
 
     def item(self, i: int) -> Item:
         place = self.place.beside(self.paths[i])
@@ -189,7 +192,7 @@ class RemoteFiles(Source):
 
     def only(self, rows: Sequence[int]) -> tuple[RemoteFiles, Sequence[int]]:
         """What reads these files in another process, and their positions there."""
-        return RemoteFiles(self.place, [self.paths[i] for i in rows], self.name), range(len(rows))
+        return RemoteFiles(self.place, Paths(self.paths[i] for i in rows), self.name), range(len(rows))
 
 
 def list_remote(place: Place) -> RemoteFiles | list[Place]:
@@ -210,5 +213,5 @@ def list_remote(place: Place) -> RemoteFiles | list[Place]:
         raise DataError(f"no images at '{place}': expected {'/'.join(IMAGE_SUFFIXES[:8])} or Parquet files")
     others = [each for each in files if not each.path.lower().endswith(IMAGE_SUFFIXES)]
     skipped = tuple(Skipped(str(place.beside(each.path)), why_no_image(each.base_name)) for each in others)
-    stamps = b"".join(map(_stamp, images))
-    return RemoteFiles(place, [each.path for each in images], str(place), stamps, skipped)
+    stamps = hashlib.blake2b(b"".join(map(_stamp, images)), digest_size=16).digest()
+    return RemoteFiles(place, Paths(each.path for each in images), str(place), stamps, skipped)
