@@ -10,7 +10,6 @@ import shutil
 from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, Self, Unpack
 
@@ -23,7 +22,7 @@ from maple.data.stream import Decoded, Source, decode_stream
 from maple.deploy.ray.cluster import Resources, connected
 from maple.deploy.ray.jobs import Pool, Shared, in_order
 from maple.deploy.ray.model import Model
-from maple.deploy.ray.spans import Span, can_cut
+from maple.deploy.ray.spans import can_cut, cut_spans
 from maple.deploy.ray.totals import TrainingOnRay
 from maple.deploy.ray.workers import Block, Decoder, NetworkWorker, Summing
 from maple.detectors.base import RemoteOutputs
@@ -34,8 +33,6 @@ from maple.prediction.base import BasePredictor
 from maple.prediction.engine import LOCAL, Engine
 from maple.runs._engine import EngineFlags
 from maple.types import Outputs
-
-SPAN_BYTES = 2**25  # pixels of a task's images, at most
 
 
 class RayEngine(Engine):
@@ -79,7 +76,7 @@ class RayEngine(Engine):
             return
         self._connect()
         decoder = Decoder.beside(self.resources)
-        spans = cut_spans(source, how.size, chunk_size)
+        spans = cut_spans(source, range(len(source)), how.size, chunk_size)
         for chunks in in_order(spans, lambda span: decoder.start(span, how, chunk_size, keep), 2 * decoder.n):
             yield from chunks
 
@@ -127,7 +124,7 @@ class RayEngine(Engine):
     ) -> list[Any]:
         """The results of the workers, part by part, in the order of the images."""
         decoder, how = Decoder.beside(self.resources), Decoding(images.size, images.fit)
-        spans = cut_spans(images, images.size, batch_size, 4 * self.resources.workers)
+        spans = cut_spans(images, range(len(images)), images.size, batch_size, 4 * self.resources.workers)
         found: dict[int, Any] = {}
         done = 0
         submit = lambda actor, span: call(actor, decoder.start(span, how, batch_size))  # noqa: E731
@@ -152,11 +149,3 @@ class RayEngine(Engine):
         if self._pool is not None:
             self._pool.close()
             self._pool = None
-
-
-def cut_spans(source: Source, size: int, batch_size: int, at_least: int = 1) -> Iterator[Span]:
-    """A source as spans of whole batches, of at most ``SPAN_BYTES`` pixels, and if it can be ``at_least`` so many."""
-    step = min(SPAN_BYTES // (3 * size * size), -(-len(source) // at_least))
-    step = max(step // batch_size, 1) * batch_size
-    for first, stop in pairwise([*range(0, len(source), step), len(source)]):
-        yield Span.cut(source, first, stop)

@@ -6,9 +6,9 @@ A worker reads and decodes with the limits of the one-process engine, in the dec
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import islice, pairwise
 
 import numpy as np
 
@@ -22,6 +22,7 @@ from maple.data.sources.tables import Table, Tables
 from maple.data.stream import Chunk, Decoded, Source, check_present
 from maple.errors import DataError, RunError
 
+SPAN_BYTES = 2**25  # pixels of a task's images, at most
 _Cuttable = Files | Table | Tables | RemoteFiles
 _TOO_MANY = 4  # images in a row at which decoders are killed: the machine is at fault
 
@@ -78,6 +79,14 @@ class Span:
         for chunk in decoded:
             check_present(self.source, self.rows, chunk)
         return decoded
+
+
+def cut_spans(source: Source, images: range, size: int, batch_size: int, at_least: int = 1) -> Iterator[Span]:
+    """Some images as spans of whole batches, of at most ``SPAN_BYTES`` pixels; ``at_least`` so many, if possible."""
+    step = min(SPAN_BYTES // (3 * size * size), -(-len(images) // at_least))
+    step = max(step // batch_size, 1) * batch_size
+    for first, stop in pairwise([*images[::step], images.stop]):
+        yield Span.cut(source, first, stop)
 
 
 def can_cut(source: Source) -> bool:

@@ -14,7 +14,6 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +27,7 @@ from maple.data.sources.tables import Table, Tables
 from maple.data.stream import Source
 from maple.deploy.ray.jobs import get_or_repeat
 from maple.deploy.ray.model import Model
-from maple.deploy.ray.spans import Span
+from maple.deploy.ray.spans import cut_spans
 from maple.deploy.ray.tree import Node, Store, Tree, by_record, count_bytes, open_plan
 from maple.deploy.ray.workers import Block, Decoder, Summing
 from maple.detectors.base import RemoteOutputs, Sum
@@ -153,11 +152,7 @@ class TrainingOnRay(RemoteOutputs):
         return store.read(tree.root)
 
     def _block(self, number: int, first: int, stop: int) -> Block:
-        from maple.deploy.ray.engine import SPAN_BYTES
-
-        size = self._batch_size
-        step = max(SPAN_BYTES // (3 * self.images.size**2) // size, 1) * size
-        spans = [Span.cut(self.images, a, b) for a, b in pairwise([*range(first, stop, step), stop])]
+        spans = [*cut_spans(self.images, range(first, stop), self.images.size, self._batch_size)]
         ids = self.options.get("cluster_ids")
         own = None if ids is None else np.asarray(ids)[first:stop]
         return Block(number, spans, self.images.labels[first:stop], own)
