@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import socket
-import sys
 import threading
 from pathlib import Path
 
 import pytest
+import ray
+from PIL import Image
 
 from commands import flat
 from commands import run as maple
@@ -23,13 +24,6 @@ def no_token(monkeypatch, tmp_path):
     for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
-
-
-def test_without_ray_one_line_names_the_extra(monkeypatch, capsys, tmp_path):
-    monkeypatch.setitem(sys.modules, "ray", None)
-    assert maple("predict", tmp_path, tmp_path, "--out", tmp_path / "p.csv", "--engine", "ray") == 2
-    said = flat(capsys.readouterr().err)
-    assert "maple-uncertainty[ray]" in said and "Traceback" not in said
 
 
 @pytest.mark.parametrize(("flags", "named"), [
@@ -52,6 +46,19 @@ def test_a_cluster_that_cannot_be_reached_is_named(monkeypatch):
         monkeypatch.setattr(cluster, "CONNECT_SECONDS", 1.0)
         with pytest.raises(RunError, match=address):
             cluster._wait_for(address)
+
+
+def test_a_command_whose_cluster_cannot_be_reached_names_it(monkeypatch, run, tmp_path, capsys):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        monkeypatch.setattr(cluster, "CONNECT_SECONDS", 1.0)
+        monkeypatch.setattr("ray.is_initialized", lambda: False)  # the other tests of this folder have one
+        Image.new("RGB", (8, 8)).save(tmp_path / "a.png")
+        flags = ["--out", tmp_path / "p.csv", "--engine", "ray", "--ray-address", address]
+        assert maple("predict", run, tmp_path / "a.png", *flags) == 1
+    said = flat(capsys.readouterr().err)
+    assert address in said and "HOST:PORT" in said and "Traceback" not in said
 
 
 @pytest.mark.parametrize("answer", [b"", b"HTTP/1.1 400 Bad Request\r\n\r\n"])
@@ -104,8 +111,17 @@ def test_nodes_with_another_version_are_named(nodes, tmp_path):
         nodes.cluster.remove_node(other)
 
 
-def test_a_worker_that_fits_on_no_node_is_refused(nodes):
-    import ray
+def test_what_nodes_report_to_ray_is_not_among_the_results(capsys):
+    from ray._private import worker
 
+    report = {"lines": ["(raylet) A worker died: PartWriter.predict"], "pid": "raylet", "is_err": False}
+    with cluster._silenced(ray):
+        worker.print_to_stdstream(report, ignore_prefix=False)
+    assert capsys.readouterr().out == ""
+    worker.print_to_stdstream({**report, "lines": ["another"]}, ignore_prefix=False)
+    assert "another" in capsys.readouterr().out  # a user of Ray sees them again
+
+
+def test_a_worker_that_fits_on_no_node_is_refused(nodes):
     with pytest.raises(UsageError, match="--gpus-per-worker"):
         cluster._check_room(ray, cluster.Resources(1, 1, 4))

@@ -32,6 +32,8 @@ _LOCAL = {  # of a cluster for one command, unless the user has set it
     "RAY_worker_niceness": "0",  # Ray's 15 starves the workers where anything else runs
     "RAY_DATA_DISABLE_PROGRESS_BARS": "1",
 }
+_QUIET: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
+_SETTINGS = bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])  # an empty frame of HTTP/2, of this type
 
 
 @dataclass(frozen=True)
@@ -71,16 +73,31 @@ def connected(request: EngineFlags, resources: Resources) -> Iterator[None]:
         _check_versions(ray)
         yield
         return
-    if request.ray_address is None:
-        _start(ray, resources)
-    else:
-        _connect(ray, request.ray_address)
+    with _silenced(ray):
+        if request.ray_address is None:
+            _start(ray, resources)
+        else:
+            _connect(ray, request.ray_address)
+        try:
+            _check_versions(ray)
+            _check_room(ray, resources)
+            yield
+        finally:
+            ray.shutdown()
+
+
+@contextmanager
+def _silenced(ray: Any) -> Iterator[None]:
+    """Within it Ray prints no reports of its nodes, such as that a worker ended: to standard output, among results.
+
+    ``log_to_driver`` does not cover them. The pool warns of a worker that ends, and what cannot be done is an error.
+    """
+    module = ray._private.worker
+    module._worker_logs_enabled = False
     try:
-        _check_versions(ray)
-        _check_room(ray, resources)
         yield
     finally:
-        ray.shutdown()
+        module._worker_logs_enabled = True
 
 
 def _start(ray: Any, resources: Resources) -> None:
@@ -93,9 +110,6 @@ def _start(ray: Any, resources: Resources) -> None:
             ray.shutdown()
             if attempt == _STARTS:
                 raise RunError(f"cannot start Ray on this machine: {_first_line(error)}; look into /tmp/ray") from None
-
-
-_QUIET: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
 
 
 def _connect(ray: Any, address: str) -> None:
@@ -138,9 +152,6 @@ def _greet(connection: socket.socket) -> None:
     answer = connection.recv(len(_SETTINGS), socket.MSG_WAITALL)
     if answer[3:4] != _SETTINGS[3:4]:
         raise OSError("it is no Ray head")
-
-
-_SETTINGS = bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])  # an empty frame of this type
 
 
 def _first_line(error: Exception) -> str:
