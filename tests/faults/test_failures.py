@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from disks import change, disk
 from faults.scenes import SCENES, Scene, World, check_whole, contents
 from faults.server import Ended
 from faults.test_kills import assert_same
@@ -73,24 +71,11 @@ def test_a_file_may_not_grow(command: str, world: World) -> None:
 # --- real disks -------------------------------------------------------------------------------------------------------
 
 
-@contextlib.contextmanager
-def disk(world: World, kibibytes: int = 2**16) -> Iterator[Path]:
-    """A small disk in the place of the folder of trials; skips where none can be mounted."""
-    world.trial.mkdir(exist_ok=True)
-    options = f"size={kibibytes}k,mode=755"
-    if os.geteuid() or subprocess.run(["mount", "-t", "tmpfs", "-o", options, "maple", world.trial]).returncode:
-        pytest.skip("no disk can be mounted here")
-    try:
-        yield world.trial
-    finally:
-        subprocess.run(["umount", "--lazy", world.trial], check=True)
-
-
 @pytest.mark.parametrize("command", ["update", "predict"])
 def test_a_full_disk(command: str, world: World) -> None:
     """A file takes all the room, and gives it back."""
     scene, reference = SCENES[command], world.reference(command)
-    with disk(world):
+    with disk(world.trial):
         folder = scene.prepare(world)
         filler = folder / ".filler"
         with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
@@ -114,11 +99,11 @@ def _inside(found: dict[str, object], folder: str) -> dict[str, object]:
 def test_a_disk_that_cannot_be_written(command: str, world: World) -> None:
     scene = SCENES[command]
     reference = world.reference(command)
-    with disk(world) as trial:
+    with disk(world.trial) as trial:
         folder = scene.prepare(world)
-        subprocess.run(["mount", "-o", "remount,ro", trial], check=True)
+        change(trial, "ro")
         ended = world.forge.run(scene.argv, folder)
-        subprocess.run(["mount", "-o", "remount,rw", trial], check=True)
+        change(trial, "rw")
         assert ended.code == 1 and ended.is_clean, ended.err
         assert "Read-only" in ended.err
         assert_same(contents(folder), reference.before)
@@ -126,9 +111,9 @@ def test_a_disk_that_cannot_be_written(command: str, world: World) -> None:
 
 def test_a_run_on_a_disk_that_cannot_be_written_is_still_useful(world: World) -> None:
     """It predicts, and is updated into another folder."""
-    with disk(world) as trial:
+    with disk(world.trial) as trial:
         SCENES["update"].prepare(world)
-        subprocess.run(["mount", "-o", "remount,ro", trial], check=True)
+        change(trial, "ro")
         said = world.forge.run(["predict", "run", "../images", "--workers", "0"], trial)
         updated = world.folder / "updated"
         ended = world.forge.run(["update", "run", "--data", "../new", "--workers", "0", "--out", updated], trial)
@@ -169,16 +154,16 @@ def test_memory_grows_until_it_is_enough(command: str, world: World, torture: To
 @pytest.mark.parametrize("command", SCENES)
 def test_disk_grows_until_it_is_enough(command: str, world: World, torture: Torture) -> None:
     scene = SCENES[command]
-    with disk(world) as trial:
+    with disk(world.trial) as trial:
         while torture.goes_on():
             for kibibytes in DISKS:
-                subprocess.run(["mount", "-o", "remount,size=65536k", trial], check=True)
+                change(trial, "size=65536k")
                 folder = scene.prepare(world)
                 used = sum(path.stat().st_size + 4096 for path in folder.rglob("*")) // 1024
                 room = int(kibibytes * torture.rng.uniform(0.5, 1))
-                subprocess.run(["mount", "-o", f"remount,size={used + room}k", trial], check=True)
+                change(trial, f"size={used + room}k")
                 ended = world.forge.run(scene.argv, folder)
-                subprocess.run(["mount", "-o", "remount,size=65536k", trial], check=True)
+                change(trial, "size=65536k")
                 fail(scene, world, ended)
                 torture.count("full disks", scene.command.split()[0], ended.code != 0)
                 if ended.code == 0 or not torture.goes_on():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import socket
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 
 from clusters_of_ray import write_classes
+from disks import change, disk
 from maple.data.sources import open_images
 from maple.deploy.ray import totals
 from maple.deploy.ray.engine import RayEngine
@@ -171,8 +173,26 @@ def test_images_that_vanish_stop_a_fit(nodes, place, small_blocks, monkeypatch):
     assert not (place.folder / "vanished" / RunFile.CONFIG).exists()
 
 
-def test_a_disk_that_is_full_names_file_and_machine(tmp_path, monkeypatch):
+def test_sums_that_cannot_be_written_name_file_and_machine(tmp_path):
     store = Store(tmp_path, ("moments.1",))
     (tmp_path / "moments.1.0-1.npz").mkdir()  # nothing can be written there
     with pytest.raises(RunError, match=r"moments\.1\.0-1\.npz.* on .*rerun the same command"):
         store.write_block(0, {"moments.1.sums": np.zeros(3)})
+
+
+def test_a_disk_that_fills_up_ends_a_fit_and_the_same_one_goes_on(nodes, place, local, small_blocks, tmp_path, capsys):
+    """A real one, with room for the sums of some blocks."""
+    with disk(tmp_path / "runs", kibibytes=12) as folder:
+        request = replace(place.request("full"), out=folder / "full")
+        full = (
+            rf"cannot write '{folder}/.*No space left on device on {socket.gethostname()}; free some space, then rerun"
+        )
+        with pytest.raises(RunError, match=full):
+            fit_on_ray(request)
+        found = [path.name for path in (request.folder / RunFile.MOMENTS).rglob("*") if path.is_file()]
+        assert "plan.json" in found and not [name for name in found if name.startswith("writing")]
+        assert not (request.folder / RunFile.CONFIG).exists()
+        change(folder, "size=64m")
+        fit_on_ray(request)
+        assert_same_run(request.folder, local)
+        assert not (request.folder / RunFile.MOMENTS).exists()

@@ -7,7 +7,9 @@ import signal
 from pathlib import Path
 
 import pytest
+from ray.exceptions import OutOfDiskError
 
+from commands import flat
 from maple.deploy.ray.cluster import Resources
 from maple.deploy.ray.jobs import MAX_ATTEMPTS, Pool
 from maple.errors import DataError, RunError
@@ -34,6 +36,8 @@ class Doubling:
             raise DataError("no such image")
         if number == 19:
             raise RunError("disk full")
+        if number == 23:
+            raise OutOfDiskError
         return 2 * number
 
 
@@ -44,9 +48,10 @@ def run(folder: Path, numbers: list[int]) -> dict[int, int]:
     return dict(found)
 
 
-def test_tasks_of_a_worker_that_dies_are_done_by_others_once(nodes, tmp_path):
+def test_tasks_of_a_worker_that_dies_are_done_by_others_once(nodes, tmp_path, capsys):
     assert run(tmp_path, [*range(12)]) == {number: 2 * number for number in range(12)}
     assert (tmp_path / "5").read_text() == "xxx"
+    assert "a Ray worker has died" in flat(capsys.readouterr().err)
 
 
 def test_a_task_that_kills_every_worker_is_not_tried_for_ever(nodes, tmp_path):
@@ -60,4 +65,6 @@ def test_errors_about_images_are_raised_at_once_and_others_after_some_attempts(n
         run(tmp_path, [17])
     with pytest.raises(RunError, match="disk full"):
         run(tmp_path, [19])
+    with pytest.raises(RunError, match=r"OutOfDiskError.*free some space.*/tmp/ray"):
+        run(tmp_path, [23])
     assert (tmp_path / "17").read_text() == "x" and len((tmp_path / "19").read_text()) == MAX_ATTEMPTS

@@ -7,6 +7,7 @@ import errno
 import io
 import json
 import os
+import socket
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,6 +17,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from clusters_of_ray import BATCH, N, contents, parts, request, when, write_images
+from commands import flat
+from commands import run as maple
+from disks import change, disk
 from image_files import endless_jpeg
 from maple.data.decode import Decoding
 from maple.data.sources import open_source
@@ -102,7 +106,9 @@ def test_a_folder_holds_parquet_files_and_a_manifest(nodes, graph, images, expec
 # --- interruptions (kills: test_kills.py)
 
 
-def test_the_same_command_goes_on_from_finished_parts(nodes, graph, images, expected, tmp_path, monkeypatch, capsys):
+def test_the_same_command_goes_on_from_finished_parts(
+    nodes, graph, run, images, expected, tmp_path, monkeypatch, capsys
+):
     out = place(tmp_path)
 
     class Stopped(BaseException):
@@ -121,6 +127,8 @@ def test_the_same_command_goes_on_from_finished_parts(nodes, graph, images, expe
     assert 4 <= len(before) < 15
     with pytest.raises(UsageError, match="--coverage"):  # another request
         predict_on_ray(request(graph, images, out, coverage=0.9))
+    with pytest.raises(UsageError, match=r"p\.csv\.partial.*the model.*--overwrite"):
+        predict_on_ray(request(run, images, out))
     kept = []
     with when(lambda: len(parts(out)) > len(before), lambda: kept.extend(parts(out))):
         predict_on_ray(request(graph, images, out, workers=1))
@@ -174,14 +182,55 @@ def test_images_that_end_their_decoder_are_skipped_and_listed(nodes, graph, tmp_
     assert "SIGSEGV" in reasons["0010"] and "SIGKILL" in reasons["0011"] and "1.5 s" in reasons["0020"]
 
 
-def test_a_disk_that_refuses_to_write_is_named(run, images, tmp_path):
-    """A file in the place of the folder of parts stands for a full disk."""
-    (tmp_path / "full").write_text("")
-    layout = Layout(tmp_path / "full", PREDICTION_COLUMNS, {}, Extras())
+def test_a_folder_that_a_worker_cannot_write_is_named(run, images, tmp_path):
+    (tmp_path / "closed").write_text("")  # no folder
+    layout = Layout(tmp_path / "closed", PREDICTION_COLUMNS, {}, Extras())
     span = Span.cut(open_source([str(images)], size=8), 0, 4)
-    with pytest.raises(RunError, match=r"cannot write '.*full/000000.part'.*rerun the same command"):
+    with pytest.raises(RunError, match=r"cannot write '.*closed/000000.part'.*let all nodes write there"):
         model, chunks = Kept(Model.read(run, {})), span.decode(Decoding(8), 4)
         PartWriter().predict(model, Kept(layout), Part(0, 0, 4, 4), chunks, [])
+
+
+def test_a_disk_that_fills_up_ends_the_command_and_the_same_one_goes_on(
+    nodes, graph, images, expected, tmp_path, capsys
+):
+    """A real one, with room for some of the parts, on which all workers write."""
+    with disk(tmp_path / "out", kibibytes=64) as folder:
+        out = folder / "p.csv"
+        flags = ["--batch-size", BATCH, "--workers", 2, "--engine", "ray"]
+        assert maple("predict", graph, images, "--out", out, *flags) == 1
+        said = flat(capsys.readouterr().err)
+        failed = said[said.index("cannot write") :]
+        assert "No space left on device" in failed and socket.gethostname() in failed and "Traceback" not in said
+        assert f"{out}.partial" in failed and "free some space, then rerun the same command" in failed
+        kept = {path: path.stat().st_mtime_ns for path in parts(out)}
+        assert 0 < len(kept) < 15 and not out.exists()
+        assert all(Footer.read(path).rows for path in kept)
+        assert {path.name for path in Path(f"{out}.partial").iterdir()} == {".lock", *(path.name for path in kept)}
+        change(folder, "size=1m")
+        again = []
+        with when(lambda: len(parts(out)) > len(kept), lambda: again.extend((p, p.stat().st_mtime_ns) for p in kept)):
+            assert maple("predict", graph, images, "--out", out, *flags) == 0
+        assert dict(again) == kept and "resuming after" in capsys.readouterr().err
+        assert contents(out) == expected
+
+
+def test_a_disk_of_one_node_that_is_full_is_named(nodes, graph, images, expected, tmp_path):
+    """That of its temporary files, where a worker unpacks its model."""
+    out = place(tmp_path)
+    with disk(tmp_path / "temporary", kibibytes=64) as folder:
+        third = nodes.add(env_vars={"TMPDIR": str(folder)})
+        try:
+            with pytest.raises(
+                RunError, match=rf"cannot write '{folder}/.*No space left.*{socket.gethostname()}; free"
+            ):
+                predict_on_ray(request(graph, images, out, workers=3))
+            assert not out.exists() and not [*folder.rglob("*.onnx")]
+            change(folder, "size=64m")
+            assert predict_on_ray(request(graph, images, out, workers=3)) == N - 1
+        finally:
+            nodes.cluster.remove_node(third)
+    assert contents(out) == expected
 
 
 # --- the plan

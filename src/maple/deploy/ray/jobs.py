@@ -18,11 +18,12 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import ray
-from ray.exceptions import RayActorError, RayError, RayTaskError
+from ray.exceptions import OutOfDiskError, RayActorError, RayError, RayTaskError
 
 from maple.deploy.ray.cluster import Resources
 from maple.errors import DataError, MapleError, RunError
 from maple.files import is_full
+from maple.progress import warn
 
 MAX_ATTEMPTS = 4  # at a task, if the machinery under it fails
 START_SECONDS = 300.0  # in which one worker at least must be ready, whenever none is
@@ -75,7 +76,7 @@ class Pool(Generic[Task]):
         self, resources: Resources, kind: type, *arguments: Any, ahead: int = 2, model: Shared[Any] | None = None
     ) -> None:
         self._ahead = ahead
-        self._arguments = () if model is None else (model,)
+        self._to_load = () if model is None else (model,)
         options: dict[str, Any] = {"num_cpus": resources.cpus, "num_gpus": resources.gpus}
         remote: Any = ray.remote(kind).options(**options, max_restarts=-1, max_task_retries=0)
         workers = [_Worker(remote.remote(*arguments)) for _ in range(resources.workers)]
@@ -84,7 +85,7 @@ class Pool(Generic[Task]):
         self._since = time.monotonic()  # when there was last a worker
 
     def _ask(self, worker: _Worker) -> Any:
-        return worker.actor.ready.remote(*self._arguments)
+        return worker.actor.ready.remote(*self._to_load)
 
     def run(self, tasks: Iterator[Task], submit: Callable[[Any, Task], Any]) -> Iterator[tuple[Task, Any]]:
         """Tasks with their results, as they are done; ``submit(actor, task)`` starts one.
@@ -154,6 +155,7 @@ class Pool(Generic[Task]):
         worker = attempt.worker
         if isinstance(error, RayActorError) and worker in self._ready:
             assert worker is not None
+            warn(f"a Ray worker has died ({type(error).__name__}); what it had to do is done again")
             self._ready.remove(worker)
             self._starting[self._ask(worker)] = worker
 
@@ -189,17 +191,26 @@ def _check_attempt(task: Any, number: int, error: RayError) -> None:
     """Raise the error of a task that is about the images, or that it met in its last attempt."""
     own = _own(error) if isinstance(error, RayTaskError) else None
     if isinstance(own, DataError) or number >= MAX_ATTEMPTS:
+        cause = _cause(error)
+        remedy = "see the logs of its workers, in /tmp/ray/session_latest/logs"
+        if isinstance(cause, OutOfDiskError):
+            remedy = "free some space in Ray's folder, /tmp/ray, on all nodes, or remove the node that is full"
         raise own or RunError(
-            f"{task} failed {number} times on Ray, the last time with {type(error).__name__}: see the logs of its "
-            "workers, in /tmp/ray/session_latest/logs; rerun the same command to resume"
+            f"{task} failed {number} times on Ray, the last time with {type(cause).__name__}: {remedy}; rerun the same "
+            "command to resume"
         ) from None
+
+
+def _cause(error: BaseException) -> BaseException:
+    """What a task raised, or the error of Ray itself."""
+    while isinstance(error, RayTaskError):
+        error = error.cause
+    return error
 
 
 def _own(error: RayTaskError) -> MapleError | None:
     """The error that a task raised on purpose; any other is a ``RunError``."""
-    cause = error.cause
-    while isinstance(cause, RayTaskError):
-        cause = cause.cause
+    cause = _cause(error)
     if isinstance(cause, MapleError):
         return cause
     if isinstance(cause, RayError):

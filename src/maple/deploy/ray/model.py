@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
+from maple.deploy.ray.jobs import naming_disk
 from maple.files import RunFile, check_finished
 from maple.options import Values
 from maple.prediction.base import BasePredictor
@@ -84,8 +85,9 @@ class Model:
         with tempfile.TemporaryDirectory(prefix="maple-model-") as place:
             for name, content in self.files.items():
                 path = Path(place) / name
-                path.parent.mkdir(exist_ok=True)
-                path.write_bytes(content)
+                with naming_disk(path):
+                    path.parent.mkdir(exist_ok=True)
+                    path.write_bytes(content)
             yield Path(place)
 
 
