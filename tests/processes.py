@@ -16,7 +16,14 @@ from typing import Any
 import pytest
 
 SECONDS = 250  # until processes that wait for each other are ended
-_PRELOADED = ("maple.training.loop", "maple.prediction.fit", "maple.runs.train", "torch.distributed.fsdp")
+_PRELOADED = (
+    "lightning_fabric",
+    "maple.training.loop",
+    "maple.training.processes.sharding",
+    "maple.stats.clustering.splitting",
+    "maple.prediction.fit",
+    "maple.runs.train",
+)
 
 
 def in_processes(work: Callable[..., Any], *arguments: Any, n: int = 2) -> list[Any]:

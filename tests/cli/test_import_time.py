@@ -79,6 +79,16 @@ print(*[name for name in {HEAVY} if name in sys.modules])
     assert run_python(code) == ""
 
 
+def test_commands_that_do_not_train_import_neither_fabric_nor_what_clusters():
+    """Lightning Fabric takes two seconds of start-up with what it imports, scikit-learn one."""
+    code = """
+import sys
+import maple.runs.evaluate, maple.runs.fit, maple.runs.listings, maple.runs.predicting.predict, maple.runs.update
+print(*[name for name in ("lightning_fabric", "torch._dynamo", "sklearn", "pandas") if name in sys.modules])
+"""
+    assert run_python(code) == ""
+
+
 def test_the_help_lists_all_commands_with_a_sentence(capsys):
     from commands import flat, run
     from maple.cli.app import COMMANDS

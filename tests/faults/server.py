@@ -27,6 +27,7 @@ PRELOADED = (
     "maple.runs.benchmark.suites",
     "maple.deploy.export",
     "maple.reporting.report",
+    "maple.stats.clustering.splitting",
     "maple.data.stream",
     "maple.baselines",
     "lightning_fabric",

@@ -31,7 +31,6 @@ from typing import Annotated, Any, ClassVar, Literal
 import numpy as np
 import torch
 from annotated_types import Interval
-from sklearn.cluster import KMeans
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils import parametrize
@@ -146,6 +145,8 @@ class SparseGPHead(nn.Module):
         distance is also the unit in which both are stored: in raw units, gradients would hardly move them in networks
         with large embeddings.
         """
+        from sklearn.cluster import KMeans
+
         points = self.posterior.inducing_points
         unit = torch.pdist(torch.as_tensor(embeddings)).mean().item()
         if not 0 < unit < np.inf:

@@ -9,10 +9,9 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from lightning_fabric import Fabric
 
 from maple.baselines.ensemble import EnsembleRecipe
 from maple.baselines.ensemble_training import train_ensemble
@@ -54,6 +53,9 @@ from maple.training.processes import check_processes, make_fabric, naming_lost_p
 from maple.training.recipe import RECIPES, find_recipe
 from maple.training.resume import FREE_OPTIONS, started_otherwise
 from maple.types import Outputs
+
+if TYPE_CHECKING:
+    from lightning_fabric import Fabric
 
 Statistics = tuple[list[float], list[float]]  # mean and deviation of each channel
 

@@ -8,10 +8,10 @@ from it, an own loop exchanges the parameters of its optimiser with :func:`repla
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from lightning_fabric import Fabric
 from torch import Tensor, nn
 
 from maple.errors import UsageError
@@ -19,6 +19,9 @@ from maple.networks import Backbone, MadeBy
 from maple.training.maple import MapleRecipe
 from maple.training.recipe import RECIPES, Recipe
 from maple.types import Relabelling
+
+if TYPE_CHECKING:
+    from lightning_fabric import Fabric
 
 HEAD = "head."  # how the names of the head's parameters begin
 NamedState = dict[str, dict[str, Tensor]]  # state of an optimiser by parameter name

@@ -12,11 +12,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from lightning_fabric import Fabric
 
 from maple.data.batches import Epoch, count_batches, training_batches
 from maple.data.image_set import ImageSet
@@ -46,6 +45,9 @@ from maple.training.relabel import PseudoLabels
 from maple.training.resume import Checkpoint, Record, data_digest, history_csv
 from maple.training.step import TrainingStep
 from maple.types import Outputs, Relabelling
+
+if TYPE_CHECKING:
+    from lightning_fabric import Fabric
 
 SNAPSHOT_IMAGES = 2000
 

@@ -24,7 +24,6 @@ from maple.data.augment import quarter_turns, shuffle_patches, turn_images
 from maple.errors import ConfigError, UsageError
 from maple.networks import Backbone
 from maple.options import as_dict, flag_name
-from maple.stats.clustering.splitting import Clustering, split_clusters, work_alone
 from maple.training.loss import (
     LossTerm,
     all_triplets_loss,
@@ -218,6 +217,8 @@ class MapleRecipe(MapleOptions, Recipe):
             return None
         rows = np.flatnonzero(np.isin(current.cluster_to_class[current.cluster_ids], hard))
         embeddings = embed_rows(rows) if len(rows) else np.empty((0, 1), np.float32)
+        from maple.stats.clustering.splitting import Clustering, split_clusters, work_alone  # with scikit-learn
+
         how = Clustering(
             method=self.cluster_method,
             scope=self.cluster_scope,

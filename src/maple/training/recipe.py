@@ -19,7 +19,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, is_dataclass, replace
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
 import numpy as np
 from torch import Tensor, nn
@@ -28,9 +28,11 @@ from maple.decisions.pool import class_probabilities
 from maple.networks import Backbone
 from maple.options import as_dict
 from maple.registry import Method, Registry
-from maple.stats.clustering.splitting import ShareWork
 from maple.training.loss import LossTerm
 from maple.types import About, Outputs, Relabelling
+
+if TYPE_CHECKING:  # scikit-learn takes a second to import, which listings of recipes can do without
+    from maple.stats.clustering.splitting import ShareWork
 
 COLLAPSED_SPREAD = 0.02  # relative spread of the embeddings below which they are almost one point
 Row = dict[str, Any]  # of the history: an epoch, by the columns of history.csv and the loss terms of the recipe

@@ -7,12 +7,10 @@ updates the network itself, calls its first half: :func:`forward_batch` and the 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from lightning_fabric import Fabric
-from lightning_fabric.strategies import ModelParallelStrategy
 from torch import Tensor
 
 from maple.errors import TrainError
@@ -21,9 +19,13 @@ from maple.training.head import NamedState, named_state, set_named_state
 from maple.training.loss import weighted_sum
 from maple.training.optimizers import learning_rate_at, make_optimizer
 from maple.training.options import TrainOptions
-from maple.training.processes import Sharding, together
-from maple.training.processes.sharding import whole_tensor
+from maple.training.processes import together
 from maple.training.recipe import Recipe, Step
+
+if TYPE_CHECKING:
+    from lightning_fabric import Fabric
+
+    from maple.training.processes.sharding import Sharding
 
 Forward = Callable[[Tensor], tuple[Tensor, Tensor]]  # images to embeddings and logits
 
@@ -56,11 +58,15 @@ class TrainingStep:
     def __init__(
         self, fabric: Fabric, recipe: Recipe, backbone: Backbone, options: TrainOptions, state: NamedState | None = None
     ) -> None:
+        from lightning_fabric.strategies import ModelParallelStrategy
+
         self.fabric, self.recipe, self.options = fabric, recipe, options
         self.network = backbone.to(fabric.device)
         self._sharding: Sharding | None = None
         state = state or {}
         if isinstance(fabric.strategy, ModelParallelStrategy):
+            from maple.training.processes.sharding import Sharding
+
             self._sharding = Sharding(backbone)
             self.network = self._sharding.network
             self.module = fabric.setup_module(self.network)
@@ -77,8 +83,7 @@ class TrainingStep:
         if self._sharding is None:
             return named_state(self.raw_optimizer, self.network)
         self._sharding.collect()
-        divided = named_state(self.raw_optimizer, self.network)
-        return {name: {key: whole_tensor(value) for key, value in values.items()} for name, values in divided.items()}
+        return self._sharding.collect_state(named_state(self.raw_optimizer, self.network))
 
     @property
     def learning_rate(self) -> float:

@@ -12,10 +12,10 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from lightning_fabric import Fabric
 from torch import nn
 
 from maple.data.batches import to_input
@@ -28,6 +28,9 @@ from maple.prediction.store import load_predictor
 from maple.runs.setup.config import RunConfig
 from maple.training.head import count_outputs, prepare_backbone
 from maple.training.recipe import Recipe, find_recipe
+
+if TYPE_CHECKING:
+    from lightning_fabric import Fabric
 
 MOST_CHANGE = 0.05  # of an embedding, relative to its length, by a recipe that prepares a trained network
 

@@ -12,4 +12,3 @@ from maple.training.processes.exchange import (
     sum_over_ranks,
 )
 from maple.training.processes.launch import check_processes, count_processes, make_fabric
-from maple.training.processes.sharding import Sharding

@@ -6,11 +6,14 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 import torch
-from lightning_fabric import Fabric
 
 from maple.errors import LostProcessError, MapleError, TrainError
+
+if TYPE_CHECKING:
+    from lightning_fabric import Fabric
 
 LOST = (
     "another process of this training has ended without a message, killed or lost with its machine: finished epochs "

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
-from lightning_fabric import Fabric
 from torch import nn
 
 from maple.data.image_set import ImageSet
@@ -20,6 +19,9 @@ from maple.networks import Backbone, embed
 from maple.networks.embedding import BATCH_SIZE
 from maple.training.processes.agreement import together
 from maple.types import Outputs
+
+if TYPE_CHECKING:
+    from lightning_fabric import Fabric
 
 Item = TypeVar("Item")
 Found = TypeVar("Found")

@@ -9,18 +9,17 @@ from __future__ import annotations
 import logging
 import os
 import warnings
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from lightning_fabric import Fabric
-from lightning_fabric.plugins.environments import SLURMEnvironment, TorchElasticEnvironment
-from lightning_fabric.utilities.exceptions import MisconfigurationException
 
 from maple.errors import UsageError
 from maple.networks import bfloat16_is_fast, use_fast_allocator
 from maple.training.options import TrainOptions
 from maple.training.processes.children import start_children
-from maple.training.processes.sharding import sharding_strategy
+
+if TYPE_CHECKING:  # it takes two seconds to import, which only a training needs
+    from lightning_fabric import Fabric
 
 _LOGGERS = ("lightning_fabric", "lightning_fabric.utilities.rank_zero", "pytorch_lightning.utilities.rank_zero")
 for _name in _LOGGERS:
@@ -29,6 +28,9 @@ for _name in _LOGGERS:
 
 def make_fabric(options: TrainOptions) -> Fabric:
     """Start the processes: one, ``devices`` on this machine, or as many as torchrun or SLURM started."""
+    from lightning_fabric import Fabric
+    from lightning_fabric.utilities.exceptions import MisconfigurationException
+
     devices, nodes = check_processes(options)
     on_cpu = options.accelerator == "cpu" or not (torch.cuda.is_available() or torch.backends.mps.is_available())
     if options.allocator and on_cpu:
@@ -38,6 +40,8 @@ def make_fabric(options: TrainOptions) -> Fabric:
         precision = "bf16-mixed" if bfloat16_is_fast("cpu" if on_cpu else None) else "32-true"
     strategy: Any = "ddp" if devices * nodes > 1 else "auto"
     if options.strategy == "fsdp":
+        from maple.training.processes.sharding import sharding_strategy
+
         strategy = sharding_strategy(devices * nodes)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Fabric's advice on processes and workers does not apply here
@@ -108,6 +112,8 @@ def count_processes(options: TrainOptions) -> tuple[int, int]:
 
 def find_launch() -> Launch | None:
     """The launch that torchrun or SLURM describes in the environment; None if neither started this process."""
+    from lightning_fabric.plugins.environments import SLURMEnvironment, TorchElasticEnvironment
+
     if TorchElasticEnvironment.detect():
         devices = int(os.environ["LOCAL_WORLD_SIZE"])
         return Launch("torchrun", devices, int(os.environ["WORLD_SIZE"]) // devices)

@@ -68,7 +68,11 @@ class Sharding:
         with torch.no_grad():
             divided = self.network.state_dict()
             for name, values in self.whole.state_dict().items():
-                values.copy_(whole_tensor(divided[name]))
+                values.copy_(_whole_tensor(divided[name]))
+
+    def collect_state(self, divided: NamedState) -> NamedState:
+        """The whole state of the optimiser by parameter name, in all processes."""
+        return {name: {key: _whole_tensor(value) for key, value in values.items()} for name, values in divided.items()}
 
     def divide_state(self, state: NamedState) -> NamedState:
         """The state of the optimiser by parameter name, divided like the parameters."""
@@ -87,6 +91,6 @@ def _divide_like(parameter: Tensor, value: Tensor) -> Tensor:
     return distribute_tensor(value.contiguous(), parameter.device_mesh, parameter.placements)
 
 
-def whole_tensor(value: Any) -> Any:
+def _whole_tensor(value: Any) -> Any:
     """A divided tensor collected from all processes, each of which must ask for it; anything else as it is."""
     return value.full_tensor() if isinstance(value, DTensor) else value
