@@ -11,6 +11,7 @@ import pytest
 from typer.main import get_command_from_info
 from typer.models import CommandInfo
 
+from commands import flat, run
 from maple.cli import _flags as cli
 from maple.cli.app import COMMANDS
 from maple.errors import UsageError
@@ -118,3 +119,13 @@ def test_secrets_are_not_kept(monkeypatch):
     kept = cli.command_line()
     assert "s3" not in kept and "postgresql://me:***@host/db" in kept and kept.count("***") == 3
     assert cli.hide_secrets(["http://host:80/a@b", "a@b:c"]) == ["http://host:80/a@b", "a@b:c"]
+
+
+@pytest.mark.parametrize(
+    "command", ["evaluate runs/r --detector rmd --detector knn", "train r --leave-out a --leave-out b"]
+)
+def test_an_option_that_takes_a_list_is_given_once(command, capsys):
+    """Of two lists only the last one would count."""
+    assert run(*command.split()) == 2
+    said = flat(capsys.readouterr().err)
+    assert f"{command.split()[-2]} is given twice" in said and "commas" in said

@@ -25,6 +25,7 @@ Declared = tuple[str, "Flag", inspect.Parameter]  # name, flag, and the paramete
 Flags = dict[str, str | bool]  # values of flags as they were given, by option or by name.option
 SWITCH = " "  # in place of a value in the help
 WORDS = {bool: SWITCH, int: "NUMBER", float: "NUMBER", str: "TEXT", Path: "PATH"}  # of the help, for values
+LIST = ",..."  # end of the word for an option that takes several values
 FEW = 4  # values that stand in one word
 _NO_DEFAULT = inspect.Parameter.empty
 
@@ -160,7 +161,16 @@ class WithWords(TyperCommand):
     words: Mapping[str, str] = MappingProxyType({})  # by the spelling of the switch
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        return super().parse_args(ctx, add_values(args, self.words))
+        args = add_values(args, self.words)
+        self._refuse_repeated_lists(ctx, args)
+        return super().parse_args(ctx, args)
+
+    def _refuse_repeated_lists(self, ctx: Any, args: list[str]) -> None:
+        """Refuse ``--detector rmd --detector knn``: of an option that takes a list, only the last one would count."""
+        *_, order = self.make_parser(ctx).parse_args(list(args))
+        for option in {each for each in order if order.count(each) > 1}:
+            if not getattr(option, "multiple", True) and (option.metavar or "").endswith(LIST):
+                raise UsageError(f"{option.opts[0]} is given twice: give it once, with commas between its values")
 
 
 def add_values(args: Sequence[str], words: Mapping[str, str]) -> list[str]:
@@ -247,7 +257,7 @@ def value_text(annotation: Any) -> str:
         values = get_args(annotation)
         return (" | " if len(values) > FEW else "|").join(values)  # many may be broken into lines
     if get_origin(annotation) is tuple:
-        return "NAME,..." if str in get_args(annotation) else "NUMBER,..."
+        return ("NAME" if str in get_args(annotation) else "NUMBER") + LIST
     return "|".join(value_text(each) for each in get_args(annotation) if each is not NoneType)
 
 
