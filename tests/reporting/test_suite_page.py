@@ -52,6 +52,16 @@ def test_a_table_has_a_plot_of_its_rows(network: Network) -> None:
     assert "clusters" not in shown  # neither way is better
 
 
+def test_a_suite_beyond_the_paper_promises_no_rings(network: Network) -> None:
+    found = fill("detectors")
+    ((caption, plot),) = draw_suite(found, dict.fromkeys(found.suite.trainings(PROFILE), network))
+    assert "Rings" not in caption and "rings" not in plot.alt and "the paper" not in words(check_plot(plot))
+    assert "AUPR" not in render_suite(found, [])
+    paper = fill("ablation")
+    ((caption, plot),) = draw_suite(paper, dict.fromkeys(paper.suite.trainings(PROFILE), network))
+    assert "Rings" in caption and "rings" in plot.alt and "AUPR" in render_suite(paper, [])
+
+
 def test_the_page_says_that_images_are_simulated(network: Network) -> None:
     said = "Simulated images"
     found = fill("clustering")

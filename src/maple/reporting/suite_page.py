@@ -58,7 +58,7 @@ def _draw_row(found: SuiteResults, row: Row, networks: Mapping[Training, Network
 
 
 def _draw_rows(found: SuiteResults) -> list[Drawing]:
-    """Dots for our figures, rings for the paper's."""
+    """Dots for our figures, and rings for those of the paper where it has any."""
     columns, rows = describe_columns(found.suite.columns), found.rows
     clean = [name for name in columns if split_images(name)[0] != "corrupted"]
     chosen = [name for name in clean if figure_kind(name)[0] in _PLOTTED][:_MAX_PANELS]
@@ -74,7 +74,9 @@ def _draw_rows(found: SuiteResults) -> list[Drawing]:
         for name in chosen
     ]
     theirs = "the paper" if found.suite.reference == PAPER else found.suite.reference
-    return [(f"Dots: ours. Rings: {theirs}.", plot_rows([row.title for row in rows], panels, "ours", theirs))]
+    has_theirs = any(math.isfinite(value) for panel in panels for value in panel.others)
+    caption = f"Dots: ours. Rings: {theirs}." if has_theirs else "Our figures; the table has the same ones."
+    return [(caption, plot_rows([row.title for row in rows], panels, "ours", theirs))]
 
 
 def render_suite(found: SuiteResults, drawings: list[Drawing]) -> str:
@@ -89,6 +91,7 @@ def render_suite(found: SuiteResults, drawings: list[Drawing]) -> str:
             "lines": lines,
             "best": best_cells(found),
             "reference": found.suite.reference,
+            "has_aupr": any("AUPR" in heading for heading in headings),
             "simulated": found.profile.simulated,
             "plots": [{"caption": caption, "svg": plot.svg} for caption, plot in drawings],
             "profile": f"{found.profile_text}.",

@@ -195,17 +195,22 @@ def plot_rows(rows: Sequence[str], panels: Sequence[Panel], ours: str, other: st
     figure = Figure(figsize=(1.9 + 2.0 * len(panels), 0.7 + 0.27 * len(rows)))
     figure.set_layout_engine(ConstrainedLayoutEngine(wspace=0.08))  # so that labels of neighbours stay apart
     places = np.arange(len(rows), dtype=float)
+    has_others = any(np.isfinite(panel.others).any() for panel in panels)
     for axes, panel in zip(figure.subplots(1, len(panels), sharey=True, squeeze=False)[0], panels):
         values, others = np.array(panel.values, float), np.array(panel.others, float)
         axes.hlines(places, np.fmin(values, others), np.fmax(values, others), color=REST, linewidth=1.2)
         axes.errorbar(values, places, xerr=panel.spreads, fmt="o", color=BLUE, markersize=5, elinewidth=1.6, label=ours)
-        axes.plot(others, places, "o", color=ORANGE, markerfacecolor="none", markersize=6, label=other)
+        if has_others:
+            axes.plot(others, places, "o", color=ORANGE, markerfacecolor="none", markersize=6, label=other)
         axes.set_title(panel.title, fontsize=9)
         axes.margins(x=0.12)
         axes.xaxis.set_major_locator(MaxNLocator(3))
         axes.tick_params(axis="y", length=0)
     axes.set_yticks(places, shorten_names(rows, 26))
     axes.set_ylim(len(rows) - 0.5, -0.5)
-    figure.legend(*axes.get_legend_handles_labels(), loc="outside lower right", ncols=2, frameon=False)
     names = ", ".join(panel.title for panel in panels)
-    return figure, f"{names} of {', '.join(rows)}: {ours} as dots, {other} as rings"
+    about = f"{names} of {', '.join(rows)}: {ours} as dots"
+    if not has_others:
+        return figure, about
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside lower right", ncols=2, frameon=False)
+    return figure, f"{about}, {other} as rings"

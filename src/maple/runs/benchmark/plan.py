@@ -22,6 +22,7 @@ from maple.networks import fit_whitening
 from maple.runs.benchmark.jobs import Job
 from maple.runs.setup.config import RunConfig
 from maple.runs.train import new_network
+from maple.text import plural
 from maple.training.head import prepare_backbone
 from maple.training.processes import make_fabric
 from maple.training.step import TrainingStep
@@ -67,7 +68,7 @@ def plan_jobs(jobs: Sequence[Job]) -> Iterator[Plan]:
 def describe_plan(jobs: Sequence[Job]) -> str:
     """Number of trainings, and the hours that those to be done take; a few steps of each kind of network are timed."""
     done = sum(job.is_finished for job in jobs)
-    said = f"{len(jobs)} trainings, {done} of them finished"
+    said = f"{plural(len(jobs), 'training')}, {done} of them finished"
     if done == len(jobs) or any(job.config.train.devices * job.config.train.nodes > 1 for job in jobs):
         return said  # nothing to do, or processes that timing would start
     hours = sum(plan.hours or 0 for plan in plan_jobs(jobs))
