@@ -64,6 +64,15 @@ def test_prediction_section(run: Path, tmp_path: Path) -> None:
     assert "uncertainty" not in section
 
 
+def test_skipped_images_are_counted(run: Path, tmp_path: Path) -> None:
+    path = write_predictions(tmp_path / "p.csv", rows=30)
+    assert read_predictions(path).n_skipped == 0
+    (tmp_path / "p.skipped.csv").write_text("file,reason\nnotes.txt,no image\n'a, b.png',empty\n".replace("'", '"'))
+    assert read_predictions(path).n_skipped == 2
+    text = Page(write_report(run, tmp_path / "r.html", path)).text
+    assert "2 files could not be used" in text and "p.skipped.csv" in text
+
+
 @pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".parquet"])
 def test_prediction_sets_are_summed_up_and_shown(run: Path, tmp_path: Path, suffix: str) -> None:
     plain = write_predictions(tmp_path / "plain.jsonl", rows=20)

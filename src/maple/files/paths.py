@@ -50,3 +50,8 @@ def suggest_path(path: Path) -> str:
     """A hint for a path that does not exist: the one next to it, or nothing."""
     nearest = nearest_path(path)
     return "" if nearest is None else f"did you mean '{nearest}'?"
+
+
+def skipped_path(path: Path) -> Path:
+    """The list of images that have no row in the predictions ``path``: beside a file, in a folder."""
+    return path.with_suffix(".skipped.csv") if path.suffix else path / "_skipped.csv"

@@ -22,6 +22,7 @@ import pyarrow.parquet as pq
 from maple.data.decoders import decode_image
 from maple.decisions.attention import REASONS, Reason, find_reason, look_rank
 from maple.errors import DataError, MapleError
+from maple.files import skipped_path
 from maple.reporting.record import to_float
 from maple.text import number, percent, plural
 from maple.types import MAX_CELL, PREDICTION_COLUMNS, SET_SEPARATOR
@@ -55,6 +56,7 @@ class PredictionSummary:
 
     path: Path
     n_images: int = 0
+    n_skipped: int = 0  # images without a row, listed in another file
     n_decided: int = 0
     counts: Counter[str] = field(default_factory=Counter)  # images per class
     flagged: Counter[str] = field(default_factory=Counter)
@@ -74,6 +76,10 @@ class PredictionSummary:
         """Why to look at an image; known once all rows are counted."""
         n_known = self.counts[row.class_name] - self.flagged[row.class_name]
         return find_reason(row.probability, row.is_ood, n_known / self.n_images)
+
+    @property
+    def skipped_path(self) -> Path:
+        return skipped_path(self.path)
 
     @property
     def n_flagged(self) -> int:
@@ -100,6 +106,8 @@ class PredictionSummary:
 def read_predictions(path: Path, keep: int = MAX_ROWS) -> PredictionSummary:
     """Count the predictions per class and per reason to look at them; keep the first rows of each reason."""
     found = PredictionSummary(path)
+    if found.skipped_path.is_file():
+        found.n_skipped = sum(1 for _ in _read_rows(found.skipped_path))
     for row in iterate_predictions(path):
         found.add(row)
     found.rows = {reason: [] for reason in (*REASONS, None)}

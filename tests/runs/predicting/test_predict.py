@@ -102,7 +102,7 @@ def test_the_last_lines_count_every_image(cheap, tmp_path, capsys, form, fdr):
     out = form if form == "-" else str(tmp_path / f"p.{form}")
     predict(model, [str(folder)], out, batch_size=8, fdr=fdr)
     *_, found, counts = [line for line in capsys.readouterr().err.splitlines() if not line.startswith("predictions:")]
-    assert found.startswith("30 images found: 26 predicted, 4 skipped") and ("p.skipped.csv" in found) == (form != "-")
+    assert found.startswith("30 found: 26 predicted, 4 skipped") and ("p.skipped.csv" in found) == (form != "-")
     flagged = sum(row["is_ood"] for row in rows)
     doubtful = sum(not row["is_ood"] and row["probability"] < DOUBTFUL_PROBABILITY for row in rows)
     assert doubtful > 0 and counts.startswith(f"{flagged} flagged") and f", {doubtful} doubtful" in counts

@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 
 from cheap import files_in
 from maple.errors import RunError, UsageError
-from maple.files import to_csv
+from maple.files import skipped_path, to_csv
 from maple.runs.predicting import writer
 from maple.runs.predicting.parts import Tally
-from maple.runs.predicting.writer import ResumableFile, skipped_path, to_json_lines
+from maple.runs.predicting.writer import ResumableFile, to_json_lines
 from maple.types import Skipped
 
 COLUMNS = ["file", "class", "p_value", "is_ood", "prediction_set"]

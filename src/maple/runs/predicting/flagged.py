@@ -25,9 +25,8 @@ from maple.data.sources.folders import Files
 from maple.data.sources.labels import LABEL_CONTROL, LIST_SUFFIXES, LOCAL_FILES
 from maple.data.stream import Source
 from maple.errors import RunError, UsageError
-from maple.files import draft_folder, is_full, to_csv, write_atomic
+from maple.files import draft_folder, is_full, skipped_path, to_csv, write_atomic
 from maple.reporting.predictions import PredictionRow, iterate_predictions
-from maple.runs.predicting.writer import skipped_path
 from maple.runs.requests import PredictRequest
 from maple.text import plural
 

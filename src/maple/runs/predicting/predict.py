@@ -29,16 +29,16 @@ from maple.data.stream import Decoded, Source, check_present, decode_stream
 from maple.decisions.conformal import benjamini_hochberg, can_flag, min_calibration_images
 from maple.decisions.sets import min_labelled_images
 from maple.errors import DataError, UsageError
-from maple.files import Row, expand_home, to_csv
+from maple.files import Row, expand_home, skipped_path, to_csv
 from maple.options import as_dict, flag_name
 from maple.prediction.base import BasePredictor
 from maple.progress import CountDisplay, say, warn
 from maple.runs.loading import MORE_CALIBRATION, describe_skipped, ready_model, too_few_images
 from maple.runs.predicting.flagged import check_files, check_flagged, place_flagged
 from maple.runs.predicting.parts import Tally
-from maple.runs.predicting.writer import PARQUET_SUFFIX, SUFFIXES, ResumableFile, skipped_path
+from maple.runs.predicting.writer import PARQUET_SUFFIX, SUFFIXES, ResumableFile
 from maple.runs.requests import PredictRequest
-from maple.text import percent, plural
+from maple.text import percent
 from maple.types import DOUBTFUL_PROBABILITY, PREDICTION_COLUMNS, Counts, Skipped
 
 _BESIDE = 256  # images before and after one that is gone: if all are, their folder is
@@ -100,8 +100,7 @@ def _summarise(done: _Done, path: Path | None, predictor: BasePredictor) -> Iter
     """The last lines: every image found is predicted or skipped, and which of those predicted are worth a look."""
     tally, counts = done
     listed = f", listed in '{skipped_path(path)}'" if tally.skipped and path is not None else ""
-    found = plural(tally.rows + tally.skipped, "image")
-    yield f"{found} found: {tally.rows:,} predicted, {tally.skipped:,} skipped{listed}"
+    yield f"{tally.rows + tally.skipped:,} found: {tally.rows:,} predicted, {tally.skipped:,} skipped{listed}"
     doubtful = f"{counts.doubtful:,} doubtful (not flagged, probability of the class below {DOUBTFUL_PROBABILITY:g})"
     flagged = f"{counts.flagged:,} flagged as unknown ({percent(counts.flagged / max(counts.images, 1))})"
     if not len(predictor.calibration):

@@ -24,7 +24,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from maple.errors import RunError, UsageError
-from maple.files import Row, draft_folder, is_full, save_json, take_lock, to_csv
+from maple.files import Row, draft_folder, is_full, save_json, skipped_path, take_lock, to_csv
 from maple.progress import say, warn
 from maple.runs.predicting.parts import (
     CLASS_COLUMNS,
@@ -65,11 +65,6 @@ def to_json_lines(rows: Iterable[Row]) -> str:
 
 
 # --- the file ---------------------------------------------------------------------------------------------------------
-
-
-def skipped_path(path: Path) -> Path:
-    """The list of images that have no row in ``path``: beside a file, in a folder."""
-    return path.with_suffix(".skipped.csv") if path.suffix else path / "_skipped.csv"
 
 
 def _read_footer(path: Path, lost: str) -> Footer | None:
