@@ -41,7 +41,14 @@ EXTRAS = {  # which extra of the package installs a package that is imported onl
     "gpytorch": "due",
     "ray": "ray",
 }
-_NO_MEMORY = ("can't allocate memory", "std::bad_alloc", "Cannot allocate memory")  # RuntimeError of torch and others
+_NO_MEMORY = (  # parts of errors of torch and others that are no MemoryError
+    "can't allocate memory",
+    "std::bad_alloc",
+    "Cannot allocate memory",
+    "could not create a primitive",  # oneDNN, whatever its reason, which is nearly always this
+    "can't start new thread",
+    "failed to map segment",  # of a shared library
+)
 MORE_MEMORY = "use a smaller --batch-size or fewer --workers, or free some memory, then try again"
 LONGEST = 2_000  # characters of an error
 
@@ -160,7 +167,7 @@ def describe_failure(error: BaseException) -> str | None:
     "'runs/a': Permission denied; check the path, its permissions and the space on its disk, then try again"
     >>> describe_failure(ValueError("a fault of the program"))
     """
-    if isinstance(error, MemoryError) or any(each in str(error) for each in _NO_MEMORY):
+    if is_out_of_memory(error):
         return f"out of memory ({_first_line(error)}); {MORE_MEMORY}"
     if not isinstance(error, OSError) or error.errno is None:
         return None
@@ -168,6 +175,15 @@ def describe_failure(error: BaseException) -> str | None:
         return f"{error.strerror}; {MORE_MEMORY}"
     place = f"'{error.filename}': " if error.filename else ""
     return f"{place}{error.strerror}; check the path, its permissions and the space on its disk, then try again"
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether memory was too small, whatever library says so.
+
+    >>> is_out_of_memory(RuntimeError("can't start new thread"))
+    True
+    """
+    return isinstance(error, MemoryError) or any(each in str(error) for each in _NO_MEMORY)
 
 
 def _first_line(error: BaseException) -> str:

@@ -46,13 +46,16 @@ def flip(path: Path, at: int, bits: int) -> None:
     path.write_bytes(content)
 
 
+REMEDIES = ("restore", "delete", "rerun", "give", "choose", "upgrade", "use", "again")
+
+
 def check(ended: Ended, name: str) -> None:
     """The command worked without the file or despite the damage, or its error names the file and a remedy."""
     assert ended.is_clean, ended.err
     if ended.code:
         last = ended.err[ended.err.rindex("error:") :].replace("\n", " ")
         assert Path(name).name in last or "finished run" in last, last
-        assert any(word in last for word in ("restore", "delete", "rerun", "give", "choose", "upgrade", "use")), last
+        assert any(word in last for word in REMEDIES), last
 
 
 @pytest.mark.parametrize("name", [RunFile.WEIGHTS, RunFile.DETECTOR, RunFile.CLASSES, RunFile.CONFIG])

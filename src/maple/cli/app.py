@@ -152,7 +152,7 @@ def main() -> None:
         raise SystemExit(error.exit_code) from None
     except BrokenPipeError:
         raise SystemExit(1) from None
-    except (OSError, MemoryError, RuntimeError) as error:
+    except (OSError, MemoryError, RuntimeError, ImportError) as error:
         if (said := describe_failure(error)) is None:
             raise
         _print_error(errors, said)

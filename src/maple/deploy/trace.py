@@ -16,7 +16,7 @@ from maple import __version__
 from maple.baselines.mc_dropout import SampledBackbone
 from maple.deploy.graph import OUTPUTS, PredictorGraph
 from maple.deploy.parity import noise_images
-from maple.errors import MapleError, UsageError, naming_extras
+from maple.errors import MapleError, UsageError, is_out_of_memory, naming_extras
 from maple.networks import OnnxBackbone, as_image_batch, evaluating
 from maple.prediction.onnx import INPUT, LEVEL, MAX_FILE_BYTES, METADATA
 from maple.prediction.predictor import Predictor
@@ -57,6 +57,8 @@ def tracing(graph: PredictorGraph, network: str) -> Iterator[None]:
     except MapleError:
         raise
     except Exception as error:  # of any part of torch, or of the network
+        if is_out_of_memory(error):
+            raise
         reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
         raise UsageError(
             f"torch cannot turn the network '{network}' into a graph ({reason}): predict with the run itself"

@@ -11,6 +11,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
@@ -197,6 +198,14 @@ class Results:
         text = json.dumps(to_plain(asdict(self)), indent=2, ensure_ascii=False, allow_nan=False)
         # A raw line break is never inside a JSON string, so that only lists without lists in them are joined.
         return re.sub(r"\[\n[^\[\]{}]*?\n *\]", lambda match: re.sub(r"\n *", " ", match[0]), text)
+
+    @classmethod
+    def load(cls, path: Path) -> Results:
+        """The results in a file of `to_json`; an error names it."""
+        try:
+            return cls.from_json(path.read_bytes())
+        except RunError as error:
+            raise RunError(f"'{path}': {error}") from None
 
     @staticmethod
     def from_json(text: str | bytes) -> Results:

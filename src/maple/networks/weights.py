@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from maple.errors import UsageError
+from maple.errors import UsageError, is_out_of_memory
 from maple.files import check_weights_file
 from maple.networks.backbone import Backbone
 from maple.networks.head_finder import Pick
@@ -59,6 +59,8 @@ def read_state(path: Path) -> dict[str, Tensor]:
     except pickle.UnpicklingError:
         raise UsageError(f"'{path}' holds pickled objects, which could run code: save its state_dict()") from None
     except Exception as error:  # the unpickler raises whatever a damaged file makes of its stack
+        if is_out_of_memory(error):
+            raise
         raise UsageError(f"cannot read the weights '{path}' ({error}): is the file complete?") from None
     for key in ("state_dict", "model"):
         if isinstance(content, Mapping) and isinstance(content.get(key), Mapping):

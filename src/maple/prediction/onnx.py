@@ -29,7 +29,7 @@ from maple.data.image_set import ImageSet, read_pixels
 from maple.data.sources import open_images
 from maple.decisions.calibration import Calibration
 from maple.decisions.options import DecisionOptions
-from maple.errors import MapleError, RunError, UsageError, naming_extras
+from maple.errors import MapleError, RunError, UsageError, is_out_of_memory, naming_extras
 from maple.files import expand_home
 from maple.options import as_dict
 from maple.prediction.base import BasePredictor, check_scores
@@ -370,6 +370,8 @@ def start_session(model: bytes, source: str, threads: int | None = None) -> onnx
     try:
         return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
     except Exception as error:  # onnxruntime has its own types
+        if is_out_of_memory(error):
+            raise
         raise RunError(f"cannot read '{source}' ({' '.join(str(error).split())}): {DAMAGED}") from None
 
 

@@ -105,7 +105,7 @@ def read_run(folder: Path) -> RunRecord:
         config_text=config.read_text(encoding="utf-8") if config.is_file() else None,
         classes=load_record(classes, RunClasses.from_json) if classes.is_file() else None,
         history=_read_history(history) if history.is_file() else None,
-        results=_read_results(results) if results.is_file() else None,
+        results=Results.load(results) if results.is_file() else None,
         labels=tuple(read_labels(labels)) if (labels := folder / RunFile.LABELS).is_file() else None,
         gallery=read_gallery(folder / RunFile.GALLERY),
     )
@@ -118,13 +118,6 @@ def _read_config(path: Path) -> dict[str, Any]:
             if not isinstance(sections.get(name, {}), dict):
                 raise ValueError(f"{name} is not a section")
     return sections
-
-
-def _read_results(path: Path) -> Results:
-    try:
-        return Results.from_json(path.read_bytes())
-    except RunError as error:
-        raise RunError(f"'{path}': {error}") from None
 
 
 def _read_history(path: Path) -> History | None:

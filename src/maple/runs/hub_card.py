@@ -69,7 +69,7 @@ def _measured(path: Path) -> str:
     """A section with the figures of an evaluation; nothing without one."""
     if not path.is_file():
         return ""
-    results = Results.from_json(path.read_bytes())
+    results = Results.load(path)
     row: dict[str, Any] = next((each for each in results.rows() if each.get("method") == "maple"), {})
     known = {"accuracy": row.get("accuracy"), "ECE": row.get("ece")}
     known |= {f"AUROC, {name}": row.get(f"auroc/{name}") for name in results.ood_names}

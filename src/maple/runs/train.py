@@ -336,7 +336,7 @@ def _is_over(run: RunFolder) -> bool:
 def _read_results(run: RunFolder) -> Results | None:
     """The results of a finished run, in the first process and where there were test images."""
     path = run / RunFile.RESULTS
-    return Results.from_json(path.read_bytes()) if is_first_process() and path.is_file() else None
+    return Results.load(path) if is_first_process() and path.is_file() else None
 
 
 def _as_started(request: TrainRequest, config: RunConfig) -> tuple[TrainRequest, RunConfig]:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from maple.errors import UsageError
+from maple.errors import UsageError, is_out_of_memory
 from maple.networks.backbone import UNCHANGED, Backbone, Preprocessing
 from maple.networks.head_finder import Pick, check_dtype, leaves, run_example, same_values
 from maple.networks.hooks import evaluating
@@ -45,6 +45,8 @@ def load_graph(origin: Origin) -> Graph:
             return Graph(torch.export.load(path).module())
         return Graph(torch.jit.load(path, map_location="cpu").eval())
     except Exception as error:  # from the parser, the compiler, or an older format
+        if is_out_of_memory(error):
+            raise
         reason = " ".join(str(error).split())
         raise UsageError(f"cannot read the network '{path}' ({reason}): save it again with this torch") from None
 

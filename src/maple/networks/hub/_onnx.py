@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from maple.errors import UsageError
+from maple.errors import UsageError, is_out_of_memory
 from maple.networks._torchvision import import_extra
 from maple.networks.backbone import UNCHANGED, Backbone, Preprocessing, normalise_images
 from maple.networks.head_finder import run_example, same_values
@@ -110,6 +110,8 @@ def _read_onnx(path: Path, spec: str) -> Any:
     try:
         model = onnx.load(path, load_external_data=False)
     except Exception as error:  # from the parser
+        if is_out_of_memory(error):
+            raise
         raise UsageError(f"cannot read the network '{spec}' ({' '.join(str(error).split())})") from None
     if not model.graph.output:
         raise UsageError(f"'{spec}' has no outputs: export it again")
@@ -145,6 +147,8 @@ def _start_session(runtime: ModuleType, model: Any, path: Path, names: Sequence[
             source = model.SerializeToString()
         return runtime.InferenceSession(source, options, providers=["CPUExecutionProvider"])
     except Exception as error:  # onnxruntime has its own types
+        if is_out_of_memory(error):
+            raise
         raise UsageError(f"cannot read the network '{spec}' ({' '.join(str(error).split())})") from None
 
 

@@ -133,7 +133,7 @@ def _evaluate(job: Job, folder: Path, detectors: Sequence[str], images: Images) 
     path = folder / _EVALUATIONS / f"{key}.json"
     if path.exists():
         try:
-            return Results.from_json(path.read_text(encoding="utf-8"))
+            return Results.load(path)
         except RunError:
             path.unlink()  # of another format: once more
     say(f"evaluating: {job.title}{'' if images == 'test' else f', {images} images'}")

@@ -69,7 +69,7 @@ def explain_predictions(
 def read_usual_distance(folder: Path) -> float | None:
     """The squared distance below which ``USUAL_SHARE`` of the run's test images stay: a point of its Q-Q plot."""
     path = folder / RunFile.RESULTS
-    results = Results.from_json(path.read_bytes()) if path.is_file() else None
+    results = Results.load(path) if path.is_file() else None
     if results is None or not results.qq_observed:
         return None
     expected = chdtri(results.n_components, 1 - USUAL_SHARE)
