@@ -819,11 +819,40 @@ def test_names_of_40_letters_are_told_apart_and_break_between_words(visit, run, 
     assert all(line.endswith("_") for lines in words for line in lines[:-1]), words
 
 
+def test_labels_of_the_map_move_off_the_markers_and_back(visit, run, files):
+    predictor = load_predictor(run)
+    predictor.class_names = tuple(f"copepod_calanoid_with_eggs_lateral_no_{i:02d}" for i in range(10))
+    with served(run, predictor) as address:
+        page = visit(address)
+        at_first = page.locator("#map .label").evaluate_all(INSIDE)
+        boxes = page.locator("#map").evaluate(BOXES)
+        drop(page, files)
+        page.wait_for_timeout(500)  # labels move with the next frame
+        moved = page.locator("#map .label").evaluate_all(INSIDE)
+        stayed, covered = (page.locator("#map").evaluate(COVERED, each) for each in (boxes, None))
+        page.click("#clear")
+        page.wait_for_timeout(500)
+        assert page.locator("#map .label").evaluate_all(INSIDE) == at_first
+    assert len(covered) < len(stayed), (covered, stayed)
+    assert len(moved) > 5 and all(is_inside for _, is_inside in moved)
+
+
 INSIDE = """(labels) => labels.map((label) => {
     const own = label.getBoundingClientRect();
     const map = label.ownerSVGElement.getBoundingClientRect();
     return [label.textContent, own.left >= map.left && own.right <= map.right];
 })"""
+BOXES = """(map) => [...map.querySelectorAll(".label")].map((label) => {
+    const { x, y, width, height } = label.getBBox();
+    return [label.textContent, { x, y, width, height }];
+})"""
+COVERED = f"""(map, boxes) => {{
+    const labels = boxes ?? ({BOXES})(map);
+    const markers = [...map.querySelectorAll("[role=button].marker:not(.away)")].map((marker) =>
+        marker.getAttribute("transform").match(/-?[\\d.]+/g).map(Number));
+    return labels.filter(([, {{ x, y, width, height }}]) => markers.some(([cx, cy]) =>
+        cx + 7 > x && cx - 7 < x + width && cy + 7 > y + 2 && cy - 7 < y + height - 2)).map(([name]) => name);
+}}"""
 LINES = """(titles) => titles.map((title) => {
     const lines = []; // [top, text]; the parts of a line may differ by fractions of a pixel
     for (const node of title.childNodes) {

@@ -43,7 +43,6 @@ export class ClusterMap {
   #drawClusters() {
     const { model, view } = this;
     const classIds = new Map(model.classes.map((name, i) => [name, i]));
-    const labels = new Labels(view, this.circleLayer);
     const r = model.map_radius === null ? DOT : 2 * model.map_radius * view.scale;
     for (const cluster of model.clusters) {
       const [x, y] = view.at(cluster.position);
@@ -57,10 +56,19 @@ export class ClusterMap {
       this.circleLayer.append(shape);
     }
     const names = shortNames(model.classes, LONGEST);
-    for (const [i, name] of model.classes.entries()) {
-      const own = model.clusters.filter((cluster) => cluster.class === name).map((cluster) => cluster.position);
-      labels.place(names[i], own.map((position) => view.at(position)), r);
-    }
+    const own = (name) => model.clusters.filter((cluster) => cluster.class === name);
+    const at = ({ position }) => view.at(position);
+    this.labels = new Labels(view, this.circleLayer, r, model.classes.map((name, i) => [names[i], own(name).map(at)]));
+    this.labels.place([]);
+  }
+
+  /** Move the labels off the markers; of many that come at once, after the last. */
+  #moveLabels() {
+    cancelAnimationFrame(this.frame);
+    this.frame = requestAnimationFrame(() => {
+      const places = this.#visible().map((image) => this.view.clamp(image.prediction.position));
+      this.labels.place(places.length > MANY ? [] : places);
+    });
   }
 
   /** Place an image, drawn by ``show``. */
@@ -86,12 +94,14 @@ export class ClusterMap {
     this.select(null);
     this.markerLayer.replaceChildren();
     this.root.classList.remove("many");
+    this.#moveLabels();
   }
 
   /** Draw an image as in or out of distribution (null where nothing was calibrated), or hide it. */
   show(image, isOut, isHidden) {
     const marker = this.#markers.get(image);
     if (marker.shown === isOut && marker.isHidden === isHidden) return; // of many markers, few change at a time
+    if (marker.isHidden !== isHidden) this.#moveLabels();
     Object.assign(marker, { shown: isOut, isHidden });
     marker.classList.toggle("out", isOut === true);
     marker.classList.toggle("in", isOut === false);
@@ -239,35 +249,53 @@ class View {
 
 /** Names of classes that do not cover each other; one that finds no room is left to the titles of its clusters. */
 class Labels {
-  #boxes = [];
-
-  constructor(view, layer) {
+  /** ``named``: of each class, its name and where its clusters are. The layer is in the page, or widths are unknown. */
+  constructor(view, layer, r, named) {
     this.view = view;
-    this.layer = layer; // in the page, or the width of a text would be unknown
+    this.layer = layer;
+    this.labels = named.filter(([, points]) => points.length).map(([name, points]) => {
+      const text = svg("text", { class: "label", dy: "0.35em" }, name);
+      layer.append(text);
+      const half = text.getComputedTextLength() / 2;
+      return { text, half, places: half + 2 > WIDTH / 2 ? [] : [...this.#places(points, half, r)] };
+    });
   }
 
-  /** Try above and below the clusters of a class, the most central first, where few markers are; then within them. */
-  place(name, points, r) {
-    if (!points.length) return;
-    const text = svg("text", { class: "label", dy: "0.35em" }, name);
-    this.layer.append(text);
+  /** Above and below the clusters of a class, the most central first, where few markers are; within them; further off. */
+  *#places(points, half, r) {
     const mean = [0, 1].map((axis) => points.reduce((sum, point) => sum + point[axis], 0) / points.length);
     const toMean = ([x, y]) => Math.hypot(x - mean[0], y - mean[1]);
     const near = points.toSorted((a, b) => toMean(a) - toMean(b));
-    const half = text.getComputedTextLength() / 2;
-    const lifts = 2 * half + 4 > WIDTH ? [] : [-r - LINE / 3, r + LINE / 3, 0, -LINE, LINE];
-    for (const lift of lifts) {
+    const outside = [1 / 3, 4 / 3].flatMap((lines) => [-r - lines * LINE, r + lines * LINE]);
+    const within = Array.from({ length: Math.max(Math.floor(r / LINE), 1) }, (_, i) => [-(i + 1) * LINE, (i + 1) * LINE]);
+    for (const lift of [...outside.slice(0, 2), 0, ...within.flat(), ...outside.slice(2)]) {
       for (const [x, y] of near) {
-        const cx = Math.min(Math.max(x, half + 2), WIDTH - half - 2);
-        const box = [cx - half, y + lift - LINE / 2, cx + half, y + lift + LINE / 2];
-        if (box[1] < 0 || box[3] > this.view.height || this.#boxes.some((other) => overlap(box, other))) continue;
-        this.#boxes.push(box);
-        text.setAttribute("x", cx);
-        text.setAttribute("y", y + lift);
-        return;
+        for (const side of [0, -half, half]) {
+          const cx = Math.min(Math.max(x + side, half + 2), WIDTH - half - 2);
+          const box = [cx - half, y + lift - LINE / 2, cx + half, y + lift + LINE / 2];
+          if (box[1] >= 0 && box[3] <= this.view.height) yield { x: cx, y: y + lift, box };
+        }
       }
     }
-    text.remove();
+  }
+
+  /** Put each label where it covers no other, and where the fewest of ``markers`` cover it. */
+  place(markers) {
+    const boxes = [];
+    const around = markers.map(({ x, y }) => [x - MARKER, y - MARKER, x + MARKER, y + MARKER]);
+    for (const { text, places } of this.labels) {
+      const open = places.filter(({ box }) => !boxes.some((other) => overlap(box, other)));
+      const covered = open.map(({ box }) => around.filter((other) => overlap(box, other)).length);
+      const found = open[covered.indexOf(least(covered))];
+      if (!found) {
+        text.remove();
+        continue;
+      }
+      if (!text.isConnected) this.layer.append(text);
+      boxes.push(found.box);
+      text.setAttribute("x", found.x);
+      text.setAttribute("y", found.y);
+    }
   }
 }
 
