@@ -254,6 +254,14 @@ def wait_until(page: Any, function: str, argument: Any = None, seconds: float = 
         page.wait_for_timeout(20)
 
 
+def read_until(page: Any, read: Callable[[], Any], holds: Callable[[Any], bool], seconds: float = 20) -> Any:
+    """What is read once it ``holds``, or when time is up: a busy machine draws late."""
+    end = time.monotonic() + seconds
+    while not holds(found := read()) and time.monotonic() < end:
+        page.wait_for_timeout(50)
+    return found
+
+
 def settle(page: Any) -> None:
     """Two frames later everything is drawn."""
     page.evaluate("() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
@@ -810,13 +818,17 @@ def test_names_of_40_letters_are_told_apart_and_break_between_words(visit, run, 
     with served(run, predictor) as address:
         page = visit(address, viewport={"width": width, "height": 900})
         drop(page, files)
-        page.wait_for_timeout(1000)  # cards take their widths when their pictures are there
         drawn = page.locator("#map .label").evaluate_all(INSIDE)
-        words = page.locator(".card h3").evaluate_all(LINES)
+        cards = page.locator(".card h3")
+        words = read_until(page, lambda: cards.evaluate_all(LINES), break_after_words)  # with their pictures
     assert len({text for text, _ in drawn}) == len(drawn) > 1
     assert all(is_inside for _, is_inside in drawn)
     assert {"".join(lines) for lines in words} <= set(predictor.class_names)
-    assert all(line.endswith("_") for lines in words for line in lines[:-1]), words
+    assert break_after_words(words), words
+
+
+def break_after_words(names: list[list[str]]) -> bool:
+    return all(line.endswith("_") for lines in names for line in lines[:-1])
 
 
 def test_labels_of_the_map_move_off_the_markers_and_back(visit, run, files):
@@ -824,15 +836,14 @@ def test_labels_of_the_map_move_off_the_markers_and_back(visit, run, files):
     predictor.class_names = tuple(f"copepod_calanoid_with_eggs_lateral_no_{i:02d}" for i in range(10))
     with served(run, predictor) as address:
         page = visit(address)
-        at_first = page.locator("#map .label").evaluate_all(INSIDE)
-        boxes = page.locator("#map").evaluate(BOXES)
+        shown = page.locator("#map")
+        boxes = shown.evaluate(BOXES)
         drop(page, files)
-        page.wait_for_timeout(500)  # labels move with the next frame
+        read_until(page, lambda: shown.evaluate(BOXES), lambda found: found != boxes)
         moved = page.locator("#map .label").evaluate_all(INSIDE)
-        stayed, covered = (page.locator("#map").evaluate(COVERED, each) for each in (boxes, None))
+        stayed, covered = (shown.evaluate(COVERED, each) for each in (boxes, None))
         page.click("#clear")
-        page.wait_for_timeout(500)
-        assert page.locator("#map .label").evaluate_all(INSIDE) == at_first
+        assert read_until(page, lambda: shown.evaluate(BOXES), lambda found: found == boxes) == boxes
     assert len(covered) < len(stayed), (covered, stayed)
     assert len(moved) > 5 and all(is_inside for _, is_inside in moved)
 
