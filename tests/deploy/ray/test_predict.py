@@ -157,7 +157,7 @@ def test_a_source_that_vanishes_stops_the_command_and_one_process_ends_it(nodes,
     out, gone = place(tmp_path), Path(f"{images}-gone")
     vanish = when(lambda: len(parts(out)) >= 3, lambda: images.rename(gone))  # type: ignore[func-returns-value]
     try:
-        with vanish, pytest.raises(DataError, match=r"gone.*\.png"):
+        with vanish, pytest.raises(DataError, match=r"\.png.* gone"):
             predict_on_ray(request(graph, images, out))
     finally:
         gone.rename(images)
@@ -215,22 +215,21 @@ def test_a_disk_that_fills_up_ends_the_command_and_the_same_one_goes_on(
         assert contents(out) == expected
 
 
-def test_a_disk_of_one_node_that_is_full_is_named(nodes, graph, images, expected, tmp_path):
-    """That of its temporary files, where a worker unpacks its model."""
+def test_a_disk_of_one_node_that_is_full_is_named(nodes, graph, images, tmp_path):
+    """That of its temporary files, where a worker unpacks its model; only this node has room for the worker."""
     out = place(tmp_path)
     with disk(tmp_path / "temporary", kibibytes=64) as folder:
-        third = nodes.add(env_vars={"TMPDIR": str(folder)})
+        third = nodes.add(num_cpus=2, env_vars={"TMPDIR": str(folder)})
         try:
             with pytest.raises(
                 RunError, match=rf"cannot write '{folder}/.*No space left.*{socket.gethostname()}; free"
             ):
-                predict_on_ray(request(graph, images, out, workers=3))
+                predict_on_ray(request(graph, images, out, workers=1, cpus_per_worker=2))
             assert not out.exists() and not [*folder.rglob("*.onnx")]
             change(folder, "size=64m")
-            assert predict_on_ray(request(graph, images, out, workers=3)) == N - 1
+            assert predict_on_ray(request(graph, images, out, workers=1, cpus_per_worker=2)) == N - 1
         finally:
             nodes.cluster.remove_node(third)
-    assert contents(out) == expected
 
 
 # --- the plan
