@@ -9,9 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from torch import nn
-
-from maple.data.image_set import ImageSet
 
 ROOT = Path(__file__).parents[2]
 if not (ROOT / "benchmarks").exists():
@@ -19,6 +16,7 @@ if not (ROOT / "benchmarks").exists():
 sys.path.insert(0, str(ROOT / "benchmarks"))
 import peers  # noqa: E402
 import public  # noqa: E402
+from public_study import make_study  # noqa: E402
 
 
 @pytest.mark.parametrize("name", ["densenet-cifar10", "wrn-cifar100"])
@@ -30,32 +28,6 @@ def test_stages_give_the_logits_of_the_public_network(name, shared_dir):
     x = (images - torch.tensor(mean).view(3, 1, 1)) / torch.tensor(std).view(3, 1, 1)
     with torch.no_grad():
         torch.testing.assert_close(network(x), original(x))
-
-
-def make_study(tmp_path: Path, n: int = 60, precision: str = "32-true") -> public.Study:
-    """A study of a small network whose classes are red, green and blue noise; unknown images are of any colour."""
-    rng = np.random.default_rng(0)
-    torch.manual_seed(0)
-    stages = [nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 16, 3, stride=2)]
-    network = public.Staged(stages, nn.Linear(16, 3)).eval()
-    labels = np.arange(n) % 3
-
-    def images(known: bool) -> ImageSet:
-        pixels = rng.integers(0, 128, (n, 32, 32, 3), dtype=np.uint8)
-        pixels[np.arange(n), :, :, labels if known else rng.integers(0, 3, n)] += np.uint8(128 if known else 60)
-        return ImageSet.from_arrays(pixels, labels, ("a", "b", "c"))
-
-    known, test = images(True), images(True)
-    x = torch.stack([torch.from_numpy(known.read(i)) for i in range(n)]).permute(0, 3, 1, 2) / 255
-    with torch.no_grad():  # a head that finds the classes: least squares
-        found = torch.linalg.lstsq(network.maps(x).mean((2, 3)), torch.eye(3)[labels] * 8)
-        network.fc.weight.copy_(found.solution.T)
-        network.fc.bias.zero_()
-    ood = {name: images(False) for name in ("cifar100", *public.SHARED_OOD)}
-    study = public.Study("resnet20-cifar10", tmp_path, tmp_path / "cache", precision)
-    sets = {"train": known, "test": test, **ood}
-    vars(study).update(network=(network, (0.0,) * 3, (1.0,) * 3), images=sets)
-    return study
 
 
 def test_every_output_detector_of_pytorch_ood_gets_a_row_once(theirs, tmp_path, monkeypatch):
