@@ -52,10 +52,10 @@ def write_config(model: Path) -> Path:
 def config_text(name: str, session: Any) -> str:
     """The configuration of a graph in the text format of protobuf.
 
-    The first dimension of all tensors is the batch. Inputs with a default in the graph are optional.
+    The first dimension of all tensors is the batch. The level of the graph, an input with a default, is left out:
+    Triton's backend for ONNX Runtime refuses to load a model that has batches and an optional input.
     """
     inputs = [_tensor(each) for each in session.get_inputs()]
-    inputs += [[*_tensor(each), "optional: true"] for each in session.get_overridable_initializers()]
     labelled = {"probabilities": [f"label_filename: {json.dumps(LABELS)}"]}
     outputs = [[*_tensor(each), *labelled.get(each.name, [])] for each in session.get_outputs()]
     return "\n".join(
