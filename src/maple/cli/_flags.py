@@ -248,6 +248,8 @@ def value_text(annotation: Any) -> str:
 
     >>> value_text(Literal["auto"] | int), value_text(Path | None)
     ('auto|NUMBER', 'PATH')
+    >>> value_text(tuple[Literal["png", "jpeg"], ...]), value_text(tuple[int, ...])
+    ('NAME,...', 'NUMBER,...')
     """
     if annotation in WORDS:
         return WORDS[annotation]
@@ -257,7 +259,8 @@ def value_text(annotation: Any) -> str:
         values = get_args(annotation)
         return (" | " if len(values) > FEW else "|").join(values)  # many may be broken into lines
     if get_origin(annotation) is tuple:
-        return ("NAME" if str in get_args(annotation) else "NUMBER") + LIST
+        first = get_args(annotation)[0]
+        return ("NAME" if first is str or get_origin(first) is Literal else "NUMBER") + LIST
     return "|".join(value_text(each) for each in get_args(annotation) if each is not NoneType)
 
 
