@@ -101,6 +101,16 @@ def test_folders_without_usable_classes(tmp_path: Path, rng: np.random.Generator
         open_images(flat / "x.png")
 
 
+def test_a_folder_of_splits_is_no_folder_of_classes(tmp_path: Path, rng: np.random.Generator) -> None:
+    for split in ("train", "new"):
+        write_folder(tmp_path / "set" / split, {"a": 2, "b": 2}, rng)
+    with pytest.raises(DataError, match="train.*--test"):
+        open_images(tmp_path / "set")
+    assert open_images(tmp_path / "set" / "train").class_names == ("a", "b")
+    noise(rng).save(tmp_path / "set" / "train" / "locomotive.png")  # a class of that name
+    assert open_images(tmp_path / "set").class_names == ("new", "train")
+
+
 def test_unlabelled_sources(tmp_path: Path, rng: np.random.Generator) -> None:
     folder = write_folder(tmp_path / "set", {"a": 2, "b": 1}, rng)
     noise(rng).save(folder / "loose.png")

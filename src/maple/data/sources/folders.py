@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import os
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
@@ -27,6 +27,7 @@ from maple.types import Skipped
 LOOSE = "not inside a class subfolder"  # why a labelled image is skipped
 _KINDS = "/".join(IMAGE_SUFFIXES[:8])
 _SYSTEM_FILES = ("thumbs.db", "desktop.ini")  # as good as hidden
+_SPLITS = ("train", "training")
 _OTHER_IMAGES = (  # images of formats that are not read
     *(".heic", ".heif", ".avif", ".jxl", ".jp2", ".svg", ".eps", ".psd", ".ico", ".tga", ".exr", ".dcm", ".fits"),
     *(".czi", ".lif", ".nd2", ".oib", ".vsi", ".raw", ".dng", ".cr2", ".cr3", ".nef", ".arw", ".orf", ".rw2", ".raf"),
@@ -128,9 +129,21 @@ def list_class_folders(folder: Path, name: str) -> Files:
             inside = _name_first([each for each in others if path in Path(each.file).parents])
             found = f"class '{path.name}' of '{folder}' has no images{inside}"
             raise DataError(f"{found}: add images or remove the subfolder")
+    _refuse_splits(members, folder)
     paths = Paths(chain.from_iterable(members.values()))
     labels = np.repeat(np.arange(len(members)), [len(group) for group in members.values()])
     return Files(paths, name, labels, tuple(members), tuple(others))
+
+
+def _refuse_splits(members: Mapping[str, Sequence[str]], folder: Path) -> None:
+    """Refuse a folder whose subfolder ``train`` holds several folders and no image beside them: these are the classes."""
+    for name, paths in members.items():
+        inside = {Path(path).relative_to(folder / name).parts[0] for path in paths} if name.lower() in _SPLITS else ()
+        if len(inside) > 1 and all((folder / name / each).is_dir() for each in inside):
+            raise DataError(
+                f"'{folder / name}' holds a folder per class, so '{name}' is no class itself: give '{folder / name}' "
+                "(and the folders beside it with --validation, --calibration, --test or --ood)"
+            )
 
 
 def _name_first(others: Sequence[Skipped]) -> str:
