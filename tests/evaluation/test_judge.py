@@ -57,6 +57,13 @@ def test_histograms_count_every_score(ind: list[float], ood: list[float]) -> Non
     assert sum(found.ind) == len(ind) and sum(found.ood["far"]) == len(ood)
 
 
+def test_a_far_set_leaves_known_images_a_fifth_of_the_histogram() -> None:
+    ind = np.linspace(0, 10, 200)
+    near, far = (_histogram(ind, {"set": ind + shift}) for shift in (5, 1000))
+    assert np.count_nonzero(near.ind) > 30 and np.count_nonzero(far.ind) > 15
+    assert sum(far.ood["set"]) == far.ood["set"][-1] == 200
+
+
 def test_infinite_scores_join_the_outer_bins() -> None:
     found = _histogram(np.array([0.0, 1.0, 2.0, math.inf]), {"none": np.array([-math.inf])}, bins=4)
     assert np.isfinite(found.edges).all() and found.ind[-1] == 2 and found.ood["none"] == [1, 0, 0, 0]

@@ -16,6 +16,7 @@ from maple.stats.chi_square import gaussian_test
 MAX_CURVE_POINTS = 200
 _CONFIDENCE_LEVELS = (0.5, 0.8, 0.9)
 _HISTOGRAM_BINS = 50
+_HISTOGRAM_ROOM = 2  # on both sides of the known images, in widths of their scores
 
 
 def make_method(
@@ -119,13 +120,17 @@ def _thin(x: np.ndarray, y: np.ndarray, points: int = MAX_CURVE_POINTS) -> tuple
 
 
 def _histogram(ind_scores: np.ndarray, ood_scores: Mapping[str, np.ndarray], bins: int = _HISTOGRAM_BINS) -> Histogram:
-    """Counts in common bins between the 0.5 % and 99.5 % quantiles of the sets.
+    """Counts in common bins between the 0.5 % and 99.5 % quantiles of the sets, near the known images.
 
-    Scores beyond join the outer bins; without this a few extreme scores would squeeze all others into one bin.
+    Scores beyond join the outer bins; without this a few extreme scores, or a set that lies far out, would squeeze all
+    others into one bin.
     """
     finite = [scores[np.isfinite(scores)] for scores in (ind_scores, *ood_scores.values())]
     limits = [np.quantile(scores, (0.005, 0.995)) for scores in finite if len(scores)] or [np.zeros(2)]
     low, high = min(pair[0] for pair in limits), max(pair[1] for pair in limits)
+    if len(finite[0]) and limits[0][1] > limits[0][0]:
+        room = _HISTOGRAM_ROOM * (limits[0][1] - limits[0][0])
+        low, high = max(low, limits[0][0] - room), min(high, limits[0][1] + room)
     edges = np.linspace(low, high if high > low else low + 1, bins + 1)
 
     def count(scores: np.ndarray) -> list[int]:

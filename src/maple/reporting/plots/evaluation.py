@@ -135,7 +135,8 @@ def plot_scores(
         axes.stairs(share, edges, color=colour, linewidth=1.6, label=shorten_middle(label, 48), linestyle=dashes)
     if threshold is not None:
         axes.axvline(threshold, color=INK, linewidth=1.2, label="threshold")
-    axes.set(xlim=(edges[0], end), ylim=(0, 1.03 * top or 1), xlabel="score (higher: more unusual)")
+    beyond = "; last bar: all above" if end == edges[-1] else ""
+    axes.set(xlim=(edges[0], end), ylim=(0, 1.03 * top or 1), xlabel=f"score (higher: more unusual{beyond})")
     axes.set_ylabel("share of images")
     axes.yaxis.set_major_locator(MaxNLocator(6))
     axes.yaxis.set_major_formatter(percent_tick)
