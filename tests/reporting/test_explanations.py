@@ -91,7 +91,7 @@ def test_long_names_fit_narrow_screens_and_unknown_images_say_so_first(
     headings = [words_of(each) for each in page.iter("h2") if words_of(each) != "Glossary"]
     assert {case.explanation.is_ood for case in cases} == {False, True}
     for case, heading in zip(cases, headings, strict=True):
-        assert heading.startswith("unknown most like" if case.explanation.is_ood else case.explanation.class_name)
+        assert heading.startswith("unknown, otherwise" if case.explanation.is_ood else case.explanation.class_name)
     with open_browser() as browser:
         for width in (420, 1400, 1920):
             shown = browser.new_page(viewport={"width": width, "height": 900})

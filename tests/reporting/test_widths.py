@@ -41,6 +41,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
         likely = [NAMES[i % 10], NAMES[(i + 1) % 10]]
         row |= {"class": likely[0], "file": f"slides/station_17_haul_{i:04}.png", "prediction_set": " | ".join(likely)}
         row |= {"probability": 0.4} if i % 7 == 0 else {}
+        row |= {"is_ood": i != 12} if i % 10 == 2 else {}  # five of six: a long bar beside 83.3 %
     predictions.write_text(to_csv(rows, list(rows[0]), header=True))
     return write_report(folder, folder / "report.html", predictions)
 
