@@ -104,7 +104,7 @@ def test_folders_without_usable_classes(tmp_path: Path, rng: np.random.Generator
 def test_a_folder_of_splits_is_no_folder_of_classes(tmp_path: Path, rng: np.random.Generator) -> None:
     for split in ("train", "new"):
         write_folder(tmp_path / "set" / split, {"a": 2, "b": 2}, rng)
-    with pytest.raises(DataError, match="train.*--test"):
+    with pytest.raises(DataError, match=r"train.*--test"):
         open_images(tmp_path / "set")
     assert open_images(tmp_path / "set" / "train").class_names == ("a", "b")
     noise(rng).save(tmp_path / "set" / "train" / "locomotive.png")  # a class of that name

@@ -136,7 +136,7 @@ def list_class_folders(folder: Path, name: str) -> Files:
 
 
 def _refuse_splits(members: Mapping[str, Sequence[str]], folder: Path) -> None:
-    """Refuse a folder whose subfolder ``train`` holds several folders and no image beside them: these are the classes."""
+    """Refuse a folder whose subfolder ``train`` holds folders and no image beside them: those are the classes."""
     for name, paths in members.items():
         inside = {Path(path).relative_to(folder / name).parts[0] for path in paths} if name.lower() in _SPLITS else ()
         if len(inside) > 1 and all((folder / name / each).is_dir() for each in inside):
