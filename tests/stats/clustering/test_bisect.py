@@ -18,7 +18,9 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 from clusters import spherical_blobs
 from maple.errors import UsageError
 from maple.stats.clustering._bisect import _Cluster, _Model
-from maple.stats.clustering._means import bisect_points, cluster_means, within_sum_of_squares
+from maple.stats.clustering._leading import Leading
+from maple.stats.clustering._means import cluster_means, within_sum_of_squares
+from maple.stats.clustering._starts import bisect_points
 from maple.stats.clustering.gmeans import GMeans
 from maple.stats.clustering.tmeans import TMeans
 from maple.stats.clustering.xmeans import XMeans
@@ -60,11 +62,11 @@ def test_equal_points_are_not_cut():
 
 
 def test_only_a_cluster_whose_points_change_is_tested_again():
-    cluster = _Cluster(np.zeros(1), np.arange(3), is_tested=True)
+    cluster = _Cluster(np.zeros(1), np.arange(3), is_tested=True, gain=2.0)
     cluster.move(np.ones(1), np.arange(3))
-    assert cluster.is_tested and cluster.center == 1
+    assert cluster.is_tested and cluster.sum == 1 and cluster.gain == 2
     cluster.move(np.ones(1), np.array([0, 1]))
-    assert not cluster.is_tested and cluster.indices.tolist() == [0, 1]
+    assert not cluster.is_tested and cluster.indices.tolist() == [0, 1] and cluster.gain == 0
 
 
 def test_the_halves_with_the_largest_gain_take_the_place_of_their_cluster():
@@ -73,9 +75,24 @@ def test_the_halves_with_the_largest_gain_take_the_place_of_their_cluster():
         return _Cluster(np.zeros(1), np.array([first, first + 1]), is_tested=True, gain=gain, halves=halves)
 
     clusters = [cluster(0, gain=1.0), cluster(2), cluster(4, gain=3.0), cluster(6, gain=2.0)]
-    parts = XMeans(max_clusters=6)._improve_structure(np.zeros((8, 1)), clusters, np.random.RandomState(0))
+    random = np.random.RandomState(0)
+    parts = XMeans(max_clusters=6)._improve_structure(Leading.of(np.zeros((8, 1)), random), clusters, random)
     assert [part.indices.tolist() for part in parts] == [[0, 1], [2, 3], [4], [5], [6], [7]]
-    assert _Model.of(parts, 1).labels.tolist() == [0, 0, 1, 1, 2, 3, 4, 5]
+    model = _Model.of(parts, 8, 1)
+    assert model.labels.tolist() == [0, 0, 1, 1, 2, 3, 4, 5]
+    assert [each.indices.tolist() for each in model.clusters()] == [part.indices.tolist() for part in parts]
+
+
+def test_structure_that_the_leading_components_of_all_points_leave_out_is_found(rng):
+    """Thirty far clusters in thirty directions hide that one of them is two, along a direction of its own."""
+    n_directions = 30
+    places = np.zeros((n_directions, 80))
+    places[np.arange(n_directions), np.arange(n_directions)] = 200.0
+    origins = np.repeat(np.arange(n_directions), 40)
+    points = places[origins] + 0.5 * rng.standard_normal((len(origins), 80))
+    points[:20, 79] += 40.0  # half of the first cluster
+    model = XMeans(max_clusters=40, random_state=0).fit(points)
+    assert not set(model.labels_[:20]) & set(model.labels_[20:])
 
 
 @parametrize_with_checks([XMeans(), GMeans(), TMeans()])
@@ -135,20 +152,22 @@ def test_no_cluster_is_smaller_than_allowed(estimator, rng):
 def test_a_cluster_that_k_means_makes_too_small_is_dissolved():
     """K-Means over all points leaves two of them alone: their cluster goes, and its neighbour takes them."""
     points = np.concatenate([np.linspace(0, 1, 30), np.linspace(10, 11, 30), [30.0, 30.1]])[:, None]
-    starts = {0.5: np.arange(30), 10.0: np.arange(30, 50), 30.0: np.arange(50, 62)}
-    clusters = [_Cluster(np.array([center]), rows) for center, rows in starts.items()]
-    improved, n_iter = XMeans(min_cluster_size=5)._improve_parameters(points, clusters)
+    starts = [np.arange(30), np.arange(30, 60), np.arange(60, 62)]
+    clusters = [_Cluster(points[rows].sum(axis=0), rows) for rows in starts]
+    leading = Leading.of(points, np.random.RandomState(0))
+    improved, n_iter = XMeans(min_cluster_size=5)._improve_parameters(leading, clusters, 100)
     assert n_iter >= 1
     assert [len(cluster.indices) for cluster in improved] == [30, 32]
 
 
-def test_a_cut_with_too_small_a_side_is_not_proposed(rng):
+@pytest.mark.parametrize("is_own", [False, True])
+def test_a_cut_with_too_small_a_side_is_not_proposed(is_own, rng):
     points = np.concatenate([rng.standard_normal((50, 2)), [[90.0, 0.0], [90.0, 1.0], [91.0, 0.0]]])
     random = np.random.RandomState(0)
-    whole = _Cluster(points.mean(axis=0), np.arange(53))
-    XMeans(min_cluster_size=4)._test(points, whole, 5, random)
+    whole, leading = _Cluster(points.sum(axis=0), np.arange(53)), Leading.of(points, random)
+    XMeans(min_cluster_size=4)._test(leading, whole, is_own, 5, random)
     assert whole.is_tested and whole.gain == 0 and not whole.halves
-    XMeans(min_cluster_size=3)._test(points, whole, 5, random)
+    XMeans(min_cluster_size=3)._test(leading, whole, is_own, 5, random)
     assert whole.gain > 0
     assert [len(half.indices) for half in whole.halves] == [50, 3]
 

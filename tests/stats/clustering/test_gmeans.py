@@ -12,7 +12,8 @@ from sklearn.metrics import adjusted_rand_score
 
 from clusters import spherical_blobs
 from maple.errors import UsageError
-from maple.stats.clustering._means import bisect_points, cluster_means
+from maple.stats.clustering._means import cluster_means
+from maple.stats.clustering._starts import bisect_points
 from maple.stats.clustering.gmeans import GMeans, anderson_darling, anderson_darling_critical_value
 
 

@@ -11,7 +11,8 @@ from scipy import stats
 from sklearn.metrics import adjusted_rand_score
 
 from clusters import spherical_blobs
-from maple.stats.clustering._means import bisect_points, cluster_means
+from maple.stats.clustering._means import cluster_means
+from maple.stats.clustering._starts import bisect_points
 from maple.stats.clustering.gmeans import GMeans
 from maple.stats.clustering.tmeans import TMeans
 from maple.stats.clustering.xmeans import XMeans, bic, spherical_log_likelihood

@@ -11,8 +11,9 @@ import numpy as np
 from scipy.special import log_ndtr
 
 from maple.errors import UsageError
-from maple.stats.clustering._bisect import GrowingMeans, random_halves
-from maple.stats.clustering._means import bisect_points, cluster_means
+from maple.stats.clustering._bisect import Cut, GrowingMeans, random_halves
+from maple.stats.clustering._means import cluster_means
+from maple.stats.clustering._starts import bisect_points
 
 _SMALLEST_NORMAL_SAMPLE = 8  # below this sample size the tail of the Anderson-Darling statistic is not tabulated
 
@@ -88,8 +89,8 @@ class GMeans(GrowingMeans):
             raise UsageError(f"significance is {self.significance!r}: give a probability above 0 and at most 0.1")
         return super().fit(X)
 
-    def _gain(self, points: np.ndarray, labels: np.ndarray, room: int, random: np.random.RandomState) -> float:
-        statistics = (self._statistic(*halves, random) for halves in random_halves(points, random))
+    def _gain(self, cut: Cut, room: int, random: np.random.RandomState) -> float:
+        statistics = (self._statistic(*halves, random) for halves in random_halves(cut.points, random))
         return max(statistics) - anderson_darling_critical_value(self.significance / 2)
 
     def _statistic(self, fitted: np.ndarray, tested: np.ndarray, random: np.random.RandomState) -> float:

@@ -6,8 +6,8 @@ import math
 
 import numpy as np
 
-from maple.stats.clustering._bisect import GrowingMeans, random_halves
-from maple.stats.clustering._means import bisect_points
+from maple.stats.clustering._bisect import Cut, GrowingMeans, random_halves
+from maple.stats.clustering._starts import bisect_points
 from maple.stats.covariance import IMAGES_PER_COMPONENT, RELATIVE_FLOOR, principal_axes, whitening
 from maple.stats.gaussians import squared_distances
 from maple.stats.moments import Moments
@@ -90,8 +90,8 @@ class TMeans(GrowingMeans):
     2
     """
 
-    def _gain(self, points: np.ndarray, labels: np.ndarray, room: int, random: np.random.RandomState) -> float:
-        return sum(self._judged(*halves, random) for halves in random_halves(points, random))
+    def _gain(self, cut: Cut, room: int, random: np.random.RandomState) -> float:
+        return sum(self._judged(*halves, random) for halves in random_halves(cut.points, random))
 
     def _judged(self, fitted: np.ndarray, held_out: np.ndarray, random: np.random.RandomState) -> float:
         """Gain on ``held_out`` of the bisection of ``fitted``; minus infinity if ``fitted`` cannot be bisected."""

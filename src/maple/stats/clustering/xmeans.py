@@ -7,8 +7,9 @@ from typing import Any, Self
 
 import numpy as np
 
-from maple.stats.clustering._bisect import GrowingMeans
-from maple.stats.clustering._means import scatter_within, within_sum_of_squares
+from maple.stats.clustering._bisect import Cut, GrowingMeans, _Model
+from maple.stats.clustering._leading import Leading
+from maple.stats.clustering._means import cluster_sums, scatter_within, within_sum_of_squares
 
 
 def spherical_log_likelihood(points: np.ndarray, labels: np.ndarray, centers: np.ndarray) -> float:
@@ -35,13 +36,14 @@ def spherical_log_likelihood(points: np.ndarray, labels: np.ndarray, centers: np
     -8.8346
     """
     squares = within_sum_of_squares(points, labels, centers)
-    return _log_likelihood(squares, np.bincount(labels, minlength=len(centers)), points)
+    counts = np.bincount(labels, minlength=len(centers))
+    return _log_likelihood(squares, counts, points.shape[1], _variance_floor(points))
 
 
-def _log_likelihood(squares: float, counts: np.ndarray, points: np.ndarray) -> float:
+def _log_likelihood(squares: float, counts: np.ndarray, dimension: int, floor: float) -> float:
     """The log-likelihood from the sum of squared distances to the centres and the sizes of the clusters (k,)."""
-    n, dimension = points.shape
-    variance = max(squares / (dimension * max(n - len(counts), 1)), _variance_floor(points))
+    n = int(counts.sum())
+    variance = max(squares / (dimension * max(n - len(counts), 1)), floor)
     present = counts[counts > 0]
     log_shares = float(present @ np.log(present / n))
     return log_shares - 0.5 * n * dimension * math.log(2 * math.pi * variance) - 0.5 * squares / variance
@@ -60,17 +62,21 @@ def bic(points: np.ndarray, labels: np.ndarray, centers: np.ndarray) -> float:
     True
     """
     squares = within_sum_of_squares(points, labels, centers)
-    return _criterion(squares, np.bincount(labels, minlength=len(centers)), points)
+    counts = np.bincount(labels, minlength=len(centers))
+    return _criterion(squares, counts, points.shape[1], _variance_floor(points))
 
 
-def _criterion(squares: float, counts: np.ndarray, points: np.ndarray) -> float:
-    n, dimension = points.shape
-    return _log_likelihood(squares, counts, points) - 0.5 * len(counts) * (dimension + 1) * math.log(n)
+def _criterion(squares: float, counts: np.ndarray, dimension: int, floor: float) -> float:
+    penalty = 0.5 * len(counts) * (dimension + 1) * math.log(counts.sum())
+    return _log_likelihood(squares, counts, dimension, floor) - penalty
 
 
-def _variance_floor(points: np.ndarray) -> float:
-    """The square of a few rounding errors of a typical coordinate: smaller variances are numerical noise."""
-    mean_square = float(np.vdot(points, points)) / points.size
+def _variance_floor(points: np.ndarray, squares: float | None = None) -> float:
+    """The square of a few rounding errors of a typical coordinate: smaller variances are numerical noise.
+
+    ``squares`` is the sum of the squared coordinates, where it is known.
+    """
+    mean_square = float(np.vdot(points, points) if squares is None else squares) / points.size
     return max((4 * np.finfo(points.dtype).eps) ** 2 * mean_square, np.finfo(np.float64).tiny)
 
 
@@ -79,7 +85,8 @@ class XMeans(GrowingMeans):
 
     Starting from one cluster, each round bisects every cluster, keeps the bisections that raise the criterion on that
     cluster's points, and runs K-Means over all points from the new centres, until nothing is split or
-    ``max_clusters`` is reached. The result is the visited model with the highest criterion over all points.
+    ``max_clusters`` is reached. The result is the visited model with the highest criterion over all points, improved by
+    K-Means from several starts.
 
     One look-ahead is added to the published algorithm. For four clusters at the corners of a square, no single
     bisection pays: it explains half of the variance, and encoding the half costs as much. So the halves of a rejected
@@ -91,7 +98,7 @@ class XMeans(GrowingMeans):
     Args:
         max_clusters: largest number of clusters.
         min_cluster_size: smallest number of points per cluster.
-        n_init: initialisations of each bisection.
+        n_init: initialisations of each bisection; the result gets twice as many, unless its clusters are clear.
         max_iter: largest number of iterations of each K-Means run.
         random_state: seed.
 
@@ -115,35 +122,41 @@ class XMeans(GrowingMeans):
     def fit(self, X: Any, y: Any = None) -> Self:
         """Find the clusters of ``X`` (n, D); float32 stays float32. ``y`` is ignored."""
         points = self._grow(X)
-        self.bic_ = _criterion(self.inertia_, np.bincount(self.labels_), points)
+        self.bic_ = _criterion(self.inertia_, np.bincount(self.labels_), points.shape[1], _variance_floor(points))
         return self
 
-    def _gain(self, points: np.ndarray, labels: np.ndarray, room: int, random: np.random.RandomState) -> float:
-        gain = _split_gain(points, labels)
-        while gain <= 0 and 2 * (labels.max() + 1) <= room:
-            finer = self._bisect_each(points, labels, random)
-            if finer.max() == labels.max():
+    def _gain(self, cut: Cut, room: int, random: np.random.RandomState) -> float:
+        gain = _split_gain(cut)
+        while gain <= 0 and 2 * len(cut.sums) <= room:
+            labels = self._bisect_each(cut, random)
+            if labels.max() + 1 == len(cut.sums):
                 break
-            labels = finer
-            gain = _split_gain(points, labels)
+            cut = cut._replace(labels=labels, sums=cluster_sums(cut.points, labels))
+            gain = _split_gain(cut)
         return gain
 
-    def _bisect_each(self, points: np.ndarray, labels: np.ndarray, random: np.random.RandomState) -> np.ndarray:
+    def _bisect_each(self, cut: Cut, random: np.random.RandomState) -> np.ndarray:
         """Labels (n,) after bisecting every cluster that can be bisected."""
-        finer = labels.copy()
-        for j in range(labels.max() + 1):
-            rows = np.flatnonzero(labels == j)
-            sides = self._bisect(points[rows], random)
+        finer = cut.labels.copy()
+        for j in range(len(cut.sums)):
+            rows = np.flatnonzero(cut.labels == j)
+            sides = self._bisect(cut.components[rows], random)
             if sides is not None:
                 finer[rows[sides == 1]] = finer.max() + 1
         return finer
 
-    def _score(self, points: np.ndarray, labels: np.ndarray, centers: np.ndarray) -> float:
-        return _criterion(scatter_within(points, labels)[1], np.bincount(labels), points)
+    def _score(self, leading: Leading, model: _Model) -> float:
+        points, squares = leading.points, float(leading.squares.sum())
+        within = scatter_within(points, model.labels, model.sums, squares)
+        return _criterion(within, np.bincount(model.labels), points.shape[1], _variance_floor(points, squares))
 
 
-def _split_gain(points: np.ndarray, labels: np.ndarray) -> float:
-    """What the criterion gains if points (n, D) are several clusters instead of one."""
-    together, apart = scatter_within(points, labels)
-    one = np.array([len(points)])
-    return _criterion(apart, np.bincount(labels), points) - _criterion(together, one, points)
+def _split_gain(cut: Cut) -> float:
+    """What the criterion gains if points are several clusters instead of one."""
+    whole, floor = np.zeros_like(cut.labels), _variance_floor(cut.points, cut.squares)
+
+    def criterion(labels: np.ndarray, sums: np.ndarray) -> float:
+        within = scatter_within(cut.points, labels, sums, cut.squares)
+        return _criterion(within, np.bincount(labels), cut.points.shape[1], floor)
+
+    return criterion(cut.labels, cut.sums) - criterion(whole, cut.sums.sum(axis=0, keepdims=True))

@@ -1,0 +1,68 @@
+"""K-Means from several starts is that of scikit-learn, or better."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from numpy.testing import assert_array_equal
+from sklearn.cluster import KMeans
+
+from maple.stats.clustering._means import cluster_means, within_sum_of_squares
+from maple.stats.clustering._starts import draw_centers, many_means, two_means
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_two_means_are_those_of_scikit_learn(dtype):
+    rng = np.random.default_rng(0)
+    points = np.concatenate([rng.normal(-1, 1, (300, 4)), rng.normal(1.5, 1, (200, 4))])
+    centered = (points - points.mean(axis=0)).astype(dtype)
+    start = centered[:2]
+    sides = two_means(centered, start[None], max_iter=100)
+    theirs = KMeans(2, init=start, n_init=1).fit(centered)
+    assert (sides == theirs.labels_).mean() in (0.0, 1.0)
+
+
+def test_the_best_of_two_starts_is_taken():
+    rng = np.random.default_rng(0)
+    places = np.array([[-8.0, 0.0], [-8.0, 1.0], [8.0, 0.0], [8.0, 1.0]])
+    points = np.repeat(places, 50, axis=0) + 0.1 * rng.normal(size=(200, 2))
+    centered = points - points.mean(axis=0)
+    bad, good = np.array([[0.0, -0.5], [0.0, 0.5]]), np.array([[-1.0, 0.0], [1.0, 0.0]])
+    assert two_means(centered, np.stack([bad]), 100)[:100].mean() == 0.5  # stays across
+    for starts in ([bad, good], [good, bad]):
+        assert_array_equal(two_means(centered, np.stack(starts), 100), np.arange(200) >= 100)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_many_means_are_no_worse_than_the_given_centres_and_as_good_as_scikit_learn(dtype):
+    rng = np.random.default_rng(0)
+    points = np.maximum(rng.normal(size=(2000, 10)) @ rng.normal(size=(10, 12)), 0).astype(dtype)
+    centered = points - points.mean(axis=0)
+    given = centered[:6]
+
+    def inertia(labels: np.ndarray) -> float:
+        return within_sum_of_squares(centered, labels, cluster_means(centered, labels))
+
+    alone = many_means(centered, given, 0, 300, np.random.RandomState(0))
+    assert alone.dtype == np.int64
+    one = KMeans(6, init=given, n_init=1).fit(centered)
+    assert inertia(alone) <= 1.001 * one.inertia_
+    best = many_means(centered, given, 8, 300, np.random.RandomState(0))
+    assert inertia(best) < inertia(alone)
+    assert inertia(best) <= 1.005 * KMeans(6, n_init=10, random_state=0).fit(centered).inertia_
+
+
+def test_many_means_of_fewer_values_than_centres():
+    points = np.repeat([[-1.0], [1.0]], 5, axis=0)
+    labels = many_means(points, np.zeros((3, 1)), 2, 10, np.random.RandomState(0))
+    assert len(labels) == 10 and len(set(labels[:5])) == len(set(labels[5:])) == 1
+
+
+def test_centres_are_drawn_far_apart():
+    points = np.repeat([[0.0, 0.0], [50.0, 0.0], [0.0, 90.0]], 20, axis=0)
+    for seed in range(5):
+        assert len(np.unique(draw_centers(points, 3, np.random.RandomState(seed)), axis=0)) == 3
+
+
+def test_two_centres_of_equal_points_are_equal():
+    assert_array_equal(draw_centers(np.ones((5, 2)), 2, np.random.RandomState(0)), np.ones((2, 2)))
