@@ -14,6 +14,7 @@ from typing import ParamSpec
 from markupsafe import Markup
 from matplotlib import rc_context
 from matplotlib.axes import Axes
+from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 
 from maple.reporting.plots._style import LIGHT, PAGE_COLOURS, STYLE
@@ -40,7 +41,7 @@ def as_plot(draw: Callable[Arguments, tuple[Figure, str]]) -> Callable[Arguments
             warnings.filterwarnings("ignore", message="Glyph .* missing from")  # the browser chooses the font
             figure, alt = draw(*args, **kwargs)
             buffer = io.StringIO()
-            figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
+            FigureCanvasSVG(figure).print_svg(buffer, metadata={"Date": None, "Creator": None})  # savefig draws twice
         return Plot(inline_svg(buffer.getvalue(), alt), alt)
 
     return wrapper

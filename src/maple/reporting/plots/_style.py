@@ -28,6 +28,7 @@ STYLE: Any = {  # Matplotlib parameters
     "text.parse_math": False,  # a class may be called $x$
     "path.simplify": False,
     "font.family": "sans-serif",
+    "font.sans-serif": ["DejaVu Sans"],  # by which texts are measured: it comes with Matplotlib, others are searched
     "font.size": 10,
     "axes.titlesize": 10.5,
     "axes.titleweight": "bold",
