@@ -24,6 +24,12 @@ class Outputs:
 
     ``logits`` has one column per *cluster* (pseudo-class); ``cluster_to_class`` maps columns to classes.
     Before any class is split, clusters are classes.
+
+    >>> outputs = Outputs(np.zeros((5, 8)), labels=np.arange(5))
+    >>> outputs[:2]
+    Outputs(embeddings=(2, 8), labels=(2,))
+    >>> Outputs.concatenate([outputs, outputs[:2]])
+    Outputs(embeddings=(7, 8), labels=(7,))
     """
 
     embeddings: np.ndarray  # (N, D) float32
@@ -85,6 +91,9 @@ class Relabelling:
 
     ``parents`` and ``shares`` say how the clusters came out of those before the last event: cluster j took the
     share ``shares[j]`` of the images of the former cluster ``parents[j]``.
+
+    >>> Relabelling.initial(np.array([0, 1, 1]), n_classes=2)
+    Relabelling(n_images=3, n_clusters=2, n_classes=2)
     """
 
     cluster_ids: np.ndarray  # (N,) int64

@@ -52,6 +52,13 @@ def fit_predictor(
     them. ``progress`` counts the training images; ``engine`` runs the network over them. Where the head is less
     accurate on validation images than the Gaussians, common normalisations of images are tried, and a warning names the
     one to use.
+
+    >>> import maple
+    >>> splits = maple.load_splits("digits")
+    >>> backbone = maple.create_backbone("resnet9", 10).eval()  # random weights: a trained one says more
+    >>> predictor = fit_predictor(backbone, splits.train.subset(range(200)), splits.validation, splits.calibration)
+    >>> predictor(splits.test).probabilities.shape
+    (178, 10)
     """
     known = _open_training(train, backbone, fit)
     held_out = _open_like(validation, known, fit)

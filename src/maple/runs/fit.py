@@ -40,8 +40,8 @@ from maple.runs.setup.init import check_weights, describe_network, follow_networ
 from maple.runs.setup.request import absolute_source, check_unknown, describe_request
 from maple.runs.setup.splits import announce_images, describe_classes, open_splits, order_like_head
 from maple.training.head import count_outputs
-from maple.training.loop import snapshot_rows
 from maple.training.recipe import RECIPES
+from maple.training.resume import snapshot_rows
 from maple.types import Outputs, Relabelling
 
 GALLERY_SAMPLE = 200  # training images per cluster among which exemplars are sought

@@ -46,12 +46,12 @@ from maple.runs.setup.presets import read_preset
 from maple.runs.setup.request import AUTO, absolute_source, check_start, check_unknown, describe_request
 from maple.runs.setup.splits import announce_images, describe_classes, open_splits, order_like_head
 from maple.training.head import prepare_backbone
-from maple.training.loop import Run, snapshot_rows, train_backbone
+from maple.training.loop import Run, train_backbone
 from maple.training.optimizers import check_schedule
 from maple.training.options import TrainOptions
 from maple.training.processes import check_processes, make_fabric, naming_lost_processes, together
 from maple.training.recipe import RECIPES, find_recipe
-from maple.training.resume import FREE_OPTIONS, started_otherwise
+from maple.training.resume import FREE_OPTIONS, snapshot_rows, started_otherwise
 from maple.types import Outputs
 
 if TYPE_CHECKING:

@@ -42,14 +42,12 @@ from maple.training.processes import (
 )
 from maple.training.recipe import History, Recipe, Row, SharedRows
 from maple.training.relabel import PseudoLabels
-from maple.training.resume import Checkpoint, Record, data_digest, history_csv
+from maple.training.resume import Checkpoint, Record, data_digest, history_csv, snapshot_rows
 from maple.training.step import TrainingStep
 from maple.types import Outputs, Relabelling
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
-
-SNAPSHOT_IMAGES = 2000
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,6 +87,13 @@ def train_backbone(
     With a ``folder``, history and a checkpoint are written there after every epoch, and ``resume=True`` continues from
     the last checkpoint. ``devices=2`` starts the calling program once more, as the second process. ``on_epoch`` gets
     the whole history after every epoch; an exception from it ends the training, which can then be resumed.
+
+    >>> import maple
+    >>> splits = maple.load_splits("digits")
+    >>> train, backbone = splits.train.subset(range(200)), maple.create_backbone("resnet9", 10)
+    >>> run = train_backbone(backbone, maple.MapleRecipe(), train, splits.validation, epochs=1, show_progress=False)
+    >>> len(run.history), run.relabelling.n_clusters
+    (1, 10)
     """
     if options is not None and keywords:
         raise UsageError(f"give the training options in options= or as keywords, not both: {', '.join(keywords)}")
@@ -110,11 +115,6 @@ def train_backbone(
                 on_epoch(loop.record.history)
         loop.say_how_it_ended(display)
     return loop.result()
-
-
-def snapshot_rows(n: int) -> np.ndarray:
-    """Positions of the validation images in the snapshots: evenly spaced, so that every class is included."""
-    return np.linspace(0, n - 1, min(n, SNAPSHOT_IMAGES)).astype(np.int64)
 
 
 def _check_classes(train: ImageSet, validation: ImageSet) -> None:

@@ -23,6 +23,7 @@ from maple.training.head import NamedState
 from maple.training.recipe import RECIPES, History
 from maple.types import Relabelling
 
+SNAPSHOT_IMAGES = 2000
 COLUMNS = (
     "epoch",
     "learning_rate",
@@ -76,6 +77,11 @@ class Record:
     history: History
     snapshots: dict[str, np.ndarray]  # embeddings 'before' the first relabelling and 'after' the last epoch
     snapshot_epochs: dict[str, int]  # after which epoch each snapshot was taken
+
+
+def snapshot_rows(n: int) -> np.ndarray:
+    """Positions of the validation images in the snapshots: evenly spaced, so that every class is included."""
+    return np.linspace(0, n - 1, min(n, SNAPSHOT_IMAGES)).astype(np.int64)
 
 
 @dataclass(frozen=True, eq=False)
