@@ -37,12 +37,13 @@ check: setup  ## lint, format, types, layers
 	$(BIN)/mypy --num-workers $(WORKERS)
 
 # Files of tests lie in memory where there is room: tests cannot tell, and a disk takes milliseconds to flush each of them.
+# Bytecode is kept, whatever the environment says: tests start more than a hundred interpreters.
 MEMORY := $(shell grep -sq '/dev/shm .*noexec' /proc/mounts \
 	|| df -k /dev/shm 2>/dev/null | awk 'END { if ($$6 == "/dev/shm" && $$4 > 8 * 2 ^ 20) print $$6 }')
 
 test: check  ## check, then every test and doctest
 	folder=$$(mktemp -d $(or $(MEMORY),$${TMPDIR:-/tmp})/maple-tests.XXXXXX) && trap 'rm -rf "$$folder"' EXIT INT TERM \
-		&& OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal --basetemp "$$folder/files"
+		&& OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal --basetemp "$$folder/files"
 
 # Each folder of tests is measured by itself: make coverage goes on where it stopped; rm -r build/coverage starts anew.
 COVERAGE := build/coverage

@@ -6,12 +6,14 @@ import os
 import shutil
 import time
 import warnings
+from collections.abc import Generator
 from pathlib import Path
 from types import ModuleType
 
 import hypothesis
 import numpy as np
 import pytest
+from _pytest.doctest import DoctestModule
 from PIL import Image
 
 from torture import Torture, share
@@ -22,6 +24,24 @@ SAME = "MAPLE_SAME_EXAMPLES" in os.environ
 EXAMPLES = int(os.environ.get("MAPLE_EXAMPLES", 100 if SAME else 30))
 hypothesis.settings.register_profile("maple", deadline=None, derandomize=SAME, max_examples=EXAMPLES)
 hypothesis.settings.load_profile("maple")
+
+
+class PackageDoctests:
+    """Doctests are collected from the package alone, and not where names are imported on first use.
+
+    pytest looks at all names of a module, which would import all that MAPLE can use, Lightning and torchvision too.
+    """
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_collect_file(self, file_path: Path) -> Generator[None, list[pytest.Collector], list[pytest.Collector]]:
+        found = yield
+        if "src" in file_path.parts and not file_path.with_suffix(".pyi").exists():
+            return found
+        return [each for each in found if not isinstance(each, DoctestModule)]
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(PackageDoctests())
 
 
 @pytest.fixture(scope="session")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import doctest
 import subprocess
 import sys
 from collections import Counter
@@ -66,6 +67,7 @@ def feed(pet: str, times: int) -> Any: ...
 
 
 def test_the_stub_says_where_names_come_from(package):
+    assert doctest.testmod(maple).attempted and doctest.testmod(maple).failed == 0
     assert maple.attach_stub("pets", package)[1] == {"Counter": "collections", "deque": "collections"}
 
 
