@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from commands import flat, run
+from image_files import write_digits
 from maple.detectors.registry import list_detectors
 from maple.errors import UsageError
 from maple.options import read_toml
@@ -22,12 +23,22 @@ BASELINES = ["due", "duq", "ensemble", "mc-dropout", "sngp", "vmdls-like"]
 FEWER = {"ensemble": "members=2", "mc-dropout": "samples=3", "sngp": "features=64"}
 
 
+@pytest.fixture(scope="module", autouse=True)
+def place(tmp_path_factory):
+    """The working directory of these tests, with some digits."""
+    folder = tmp_path_factory.mktemp("place")
+    write_digits(folder / "digits.npz", n=500)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        yield
+
+
 def train(folder, recipe, *more):
-    return run("train", "digits", "--recipe", recipe, "--epochs", 1, "--batch-size", 64, "--out", folder, *more)
+    return run("train", "digits.npz", "--recipe", recipe, "--epochs", 1, "--batch-size", 64, "--out", folder, *more)
 
 
 @pytest.fixture(scope="module")
-def plain(tmp_path_factory):
+def plain(place, tmp_path_factory):
     """A deterministic network on digits."""
     folder = tmp_path_factory.mktemp("runs") / "plain"
     assert train(folder, "cross-entropy") == 0
@@ -65,7 +76,7 @@ def test_a_recipe_from_training_to_prediction(recipe, tmp_path, capsys):
     again = json.loads(capsys.readouterr().out)
     assert again["methods"][recipe]["classification"]["nll"] == pytest.approx(own["classification"]["nll"], rel=1e-6)
     assert load_predictor(folder).backbone.made_by.recipe == recipe
-    assert run("predict", folder, "digits", "--out", tmp_path / "p.csv") == 0
+    assert run("predict", folder, "digits.npz", "--out", tmp_path / "p.csv") == 0
     assert (folder / "report.html").is_file()
 
 
