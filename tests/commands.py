@@ -7,8 +7,8 @@ import os
 import signal
 import subprocess
 import sys
-from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -62,14 +62,7 @@ def interrupt(*_arguments: object, **_options: object) -> None:
     raise KeyboardInterrupt
 
 
-def start_training(folder: Path, *options: str) -> subprocess.Popen[str]:
-    """Start ``maple train digits`` in a process of its own."""
-    command = [sys.executable, "-m", "maple", "train", "digits", "--out", str(folder), *options]
-    listen = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # tests in the background may have been told not to
-    return subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, preexec_fn=listen)
-
-
-def read_until(process: subprocess.Popen[str], start: str) -> None:
+def read_until(process: Any, start: str) -> None:
     """Read standard error up to a line; a process that ends before it fails the test."""
     lines = []
     for line in process.stderr:

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import os
 import re
 import socket
-import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,7 +18,6 @@ from PIL import Image
 from prometheus_client.parser import text_string_to_metric_families
 from starlette.testclient import TestClient
 
-from commands import python_path
 from image_files import encode
 from maple.decisions.calibration import Calibration
 from maple.deploy.serve.app import create_app
@@ -29,6 +25,7 @@ from maple.deploy.serve.options import ServeOptions
 from maple.deploy.serve.server import listen_at, run_app
 from maple.prediction.base import BasePredictor
 from maple.types import PREDICTION_COLUMNS, Prediction
+from processes import Forked
 
 CENTROIDS = np.array([[200.0, 40, 40], [40, 200, 40], [40, 40, 200], [120, 120, 200]])  # (M, 3): mean colours
 CLUSTER_TO_CLASS = np.array([0, 1, 2, 2])
@@ -169,12 +166,9 @@ def talk(port: int, request: bytes, timeout: float = 20) -> bytes:
 
 
 @contextlib.contextmanager
-def server(*arguments: object) -> Iterator[tuple[subprocess.Popen[str], int]]:
+def server(*arguments: object) -> Iterator[tuple[Forked, int]]:
     """A service in a process of its own, and its port; ``arguments`` as for the main function below."""
-    command = [sys.executable, str(Path(__file__)), *map(str, arguments)]
-    environment = {**os.environ, "PYTHONPATH": python_path()}
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
-    assert process.stderr is not None
+    process = Forked("import serving; serving.main()", *arguments)
     try:
         said = ""
         while not (found := re.search(r"page: http://127\.0\.0\.1:(\d+)/", said)):
@@ -196,7 +190,3 @@ def main() -> None:
     seconds, listener = float(sys.argv[1]), listen_at(options.host, options.port)
     again = Colours(seconds=seconds), THUMBNAILS
     run_app(create_app(Colours(seconds=seconds), options), options, listener, lambda: again)
-
-
-if __name__ == "__main__":
-    main()

@@ -15,6 +15,7 @@ import torch
 from PIL import Image
 
 from commands import python_path, run
+from processes import fork_maple
 
 OPTIONS = (
     "--backbone", "wrn-10-1", "--epochs", 3, "--batch-size", 16, "--relabel-every", 1, "--hard-class-error", 0.01,
@@ -76,7 +77,8 @@ def test_another_process_with_decoding_workers_trains_the_same(folder, expected,
 
 
 def test_a_training_that_was_killed_goes_on_to_the_same(folder, expected, tmp_path):
-    process, out = start(folder, tmp_path / "run", "--workers", 0), tmp_path / "run"
+    out = tmp_path / "run"
+    process = fork_maple("train", folder, "--out", out, *OPTIONS, "--workers", 0)
     while process.poll() is None and not (out / "resume.safetensors").exists():
         with pytest.raises(subprocess.TimeoutExpired):
             process.wait(timeout=0.02)

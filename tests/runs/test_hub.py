@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 import tomllib
+from typing import NamedTuple
 
 import numpy as np
 import pytest
 import torch
 
-from commands import flat, python_path, run
+from commands import flat, run
 from exported import fit_pictures, pictures
 from hub_server import TOKEN, serving_hub
 from maple.errors import UsageError
@@ -22,8 +20,15 @@ from maple.networks import create_backbone
 from maple.runs.folder import RunFolder
 from maple.runs.hub import LIMITS, HubPlace, _outgoing
 from maple.runs.hub_card import write_card
+from processes import MAPLE, Forked
 
 pytest.importorskip("huggingface_hub")
+
+
+class Ended(NamedTuple):
+    stdout: str
+    stderr: str
+    returncode: int
 
 
 @pytest.fixture(scope="module")
@@ -51,15 +56,15 @@ def hub():
 
 @pytest.fixture
 def maple_at(hub, tmp_path):
-    """Run Python or the command line in a process of its own, with this hub and an empty cache."""
+    """Run code, or a command, in a process of its own, with this hub and an empty cache."""
 
-    def call(*arguments: object, token: str = TOKEN, **more: str) -> subprocess.CompletedProcess[str]:
+    def call(code: str, *arguments: object, token: str = TOKEN, **more: str) -> Ended:
         environment = {
-            **os.environ, "PYTHONPATH": python_path(), "HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "cache"),
-            "HF_HUB_DISABLE_XET": "1", "HF_HUB_DISABLE_TELEMETRY": "1", "HF_TOKEN": token, **more,
+            "HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "cache"), "HF_HUB_DISABLE_XET": "1",
+            "HF_HUB_DISABLE_TELEMETRY": "1", "HF_TOKEN": token, **more,
         }  # fmt: skip
-        command = [sys.executable, *map(str, arguments)]
-        return subprocess.run(command, env=environment, capture_output=True, text=True, cwd=tmp_path)
+        process = Forked(code, *arguments, cwd=tmp_path, **environment)
+        return Ended(*process.communicate(), process.returncode)
 
     return call
 
@@ -74,7 +79,7 @@ np.save("score.npy", predictor(np.load("images.npy")).score)
 def test_a_run_goes_there_and_back(run_folder, hub, maple_at, tmp_path):
     from maple.prediction.store import load_predictor
 
-    said = maple_at("-m", "maple", "push", run_folder, "hf://lab/pictures", "--json")
+    said = maple_at(MAPLE, "push", run_folder, "hf://lab/pictures", "--json")
     assert said.returncode == 0, said.stderr
     report = json.loads(said.stdout)
     files = hub.find("lab/pictures", "main")[1]
@@ -94,11 +99,11 @@ def test_a_run_goes_there_and_back(run_folder, hub, maple_at, tmp_path):
     expected = load_predictor(run_folder)(images).score
     for place in ("hf://lab/pictures", report["place"]):
         (tmp_path / "score.npy").unlink(missing_ok=True)
-        done = maple_at("-c", LOAD, place, token="")
+        done = maple_at(LOAD, place, token="")
         assert done.returncode == 0, done.stderr
         np.testing.assert_array_equal(np.load(tmp_path / "score.npy"), expected)
     hub.asked.clear()
-    again = maple_at("-c", LOAD, "hf://lab/pictures", HF_HUB_OFFLINE="1")  # from the cache, nobody is asked
+    again = maple_at(LOAD, "hf://lab/pictures", HF_HUB_OFFLINE="1")  # from the cache, nobody is asked
     assert again.returncode == 0 and hub.asked == [], again.stderr
 
 
@@ -117,14 +122,14 @@ def test_weights_of_an_earlier_version_lose_the_folder_of_their_network(run_fold
 def test_the_card_is_one(run_folder, hub, maple_at):
     from huggingface_hub import ModelCard
 
-    maple_at("-m", "maple", "push", run_folder, "hf://lab/pictures")
+    maple_at(MAPLE, "push", run_folder, "hf://lab/pictures")
     card = ModelCard(hub.find("lab/pictures", "main")[1]["README.md"].decode())
     assert card.data.library_name == "maple" and card.data.pipeline_tag == "image-classification"
     assert 'maple.load("hf://lab/pictures")' in card.text and "a, b, c, d" in card.text and "5 %" in card.text
 
 
 def test_only_files_of_a_run_are_fetched(run_folder, hub, maple_at, tmp_path):
-    maple_at("-m", "maple", "push", run_folder, "hf://lab/pictures@v2", "--gallery", "--private")
+    maple_at(MAPLE, "push", run_folder, "hf://lab/pictures@v2", "--gallery", "--private")
     _, files = hub.find("lab/pictures", "v2")
     assert hub.private["lab/pictures"] and "gallery/clusters.5f48abfe.png" in files
     assert "weights.safetensors" not in hub.find("lab/pictures", "main")[1]
@@ -137,13 +142,13 @@ def test_only_files_of_a_run_are_fetched(run_folder, hub, maple_at, tmp_path):
     }
     np.save(tmp_path / "images.npy", pictures(4).pixels)
     hub.asked.clear()
-    assert maple_at("-c", LOAD, "hf://lab/pictures@v2").returncode == 0
+    assert maple_at(LOAD, "hf://lab/pictures@v2").returncode == 0
     fetched = {line.rpartition("/")[2] for line in hub.asked if line.startswith("GET /lab")}
     safe = {"weights.safetensors", "detector.safetensors", "manifest.json", "config.toml", "classes.json"}
     safe |= {"clusters.5f48abfe.png"}
     assert fetched == safe
     # Without the gallery, that of the earlier commit goes; what is not of a run stays.
-    maple_at("-m", "maple", "push", run_folder, "hf://lab/pictures@v2")
+    maple_at(MAPLE, "push", run_folder, "hf://lab/pictures@v2")
     now = hub.find("lab/pictures", "v2")[1]
     assert "gallery/clusters.5f48abfe.png" not in now and "setup.py" in now
 
@@ -163,14 +168,14 @@ def test_what_cannot_be_loaded_is_a_sentence(run_folder, hub, maple_at, tmp_path
         hub.create(f"lab/{name}")
     hub.commit("lab/large", "main", {"weights.safetensors": b"", "detector.safetensors": b"", "config.toml": b""})
     hub.sizes["config.toml"] = LIMITS["config.toml"] + 1
-    done = maple_at("-c", LOAD, place)
+    done = maple_at(LOAD, place)
     last = done.stderr.strip().splitlines()[-1]
     assert done.returncode == 1 and last.startswith("maple.errors.RunError: ") and named in last, done.stderr
     assert not [line for line in hub.asked if "/resolve/" in line]
 
 
 def test_without_a_token_nothing_is_written(run_folder, hub, maple_at):
-    done = maple_at("-m", "maple", "push", run_folder, "hf://lab/pictures", token="wrong")
+    done = maple_at(MAPLE, "push", run_folder, "hf://lab/pictures", token="wrong")
     assert done.returncode == 1 and "HF_TOKEN" in done.stderr and len(done.stderr.splitlines()) == 1, done.stderr
     assert hub.commits == {}
 

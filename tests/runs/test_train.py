@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from commands import contents, flat, interrupt, read_until, run, start_training, tiny
+from commands import contents, flat, interrupt, read_until, run, tiny
 from maple.files import load_json
 from maple.options import read_toml
+from processes import fork_maple
+
+LONG = ("--epochs", 500, "--batch-size", 64)
 
 
 @pytest.fixture
@@ -80,7 +81,7 @@ def test_killed_run_resumes_with_its_own_settings(finished, tmp_path):
     """Kill the process after its first checkpoint; the resumed run equals the uninterrupted one."""
     folder = tmp_path / "killed"
     options = ["--epochs", "3", "--batch-size", "64", "--relabel-every", "1", "--hard-class-error", "0.05"]
-    process = start_training(folder, *options, "--min-cluster-size", "10")
+    process = fork_maple("train", "digits", "--out", folder, *options, "--min-cluster-size", "10")
     read_until(process, "epoch 2/3")  # the checkpoint of epoch 1 is there
     process.kill()
     process.wait()
@@ -91,7 +92,7 @@ def test_killed_run_resumes_with_its_own_settings(finished, tmp_path):
 
 
 def test_ctrl_c_says_how_to_go_on(tmp_path):
-    process = start_training(tmp_path / "stopped", "--epochs", "500", "--batch-size", "64")
+    process = fork_maple("train", "digits", "--out", tmp_path / "stopped", *LONG)
     read_until(process, "epoch 1/500")
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=60)
@@ -262,16 +263,16 @@ def test_only_the_first_process_speaks(tmp_path, capsys, monkeypatch):
     assert capsys.readouterr().err == ""
 
 
-def test_a_second_command_names_the_one_that_holds_the_run(tmp_path):
+def test_a_second_command_names_the_one_that_holds_the_run(tmp_path, capsys):
     """Two processes meet on one run: a training, and commands that would write it too."""
     folder = tmp_path / "busy"
-    first = start_training(folder, "--epochs", "500", "--batch-size", "64")
+    first = fork_maple("train", "digits", "--out", folder, *LONG)
     try:
         read_until(first, "epoch 1/500")
         for command in (("train", "digits", "--out", folder, "--overwrite"), ("evaluate", folder), ("report", folder)):
-            second = subprocess.run([sys.executable, "-m", "maple", *command], capture_output=True, text=True)
-            assert second.returncode in (1, 2)
-            assert str(folder) in flat(second.stderr) and f"process {first.pid}" in flat(second.stderr)
+            assert run(*command) in (1, 2)
+            errors = flat(capsys.readouterr().err)
+            assert str(folder) in errors and f"process {first.pid}" in errors
     finally:
         first.kill()
         first.communicate()

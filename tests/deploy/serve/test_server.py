@@ -23,6 +23,7 @@ from maple.deploy.serve.app import create_app
 from maple.deploy.serve.options import ServeOptions
 from maple.deploy.serve.server import listen_at, read_exemplars
 from maple.errors import RunError
+from processes import Forked
 from serving import as_form, as_json, check_against, http_bytes, png, server, talk
 
 ROOT = Path(__file__).parents[3]
@@ -128,7 +129,7 @@ from maple.deploy.serve.server import serve_model
 from maple.deploy.serve.options import ServeOptions
 serve_model(Path({str(run_folder)!r}), ServeOptions(port=0), {{"false_alarm": 0.2}})
 """
-    process = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True, cwd=ROOT)
+    process = Forked(code)
     try:
         port = int(re.search(r":(\d+)/", process.stderr.readline())[1])
         answer = talk(port, http_bytes("/v1/model", method="GET"))

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import signal
-import subprocess
-import sys
 import time
 
 import numpy as np
@@ -16,14 +14,16 @@ from maple.runs.benchmark.jobs import list_jobs
 from maple.runs.benchmark.suites import run_suites
 from maple.runs.benchmark.trainings import ensure_trained, locked, train_all
 from maple.runs.requests import BenchmarkRequest
+from processes import fork_maple
+
+MD = ("benchmark", "md", "--profile", "tiny")
 
 
 def test_a_killed_benchmark_goes_on(everything, tmp_path):
     """SIGKILL as soon as the first network is saved; the next call ends with the table of an uninterrupted one."""
     _, found = everything
     expected = next(each for each in found.values() if each.suite.name == "md")
-    command = [sys.executable, "-m", "maple", "benchmark", "md", "--profile", "tiny", "--out", str(tmp_path)]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    process = fork_maple(*MD, "--out", tmp_path)
     deadline = time.monotonic() + 300
     while not any(tmp_path.rglob("resume.safetensors")) and time.monotonic() < deadline and process.poll() is None:
         time.sleep(0.02)
@@ -46,8 +46,7 @@ def test_a_checkpoint_that_could_not_be_removed_goes_with_the_next_command(tmp_p
 
 def test_processes_share_the_work(tmp_path):
     """Two benchmarks at once: every network is trained by one of them, and both end with the table."""
-    command = [sys.executable, "-m", "maple", "benchmark", "md", "--profile", "tiny", "--out", str(tmp_path)]
-    both = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(2)]
+    both = [fork_maple(*MD, "--out", tmp_path) for _ in range(2)]
     ends = [process.communicate(timeout=500) for process in both]
     assert [process.returncode for process in both] == [0, 0], ends
     trained = [line for _, said in ends for line in said.splitlines() if line.startswith(("training:", "continuing:"))]

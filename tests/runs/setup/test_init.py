@@ -5,9 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import signal
-import subprocess
-import sys
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -35,6 +32,7 @@ from maple.runs.setup.init import Start, follow_network, leave_out_unused, open_
 from maple.training.loop import train_backbone
 from maple.training.maple import MapleRecipe
 from maple.training.options import TrainOptions
+from processes import run_processes
 
 N_CLASSES = 5
 TINY = ("--epochs", 1, "--batch-size", 32, "--accelerator", "cpu", "--precision", "32-true")
@@ -583,23 +581,19 @@ def test_heads_of_methods_are_left_behind(tmp_path, digits, monkeypatch):
 # --- two processes
 
 
+def train_theirs(folder: Path, model: str, out: Path) -> str:
+    """What the command says in this process."""
+    os.chdir(folder)
+    with (out.parent / f"told-{os.environ['RANK']}").open("w") as told:
+        os.dup2(told.fileno(), 2)
+        assert train("--init", model, "--trust", "--out", out) == 0
+    return Path(told.name).read_text()
+
+
 @pytest.mark.slow
 def test_two_processes(here, tmp_path):
     """With parameters that have no part in the output, for whose gradients the processes would wait."""
-    words = ["-m", "maple", "train", "digits.npz", "--init", here[1], "--trust", "--out", tmp_path / "run", *TINY]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen(
-        [sys.executable, *map(str, words), "--devices", "2"],
-        stderr=subprocess.PIPE,
-        text=True,
-        env=environment,
-        start_new_session=True,
-    )
-    try:
-        _, errors = process.communicate(timeout=400)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGTERM)
-        pytest.fail("the processes did not end")
-    assert process.returncode == 0, errors
-    assert errors.count("its head is kept") == 1
+    ((code, (errors,)), (other, _)) = run_processes(train_theirs, *here[:2], tmp_path / "run")
+    assert (code, other) == (0, 0), errors
+    assert errors.count("its head is kept") == 1 and (tmp_path / "told-1").read_text() == ""
     assert isinstance(load_predictor(tmp_path / "run", trust=True).backbone, Backbone)

@@ -8,8 +8,6 @@ from __future__ import annotations
 import json
 import signal
 import sqlite3
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -29,6 +27,7 @@ from maple.options import read_toml
 from maple.runs.tune.search import tune_recipe
 from maple.training.loop import train_backbone
 from maple.training.maple import MapleRecipe
+from processes import Forked, fork_maple
 from tuning import FLAGS, MARGINS, TINY, attempts_of, request_for, rows_of
 
 
@@ -216,14 +215,11 @@ def test_ctrl_c_keeps_what_is_there_and_says_how_to_go_on(tmp_path, formula, mon
     assert [call["margin"] for call in formula] == [0.3, 0.5, 0.7, 0.7, 0.9]
 
 
-def start_tuning(out: Path, *options: object) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "maple", "tune", "digits", "--out", out, "--search", "grid", *TINY, *options]
-    return subprocess.Popen(
-        [str(word) for word in command], stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
-    )
+def start_tuning(out: Path, *options: object) -> Forked:
+    return fork_maple("tune", "digits", "--out", out, "--search", "grid", *TINY, *options)
 
 
-def wait_for(process: subprocess.Popen[str], folder: Path, pattern: str) -> Path:
+def wait_for(process: Forked, folder: Path, pattern: str) -> Path:
     """The first file that a process writes; one that ends before it fails the test."""
     deadline = time.monotonic() + 120
     while not (found := list(folder.glob(pattern))):
