@@ -314,7 +314,7 @@ def command(*arguments: object) -> None:
 
 def measure(small: bool, path: Path) -> None:
     """Measure what is not yet in the file, which is written after each step."""
-    seconds, counts = (0.2, [64, 192]) if small else (2.0, [500, 1000, 2000])
+    seconds, counts = (0.2, [64, 192]) if small else (2.0, [300, 600, 1200])
     about = {"cores": os.cpu_count(), "machine": platform.machine(), "torch": torch.__version__, "small": small}
     results: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
     if results.get("about") != about:  # of another machine, or a trial run

@@ -45,6 +45,7 @@ def ranks_of(folder: Path) -> list[int]:
 
 
 @pytest.mark.torture
+@pytest.mark.timeout(3600)
 @pytest.mark.skipif(not Path("/proc/self/cmdline").exists(), reason="processes are found in /proc")
 @pytest.mark.parametrize("launch", LAUNCHES)
 def test_a_killed_process_ends_the_others_and_the_same_command_finishes(launch: str, torture: Torture, tmp_path: Path):
