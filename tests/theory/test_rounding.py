@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from scipy.special import logsumexp
 
@@ -103,6 +103,7 @@ def test_posterior_is_a_distribution_at_any_distance(seed, power):
 
 
 @given(SEEDS, st.floats(0.01, 100), st.floats(0, 1), st.floats(0.02, 1), st.floats(0, 0.5))
+@example(0, 1.0, 0.5, 0.5, 5e-324)
 def test_probabilities_sum_to_one_whatever_logits_and_distances(seed, temperature, weight, exponent, share):
     rng = np.random.default_rng(seed)
     logits = 10.0 ** rng.uniform(-3, 30, (12, 4)) * rng.choice([-1, 1], (12, 4))

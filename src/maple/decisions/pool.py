@@ -58,8 +58,8 @@ def mix_frequencies(log_posterior: np.ndarray, log_priors: np.ndarray, share: fl
     """
     if not share:
         return log_posterior
-    priors = np.exp(log_priors - logsumexp(log_priors))
-    return np.log((1 - share) * np.exp(log_posterior) + share * np.maximum(priors, SMALLEST_PRIOR))
+    log_frequencies = np.maximum(log_priors - logsumexp(log_priors), np.log(SMALLEST_PRIOR))
+    return np.logaddexp(np.log1p(-share) + log_posterior, np.log(share) + log_frequencies)
 
 
 def weigh_network(log_network: np.ndarray, log_priors: np.ndarray, weight: float, prior_weight: float) -> np.ndarray:
