@@ -22,8 +22,6 @@ if TYPE_CHECKING:  # it takes two seconds to import, which only a training needs
     from lightning_fabric import Fabric
 
 _LOGGERS = ("lightning_fabric", "lightning_fabric.utilities.rank_zero", "pytorch_lightning.utilities.rank_zero")
-for _name in _LOGGERS:
-    logging.getLogger(_name).setLevel(logging.WARNING)  # below it: a line per process, backend and precision
 
 
 def make_fabric(options: TrainOptions) -> Fabric:
@@ -31,6 +29,8 @@ def make_fabric(options: TrainOptions) -> Fabric:
     from lightning_fabric import Fabric
     from lightning_fabric.utilities.exceptions import MisconfigurationException
 
+    for name in _LOGGERS:  # after the import, which sets a lower level: a line per process, backend and precision
+        logging.getLogger(name).setLevel(logging.WARNING)
     devices, nodes = check_processes(options)
     on_cpu = options.accelerator == "cpu" or not (torch.cuda.is_available() or torch.backends.mps.is_available())
     if options.allocator and on_cpu:
