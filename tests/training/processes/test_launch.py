@@ -20,7 +20,6 @@ from maple.training.options import TrainOptions
 from maple.training.processes import count_processes, make_fabric
 from processes import in_processes, run_processes
 
-TORCHRUN = ("-m", "torch.distributed.run", "--nproc_per_node", "2", "--standalone")
 SHORT = ("--epochs", 1, "--batch-size", 64, "--backbone", "resnet9", "--recipe", "triplet", "--accelerator", "cpu")
 
 
@@ -101,31 +100,38 @@ def are_equal(*folders: Path) -> bool:
     return all(len({(folder / file).read_bytes() for folder in folders}) == 1 for file in files)
 
 
-@pytest.mark.slow
-def test_slurm_starts_the_training_of_torchrun(digits, tmp_path):
-    for folder, work in (("slurm", partial(train_in_slurm, job=free_job())), ("torchrun", train_in_torchrun)):
-        (first, answer), (second, left) = run_processes(work, digits, tmp_path / folder)
-        assert (first, second, left) == (0, 0, None), "the second process leaves without taking gloo apart"
-        (code, told), *_ = answer
-        assert code == 0, told
-        assert told.count("epoch 1/1") == 1 and "GLOBAL_RANK" not in told
-    assert all((tmp_path / f"told-by-{name}-1").read_text() == "" for name in ("slurm", "torchrun"))
-    assert are_equal(tmp_path / "slurm", tmp_path / "torchrun")
+def train_in_both(digits: Path, folder: Path, work: Callable[..., tuple[int, str]]) -> Path:
+    """The run of two processes, of which only the first speaks."""
+    (first, answer), (second, left) = run_processes(work, digits, folder)
+    assert (first, second, left) == (0, 0, None), "the second process leaves without taking gloo apart"
+    (code, told), *_ = answer
+    assert code == 0, told
+    assert told.count("epoch 1/1") == 1 and "GLOBAL_RANK" not in told
+    assert next(folder.parent.glob("told-by-*-1")).read_text() == ""
+    return folder
+
+
+@pytest.fixture(scope="module")
+def by_torchrun(digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run in the environment that torchrun gives its processes."""
+    return train_in_both(digits, tmp_path_factory.mktemp("torchrun") / "run", train_in_torchrun)
 
 
 @pytest.mark.slow
-def test_devices_and_torchrun_start_the_same_training(digits, tmp_path):
-    launches = {
-        "devices": ["-m", "maple", "train", digits, "--devices", 2],
-        "torchrun": [*TORCHRUN, "-m", "maple", "train", digits],
-    }
-    for name, launch in launches.items():
-        result = python(*launch, "--out", tmp_path / name, *SHORT)
-        assert result.returncode == 0, result.stderr
-        assert result.stderr.count("epoch 1/1") == 1, "only the first process may speak"
-        assert "GLOBAL_RANK" not in result.stderr
-        assert (tmp_path / name / "report.html").exists()
-    assert are_equal(tmp_path / "devices", tmp_path / "torchrun")
+def test_slurm_starts_the_training_of_torchrun(digits, by_torchrun, tmp_path):
+    found = train_in_both(digits, tmp_path / "run", partial(train_in_slurm, job=free_job()))
+    assert are_equal(found, by_torchrun)
+
+
+@pytest.mark.slow
+def test_devices_start_the_training_of_torchrun(digits, by_torchrun, tmp_path):
+    """In processes of their own, which import everything themselves; torchrun itself is started by make torture."""
+    result = python("-m", "maple", "train", digits, "--devices", 2, "--out", tmp_path / "run", *SHORT)
+    assert result.returncode == 0, result.stderr
+    assert result.stderr.count("epoch 1/1") == 1, "only the first process may speak"
+    assert "GLOBAL_RANK" not in result.stderr
+    assert (tmp_path / "run" / "report.html").exists()
+    assert are_equal(tmp_path / "run", by_torchrun)
 
 
 @pytest.mark.parametrize(("rank", "aborted"), [("0", True), ("1", False)])
