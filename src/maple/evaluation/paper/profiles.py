@@ -82,8 +82,8 @@ PROTOCOLS = {
     ),
 }
 FULL_PLANKTON = replace(PROTOCOLS["microorganisms"], flags={**PROTOCOLS["microorganisms"].flags, "size": 96})
-_TINY = "simulated-diatoms?n=240&size=32"
-_TINY_OOD = "simulated-diatoms/{}?n=40&size=32&seed={}"
+_TINY = "simulated-diatoms?n=240&size=16"
+_TINY_OOD = "simulated-diatoms/{}?n=40&size=16&seed={}"
 
 
 def simulate(protocol: Protocol) -> Protocol:
@@ -92,7 +92,7 @@ def simulate(protocol: Protocol) -> Protocol:
     return Protocol(
         _TINY,
         {other: _TINY_OOD.format("near" if is_near[i] else "far", i) for i, other in enumerate(protocol.ood)},
-        corrupted=protocol.corrupted and CORRUPTED.format("simulated-diatoms?n=60&size=32&seed=7"),
+        corrupted=protocol.corrupted and CORRUPTED.format("simulated-diatoms?n=60&size=16&seed=7"),
         near=protocol.near,
         far=protocol.far,
     )
