@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +26,7 @@ from maple.data.sources.names import locate_split, parquet_files, parse_corrupte
 from maple.data.sources.remote import Place, is_remote, list_remote
 from maple.data.sources.tables import Table, Tables, open_npz
 from maple.data.sources.torch_data import TorchImages, is_torch_data, list_torch_data
-from maple.data.stream import Source, read_sizes
+from maple.data.stream import Decoded, Source, read_sizes
 from maple.errors import DataError, UsageError, suggest
 from maple.types import Skipped
 
@@ -228,6 +228,22 @@ def _list_path(path: Path, name: str, request: _Request) -> Source:
 # --- decoding --------------------------------------------------------------------------------------------------------
 
 
+@dataclass
+class _Usable:
+    """The images of a source that can be decoded, and those that cannot."""
+
+    rows: list[int] = field(default_factory=list)
+    files: list[str] = field(default_factory=list)
+    keys: list[str] = field(default_factory=list)
+    skipped: list[Skipped] = field(default_factory=list)
+
+    def add(self, chunk: Decoded) -> None:
+        self.rows += chunk.rows
+        self.files += chunk.files
+        self.keys += chunk.keys
+        self.skipped += chunk.skipped
+
+
 def _decode_all(source: Source, request: _Request) -> ImageSet:
     """Decode every image once: into memory if they fit, else only to see whether they can be decoded."""
     if isinstance(source, ImageSet):
@@ -235,40 +251,39 @@ def _decode_all(source: Source, request: _Request) -> ImageSet:
     size = _choose_size(source) if request.size == "auto" else request.size
     n = len(source)
     pixels = np.empty((n, size, size, 3), np.uint8) if n * size * size * 3 <= request.memory_limit else None
-    rows: list[int] = []
-    files: list[str] = []
-    keys: list[str] = []
-    skipped: list[Skipped] = []
-    workers = 0 if n < _MANY else min(os.cpu_count() or 1, _MAX_PROCESSES)
-    how = Decoding(size, request.fit, keys=True)
-    keep, decode = pixels is not None, current_decoder()
-    with closing(decode(source, how, chunk_size=_CHUNK, workers=workers, keep=keep)) as decoded:
-        for chunk in decoded:
-            if pixels is not None:
-                pixels[len(rows) : len(rows) + len(chunk.rows)] = chunk.pixels
-            rows += chunk.rows
-            files += chunk.files
-            keys += chunk.keys
-            skipped += chunk.skipped
-            if request.progress is not None:
-                request.progress(chunk.stop, n)
+    found = _decode_into(pixels, source, Decoding(size, request.fit, keys=True), request.progress)
     labels = no_labels(n)[0] if source.labels is None else source.labels
-    index = np.array(rows, dtype=np.int64)
-    _check_losses(source, labels, index, skipped)
+    index = np.array(found.rows, dtype=np.int64)
+    _check_losses(source, labels, index, found.skipped)
     return ImageSet(
         labels=labels[index],
         class_names=source.class_names,
-        files=tuple(files),
+        files=tuple(found.files),
         size=size,
-        keys=np.array(keys, dtype="S32"),
-        pixels=None if pixels is None else pixels[: len(rows)],
-        skipped=(*source.skipped, *skipped),
+        keys=np.array(found.keys, dtype="S32"),
+        pixels=None if pixels is None else pixels[: len(index)],
+        skipped=(*source.skipped, *found.skipped),
         name=source.name,
         augment=default_augment(source.name),
         fit=request.fit,
         store=source if pixels is None else None,
         rows=index if pixels is None else None,
     )
+
+
+def _decode_into(pixels: np.ndarray | None, source: Source, how: Decoding, progress: Progress | None) -> _Usable:
+    """Decode all images, the usable ones into the first rows of ``pixels`` if there is room for them."""
+    found, n = _Usable(), len(source)
+    workers = 0 if n < _MANY else min(os.cpu_count() or 1, _MAX_PROCESSES)
+    decode = current_decoder()
+    with closing(decode(source, how, chunk_size=_CHUNK, workers=workers, keep=pixels is not None)) as decoded:
+        for chunk in decoded:
+            if pixels is not None:
+                pixels[len(found.rows) : len(found.rows) + len(chunk.rows)] = chunk.pixels
+            found.add(chunk)
+            if progress is not None:
+                progress(chunk.stop, n)
+    return found
 
 
 def _check_losses(source: Source, labels: np.ndarray, kept: np.ndarray, skipped: Sequence[Skipped]) -> None:
