@@ -167,7 +167,7 @@ def test_an_error_while_writing_leaves_the_run_as_it_was(run, digits, tmp_path, 
     failures = (
         (full_disk, RunError, "space.*free some space"),
         (no_permission, RunError, "(?!.*free some space)"),
-        (interrupt, KeyboardInterrupt, ""),
+        (interrupt, KeyboardInterrupt, None),
     )
     for function, error, said in failures:
         with monkeypatch.context() as patch, pytest.raises(error, match=said):
