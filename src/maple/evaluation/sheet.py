@@ -21,6 +21,8 @@ _LATEX = {  # characters with a meaning in LaTeX, or without a glyph in its usua
     "↓": r"$\downarrow$",
     "–": "--",
     "−": "$-$",
+    "[": "{[}",  # at the start of a row it would be the length of the row's skip
+    "]": "{]}",
 }
 
 
@@ -101,6 +103,8 @@ def to_tex(text: str) -> str:
 
     >>> to_tex("plain P_MD, 95 % of `a_b`")
     'plain P\\_MD, 95 \\% of \\texttt{a\\_b}'
+    >>> to_tex("[0.1, 0.2]")
+    '{[}0.1, 0.2{]}'
     """
     escaped = "".join(_LATEX.get(character, character) for character in text)
     return re.sub(r"`([^`]*)`", r"\\texttt{\1}", escaped)
