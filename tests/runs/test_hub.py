@@ -180,6 +180,16 @@ def test_without_a_token_nothing_is_written(run_folder, hub, maple_at):
     assert hub.commits == {}
 
 
+def test_a_hub_that_does_not_answer_is_a_sentence(run_folder, maple_at):
+    nowhere = {"HF_ENDPOINT": "http://127.0.0.1:9"}
+    pushed = maple_at(MAPLE, "push", run_folder, "hf://lab/pictures", **nowhere)
+    assert pushed.returncode == 1 and len(pushed.stderr.splitlines()) == 1, pushed.stderr
+    loaded = maple_at("import sys, maple; maple.load(sys.argv[1])", "hf://lab/pictures", **nowhere)
+    for done in (pushed, loaded):
+        assert "cannot reach the hub for 'hf://lab/pictures'" in done.stderr and "HF_HUB_OFFLINE" in done.stderr
+    assert "maple.errors.RunError" in loaded.stderr
+
+
 def test_wrong_places_and_runs_are_refused_before_the_hub_is_asked(run_folder, tmp_path, capsys):
     for text in ("hf://name", "hf://a/b/c", "hf:/a/b", "hf://../b", "hf://a/b@", "s3://a/b"):
         with pytest.raises(UsageError, match="hf://ORG/NAME"):

@@ -206,8 +206,9 @@ def _talking(place: HubPlace) -> Iterator[Any]:
         raise RunError(f"the hub refused '{place}' ({_first_line(error)}): {remedy}") from None
     except hub.errors.LocalEntryNotFoundError:
         raise RunError(f"'{place}' is not in the cache, and the hub was not asked: connect first") from None
-    except OSError as error:  # of any HTTP library
-        raise RunError(f"cannot reach the hub for '{place}' ({_first_line(error)}): try again later") from None
+    except (OSError, *hub.errors.HfHubHTTPError.__bases__) as error:  # those of its HTTP library need not be OSErrors
+        remedy = "check the connection, or set HF_HUB_OFFLINE=1 to load what is in the cache"
+        raise RunError(f"cannot reach the hub for '{place}' ({_first_line(error)}): {remedy}") from None
 
 
 def _first_line(error: Exception) -> str:
