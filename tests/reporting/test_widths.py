@@ -7,7 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from PIL import Image
 
 from browser import open_browser
 from maple.files import to_csv
@@ -38,10 +40,14 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with predictions.open(newline="") as file:
         rows = list(csv.DictReader(file))
     for i, row in enumerate(rows):
-        likely = [NAMES[i % 10], NAMES[(i + 1) % 10]]
+        likely = [NAMES[(i + k) % 10] for k in range(5)]
         row |= {"class": likely[0], "file": f"slides/station_17_haul_{i:04}.png", "prediction_set": " | ".join(likely)}
         row |= {"probability": 0.4} if i % 7 == 0 else {}
         row |= {"is_ood": i != 12} if i % 10 == 2 else {}  # five of six: a long bar beside 83.3 %
+    (folder / "slides").mkdir()
+    for row in rows[:20]:  # with previews, a column more
+        row["score"] = 123.45
+        Image.fromarray(np.zeros((8, 8, 3), np.uint8)).save(folder / row["file"])
     predictions.write_text(to_csv(rows, list(rows[0]), header=True))
     return write_report(folder, folder / "report.html", predictions)
 
@@ -113,3 +119,11 @@ def test_labels_of_the_embeddings_do_not_cover_each_other(page: Any) -> None:
             for b in labels[:i]:
                 apart = a["right"] <= b["left"] or b["right"] <= a["left"]
                 assert apart or a["bottom"] <= b["top"] or b["bottom"] <= a["top"], (a, b)
+
+
+@pytest.mark.parametrize("width", [620, 800, 1200])
+def test_predictions_fit_between_these_widths(width: int, browser: Any, report: Path) -> None:
+    page = browser.new_page(viewport={"width": width, "height": 900})
+    page.goto(report.as_uri())
+    assert not {"predictions", "labels"} & set(page.evaluate(WIDE))
+    page.close()
