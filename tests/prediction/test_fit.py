@@ -10,10 +10,14 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
+from maple.data.image_set import ImageSet
 from maple.detectors.maple import MapleDetector
-from maple.networks import embed, wrap_backbone
+from maple.networks import create_backbone, embed, wrap_backbone
 from maple.prediction.fit import fit_predictor
 from maple.prediction.store import load_predictor
+from maple.training.options import TrainOptions
+from maple.training.processes import make_fabric
+from processes import in_processes
 from torch_sets import NamedPictures, Pictures
 
 
@@ -68,3 +72,22 @@ def test_torch_data_are_fitted_like_the_images_they_hold(backbone, whole, predic
     np.testing.assert_array_equal(again.detector.gaussians_.matrix, predictor.detector.gaussians_.matrix)
     np.testing.assert_array_equal(again.calibration_scores, predictor.calibration_scores)
     assert again.probability == predictor.probability
+
+
+def fit_few() -> np.ndarray:
+    """Distances to the clusters of twelve images, of which only the first of several processes has any."""
+    torch.manual_seed(0)
+    backbone, rng = create_backbone("resnet9", 3), np.random.default_rng(0)
+    train, validation = (
+        ImageSet.from_arrays(rng.integers(0, 256, (n, 16, 16, 3), np.uint8), np.arange(n) % 3) for n in (12, 6)
+    )
+    fabric = make_fabric(TrainOptions(accelerator="cpu", precision="32-true"))
+    detector = fit_predictor(backbone, train, validation, fabric=fabric).detector
+    assert isinstance(detector, MapleDetector)
+    return detector.gaussians_.squared_distances(np.linspace(0, 1, 2 * backbone.embedding_size).reshape(2, -1))
+
+
+def test_a_process_without_training_images_fits_what_the_others_fit():
+    alone = fit_few()
+    for found in in_processes(fit_few):
+        np.testing.assert_allclose(found, alone, rtol=1e-9, atol=1e-12)

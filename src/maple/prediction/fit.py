@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
+import numpy as np
 from torch.utils.data import Dataset, Subset
 
 from maple.data.decode import Fit
@@ -77,8 +78,9 @@ def fit_predictor(
     if fabric is None or fabric.world_size == 1:
         detector.fit(engine.training(backbone, known, **how), unseen)
     else:
-        how["indices"] = share_of(len(known), fabric.global_rank, fabric.world_size)
-        in_step = _in_step(fabric, partial(embed_batches, backbone, known, **how))
+        share = share_of(len(known), fabric.global_rank, fabric.world_size)
+        how["indices"] = share if len(share) else np.arange(1)
+        in_step = _in_step(fabric, partial(embed_batches, backbone, known, **how), has_share=len(share) > 0)
         detector.fit(in_step, unseen, sum_over_ranks=partial(sum_over_ranks, fabric))
     probability = Probability(class_rule=class_rule).fit(detector.describe(unseen), unseen.labels)
     predictor = Predictor(
@@ -128,11 +130,14 @@ def embed_if_needed(backbone: Backbone, images: Any, workers: int, fabric: Any =
     return embed(backbone, images, workers=workers, finite=finite)
 
 
-def _in_step(fabric: Any, start: Callable[[], Iterator[Outputs]]) -> Callable[[], Iterator[Outputs]]:
-    """The same batches; an image that one process cannot read is an error in all processes, before any sum."""
+def _in_step(fabric: Any, start: Callable[[], Iterator[Outputs]], has_share: bool) -> Callable[[], Iterator[Outputs]]:
+    """The same batches; an image that one process cannot read is an error in all processes, before any sum.
+
+    A process without a share embeds an image for the width of its outputs, and adds none.
+    """
 
     def batches() -> Iterator[Outputs]:
         with together(fabric):
-            yield from start()
+            yield from start() if has_share else (outputs[:0] for outputs in start())
 
     return batches
