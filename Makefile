@@ -45,6 +45,9 @@ test: check  ## check, then every test and doctest
 	folder=$$(mktemp -d $(or $(MEMORY),$${TMPDIR:-/tmp})/maple-tests.XXXXXX) && trap 'rm -rf "$$folder"' EXIT INT TERM \
 		&& OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal --basetemp "$$folder/files"
 
+torture: setup  ## kills, failing disks, damaged files, garbage and overload for MINUTES; adds to results/torture.json
+	TMPDIR=$(or $(MEMORY),$${TMPDIR:-/tmp}) $(BIN)/python tests/torture.py --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) $(TORTURE)
+
 # Each folder of tests is measured by itself: make coverage goes on where it stopped; rm -r build/coverage starts anew.
 COVERAGE := build/coverage
 MEASURED := $(patsubst %,$(COVERAGE)/%.done,$(filter-out samples,$(notdir $(patsubst %/,%,$(wildcard tests/*/)))) root doctests)

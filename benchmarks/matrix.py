@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parents[1]
 ENVIRONMENTS = ROOT / "build" / "matrix"
 VERSIONS = ("3.11", "3.12", "3.13")
 TORCHES = ("pinned", "newest", "none")
-WITHOUT_TORCH = ("tests/stats", "tests/decisions", "tests/theory", "tests/test_formats.py", "tests/test_errors.py")
+WITHOUT_TORCH = ("tests/stats", "tests/decisions", "tests/theory", "tests/files", "tests/test_errors.py")
 TEST_TOOLS = ("pytest", "pytest-timeout", "pytest-xdist", "hypothesis")
 
 

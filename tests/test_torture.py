@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -62,3 +63,11 @@ def test_a_part_counts_and_names_what_failed(tmp_path: Path, monkeypatch: pytest
     assert len(failed) == 1 and "False" in failed[0]
     assert read(tmp_path / "tally.json")["counts"]["tries"]["mine"] > 1
     assert torture.run_part("load", 1, 0, tmp_path / "tally.json") == []  # which has no tests here
+
+
+def test_each_target_of_make_has_a_rule() -> None:
+    """Without one, make says that nothing is to be done, and succeeds."""
+    text = (Path(__file__).parents[1] / "Makefile").read_text(encoding="utf-8")
+    named = [name for line in text.splitlines() if line.startswith(".PHONY:") for name in line.split()[1:]]
+    assert "torture" in named
+    assert [name for name in named if not re.search(rf"^{re.escape(name)}:", text, flags=re.MULTILINE)] == []

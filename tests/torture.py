@@ -1,6 +1,6 @@
 """``make torture``: the tests marked ``torture`` within a budget of time, and the tally that they add to.
 
-    python tests/torture.py [--minutes 40] [--seed N] [--parts faults load fuzz ray] [--tally results/torture.json]
+    python tests/torture.py [--minutes 40] [--seed N] [--parts faults load fuzz ray] [--select 'test_kills and train']
 
 A test marked ``torture`` takes the fixture ``torture`` and repeats what it does while ``torture.goes_on()``, with
 random numbers from ``torture.rng``; what held is added with ``torture.count("kills", "train")``. Time that one part
@@ -110,6 +110,7 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=40)
     parser.add_argument("--seed", type=int, help="random by default; it is printed and kept in the tally")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
+    parser.add_argument("--select", default="", help="only tests that match, as -k of pytest")
     parser.add_argument("--tally", type=Path, default=TALLY)
     arguments = parser.parse_args()
     seed = secrets.randbelow(2**31) if arguments.seed is None else arguments.seed
@@ -118,7 +119,7 @@ def main() -> None:
     for i, part in enumerate(arguments.parts):
         left = 60 * arguments.minutes - (time.monotonic() - start)
         weights = [PARTS[each][0] for each in arguments.parts[i:]]
-        failed += run_part(part, left * weights[0] / sum(weights), seed, arguments.tally)
+        failed += run_part(part, left * weights[0] / sum(weights), seed, arguments.tally, arguments.select)
     with changing(arguments.tally) as content:
         minutes = round((time.monotonic() - start) / 60, 1)
         content["sessions"].append(
@@ -127,6 +128,7 @@ def main() -> None:
                 "seed": seed,
                 "minutes": minutes,
                 "parts": arguments.parts,
+                **({"select": arguments.select} if arguments.select else {}),
                 "failed": failed,
             }
         )
@@ -134,7 +136,7 @@ def main() -> None:
     sys.exit(1 if failed else 0)
 
 
-def run_part(part: str, seconds: float, seed: int, tally: Path) -> list[str]:
+def run_part(part: str, seconds: float, seed: int, tally: Path, select: str = "") -> list[str]:
     """Run the tests of a part for so long; the names of those that failed."""
     others = [place for name, (_, place) in PARTS.items() if name != part and place != PARTS[part][1]]
     ignored = [f"--ignore={place}" for place in others if Path(place).is_relative_to(PARTS[part][1])]
@@ -150,7 +152,17 @@ def run_part(part: str, seconds: float, seed: int, tally: Path) -> list[str]:
     }
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
-        command = [sys.executable, "-m", "pytest", "-m", "torture", "--timeout=0", f"--junit-xml={report}"]
+        command = [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-m",
+            "torture",
+            "--timeout=0",
+            f"--junit-xml={report}",
+            "-k",
+            select,
+        ]
         code = subprocess.run([*command, *ignored, PARTS[part][1]], cwd=ROOT, env=environment).returncode
         if code in (0, NO_TESTS):
             return []

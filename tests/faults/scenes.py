@@ -25,7 +25,7 @@ from maple.files import RunFile
 
 TINY = ("--epochs", "2", "--batch-size", "16", "--backbone", "resnet9", "--workers", "0", "--relabel-every", "1")
 TINY += ("--hard-class-error", "0", "--min-cluster-size", "3")
-BENCHMARK = ["benchmark", "detectors", "--profile", "tiny", "--out", "bench"]
+BENCHMARK = ["benchmark", "clusters", "--profile", "tiny", "--out", "bench"]
 TIMES = re.compile(
     "seconds|latency|minutes|command|commit"
 )  # names of values that differ between two runs of one command

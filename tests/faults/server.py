@@ -2,7 +2,8 @@
 
     python tests/faults/server.py     reads one request per line, as :class:`Forge` writes them
 
-The commands are those of the command line, from its entry point to the exit code.
+The commands are those of the command line, from its entry point to the exit code. Figures of reports are not drawn:
+that takes most of the time of a command on small data, and no file is written meanwhile.
 """
 
 from __future__ import annotations
@@ -24,14 +25,22 @@ PRELOADED = (
     "maple.cli.app",
     "maple.runs.train",
     "maple.runs.update",
+    "maple.runs.predicting.explain",
+    "maple.runs.predicting.monitor",
+    "maple.runs.predicting.predict",
     "maple.runs.benchmark.suites",
     "maple.deploy.export",
     "maple.reporting.report",
     "maple.stats.clustering.splitting",
+    "maple.data.simulate",
     "maple.data.stream",
-    "maple.baselines",
+    "maple.baselines.due",
+    "maple.baselines.duq",
+    "maple.baselines.sngp",
+    "maple.baselines.vmdls",
     "lightning_fabric",
     "matplotlib.figure",
+    "onnxruntime",
     "pyarrow.parquet",
     "scipy.stats",
     "sklearn.decomposition",
@@ -123,6 +132,8 @@ def main() -> None:
 
     for name in PRELOADED:
         import_module(name)
+    _draw_nothing()
+    _compile_templates()
     print("ready", flush=True)
     for line in sys.stdin:
         request = json.loads(line)
@@ -137,6 +148,22 @@ def main() -> None:
         n = os.read(reader, 64)  # nothing if it was killed
         os.close(reader)
         print(f"ended {os.waitstatus_to_exitcode(status)} {int(n or 0)}", flush=True)
+
+
+def _draw_nothing() -> None:
+    from matplotlib.figure import Figure
+
+    def save(figure: Figure, file: Any, **_: Any) -> None:
+        file.write('<svg viewBox="0 0 1 1"></svg>')
+
+    Figure.savefig = save  # type: ignore[method-assign]
+
+
+def _compile_templates() -> None:
+    from maple.reporting.page import _environment
+
+    for name in _environment().list_templates(extensions=["j2"]):
+        _environment().get_template(name)
 
 
 def _run(request: dict[str, Any], writer: int) -> int:

@@ -10,7 +10,7 @@ import pytest
 from disks import change, disk
 from faults.scenes import SCENES, Scene, World, check_whole, contents
 from faults.server import Ended
-from faults.test_kills import assert_same, come_to_the_end
+from faults.test_kills import SERIES, assert_same, come_to_the_end, is_refused
 from maple.files import RunFile
 from torture import Torture
 
@@ -22,18 +22,23 @@ MEMORY = (0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)  # MiB on top of what 
 
 def fail(scene: Scene, world: World, ended: Ended) -> None:
     """Check a command that may have failed: the error is clean, and once there is no fault it comes to its end."""
+    check_failed(scene, world, ended)
+    if ended.code:
+        come_to_the_end(scene, world)
+        assert_same(contents(world.trial), world.reference(scene.command).after)
+
+
+def check_failed(scene: Scene, world: World, ended: Ended) -> None:
+    """The error is clean, what is left is whole, and a run is the former or the new one."""
     reference = world.reference(scene.command)
-    assert ended.is_clean and ended.code != 2, (ended.code, ended.err)
+    assert ended.is_clean and (ended.code != 2 or is_refused(scene, ended)), (ended.code, ended.err)
     check_whole(world.trial)
     if ended.code == 0:
         assert_same(without_drafts(contents(world.trial)), reference.after)
-        return
-    if scene.command == "update":  # the run is the former or the new one
+    elif scene.command == "update":
         found = without_drafts(contents(world.trial))
         is_former = found.keys() == reference.before.keys()
         assert_same(found, reference.before if is_former else without_report(reference.after))
-    come_to_the_end(scene, world)
-    assert_same(contents(world.trial), reference.after)
 
 
 def without_drafts(found: dict[str, object]) -> dict[str, object]:
@@ -137,10 +142,18 @@ def test_every_operation_fails(command: str, world: World, torture: Torture) -> 
     scene, reference = SCENES[command], world.reference(command)
     at = int(torture.rng.integers(reference.operations))
     while torture.goes_on():
-        at = at % reference.operations + 1
-        error, lasts = str(torture.rng.choice(ERRORS)), bool(torture.rng.integers(2))
-        fail(scene, world, scene.start(world, at=at, error=error, lasts=lasts))
-        torture.count("failed operations", scene.command.split()[0])
+        n_failed = 0
+        for call in (scene.start, *[scene.repeat] * (SERIES - 1)):
+            at = at % reference.operations + 1
+            error, lasts = str(torture.rng.choice(ERRORS)), bool(torture.rng.integers(2))
+            ended = call(world, at=at, error=error, lasts=lasts)
+            check_failed(scene, world, ended)
+            n_failed += ended.operations >= at
+            if ended.code in (0, 2):
+                break
+        come_to_the_end(scene, world)
+        assert_same(contents(world.trial), reference.after)
+        torture.count("failed operations", scene.command.split()[0], n_failed)
 
 
 @pytest.mark.torture

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from faults.server import KILLED, Ended
 from torture import Torture
 
 CHEAP = ("train", "predict", "update")  # the others are for make torture
+SERIES = 6  # kills of one command before it may come to its end
 
 
 def survive(scene: Scene, world: World, killed: Ended) -> None:
@@ -34,8 +36,13 @@ def come_to_the_end(scene: Scene, world: World) -> None:
     """Repeat the command; one that was stopped in its last step, and says so, lacks only its report."""
     ended = scene.repeat(world)
     if ended.code:
-        assert ended.is_clean and scene.refused and scene.refused in ended.err, ended.err
+        assert is_refused(scene, ended), ended.err
         assert world.forge.run(["report", "run"], world.trial).code == 0
+
+
+def is_refused(scene: Scene, ended: Ended) -> bool:
+    """Whether the command says that nothing is left to do."""
+    return ended.is_clean and bool(scene.refused) and scene.refused in ended.err
 
 
 def check_usable(scene: Scene, world: World) -> None:
@@ -54,7 +61,7 @@ def check_usable(scene: Scene, world: World) -> None:
 
 
 def assert_same(found: dict[str, Any], wanted: dict[str, Any]) -> None:
-    assert found.keys() == wanted.keys()
+    assert found.keys() == wanted.keys(), found.keys() ^ wanted.keys()
     for name, value in wanted.items():
         assert found[name] == value, f"{name}: {list(differences(found[name], value))[:5]}"
 
@@ -96,22 +103,44 @@ def test_killed_again_and_again_until_it_ends(world: World) -> None:
 @pytest.mark.torture
 @pytest.mark.parametrize("command", SCENES)
 def test_kills(command: str, world: World, torture: Torture) -> None:
-    """At random moments and random file operations; every fourth is the real command in a process of its own."""
-    scene, reference, n = SCENES[command], world.reference(command), 0
+    """At random moments and file operations, and again while the same command repairs what the kills before it left.
+
+    Every 16th series begins with the real command in a process of its own.
+    """
+    scene, n = SCENES[command], 0
     while torture.goes_on():
         n += 1
-        if n % 4 == 0:
-            killed, how = start_really(scene, world, torture.rng), "command line"
-        elif n % 2:
-            at = int(torture.rng.integers(1, reference.operations + 1))
-            killed, how = scene.start(world, at=at), "file operation"
+        kills = kill_repeatedly(scene, world, torture.rng, really=n % 16 == 8)
+        survive(scene, world, Ended(KILLED, "", "", 0.0))
+        torture.count("kills", scene.command.split()[0], sum(kills.values()))
+        for how, count in kills.items():
+            torture.count("kills by", how, count)
+
+
+def kill_repeatedly(scene: Scene, world: World, rng: np.random.Generator, really: bool = False) -> Counter[str]:
+    """Kill a command, check what it left, kill its repetition and so on; how many were killed by what."""
+    kills: Counter[str] = Counter()
+    for i in range(SERIES):
+        if i:
+            check_whole(world.trial)
+            check_usable(scene, world)
+        start = scene.repeat if i else scene.start
+        if really and not i:
+            ended, how = start_really(scene, world, rng), "command line"
+        elif rng.random() < 0.75:
+            ended, how = start(world, at=int(rng.integers(1, last_operation(scene, world, i) + 1))), "file operation"
         else:
-            after = torture.rng.uniform(0, reference.seconds)
-            killed, how = scene.start(world, kill_after=after), "moment"
-        survive(scene, world, killed)
-        if killed.code == KILLED:
-            torture.count("kills", scene.command.split()[0])
-            torture.count("kills by", how)
+            ended, how = start(world, kill_after=rng.uniform(0, world.reference(scene.command).seconds)), "moment"
+        if ended.code != KILLED:
+            assert ended.code == 0 or is_refused(scene, ended), ended.err
+            break
+        kills[how] += 1
+    return kills
+
+
+def last_operation(scene: Scene, world: World, repetition: int) -> int:
+    """A command that resumes has fewer operations left each time."""
+    return max(world.reference(scene.command).operations // (1 + repetition), 2)
 
 
 def start_really(scene: Scene, world: World, rng: np.random.Generator) -> Ended:

@@ -25,6 +25,16 @@ def test_a_lock_removes_what_a_killed_update_left(tmp_path):
         assert not left.exists()
 
 
+def test_a_lock_that_is_a_link_changes_no_file(tmp_path):
+    victim, run = tmp_path / "victim.txt", tmp_path / "run"
+    victim.write_text("precious")
+    run.mkdir()
+    (run / RunFile.LOCK).symlink_to(victim)
+    with pytest.raises(RunError, match="run"), lock_folder(run, "maple update"):
+        pass
+    assert victim.read_text() == "precious"
+
+
 def test_a_folder_that_is_being_written_is_refused(tmp_path):
     (tmp_path / RunFile.HOLDER).write_text("{")  # half a note is no reason to fail
     lock = take_lock(tmp_path / RunFile.LOCK)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from maple.decisions.options import DecisionOptions
-from maple.errors import RunError
+from maple.errors import RunError, UsageError
 from maple.files import load_arrays, save_arrays
 from maple.networks import create_backbone, wrap_backbone
 from maple.prediction.fit import fit_predictor
@@ -44,6 +44,19 @@ def test_weights_of_another_network_are_refused(backbone, tmp_path):
     arrays, metadata = load_arrays(path)
     save_arrays(path, arrays, {**metadata, "backbone": "resnet18"})
     with pytest.raises(RunError, match="does not fit"):
+        load_backbone(path)
+
+
+@pytest.mark.parametrize(
+    "lie",
+    [{"n_outputs": 10**10}, {"embedding_size": 10**10}, {"backbone": "wrn-994-64"}, {"backbone": "wrn-600004-1"}],
+)
+def test_a_small_file_cannot_ask_for_a_huge_network(lie, backbone, tmp_path):
+    path = tmp_path / "weights.safetensors"
+    save_backbone(path, backbone)
+    arrays, metadata = load_arrays(path)
+    save_arrays(path, arrays, {**metadata, **lie})
+    with pytest.raises((RunError, UsageError), match=r"does not fit|too large"):
         load_backbone(path)
 
 

@@ -14,7 +14,7 @@ import torch
 from commands import flat, run
 from exported import fit_pictures, pictures
 from hub_server import TOKEN, serving_hub
-from maple.errors import UsageError
+from maple.errors import RunError, UsageError
 from maple.files import load_arrays, save_arrays
 from maple.networks import create_backbone
 from maple.runs.folder import RunFolder
@@ -105,6 +105,14 @@ def test_a_run_goes_there_and_back(run_folder, hub, maple_at, tmp_path):
     hub.asked.clear()
     again = maple_at(LOAD, "hf://lab/pictures", HF_HUB_OFFLINE="1")  # from the cache, nobody is asked
     assert again.returncode == 0 and hub.asked == [], again.stderr
+
+
+def test_links_are_not_published(run_folder, tmp_path):
+    folder, secret = shutil.copytree(run_folder, tmp_path / "run"), tmp_path / "id_rsa"
+    secret.write_text("a key")
+    (folder / "gallery" / "clusters.0.png").symlink_to(secret)
+    with pytest.raises(RunError, match=r"clusters\.0\.png"):
+        _outgoing(RunFolder(folder), HubPlace.parse("hf://lab/pictures"), gallery=True)
 
 
 def test_weights_of_an_earlier_version_lose_the_folder_of_their_network(run_folder, tmp_path):

@@ -79,6 +79,15 @@ def test_a_run_is_updated_and_calibrated_in_its_place(run, digits, tmp_path, cap
     assert sorted(path.name for path in run.parent.iterdir()) == ["calibrate.npz", "new.npz", "run"]
 
 
+def test_links_of_a_run_from_elsewhere_are_not_copied(run, digits, tmp_path):
+    """An update copies the run: a link would add a folder of any size, and files that a push then publishes."""
+    (tmp_path / "private").mkdir()
+    (run / "gallery" / "private").symlink_to(tmp_path / "private")
+    with pytest.raises(RunError, match="gallery/private"):
+        update_run(UpdateRequest(run, data=save_npz(tmp_path / "new.npz", digits["new"])))
+    assert (run / "gallery" / "private").is_symlink()
+
+
 def test_corrected_labels_of_flagged_images_come_back(run, digits, tmp_path):
     """Predict, label the list as a person would, update."""
     new, listed, out = save_npz(tmp_path / "new.npz", digits["new"]), tmp_path / "list.csv", tmp_path / "p.csv"

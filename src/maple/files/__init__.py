@@ -6,7 +6,15 @@ version in place. Nothing is pickled. ``maple.runs.folder.RunFolder`` reads, wri
 
 from maple.files.drafts import draft_folder, find_replaced, is_full, remove_stale, write_atomic
 from maple.files.locks import Holder, check_unlocked, lock_folder, take_lock
-from maple.files.paths import check_weights_file, expand_home, nearest_path, skipped_path, suggest_path
+from maple.files.paths import (
+    check_links,
+    check_weights_file,
+    expand_home,
+    inert,
+    nearest_path,
+    skipped_path,
+    suggest_path,
+)
 from maple.files.run_files import ANEW, RunFile, check_finished, check_replaced, no_file, no_run
 from maple.files.stores import (
     check_format,

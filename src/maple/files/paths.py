@@ -6,7 +6,7 @@ import difflib
 import os
 from pathlib import Path
 
-from maple.errors import UsageError
+from maple.errors import RunError, UsageError
 
 
 def expand_home(path: str | Path) -> Path:
@@ -16,6 +16,28 @@ def expand_home(path: str | Path) -> Path:
     '~$table.png'
     """
     return Path(os.path.expanduser(path))  # noqa: PTH111
+
+
+def inert(path: str) -> str:
+    """The path, so that a spreadsheet takes it for no formula and a command for no option.
+
+    >>> inert("=HYPERLINK(1).png"), inert("-x.png"), inert("a=b.png")
+    ('./=HYPERLINK(1).png', './-x.png', 'a=b.png')
+    """
+    return f"./{path}" if path.startswith(("=", "+", "-", "@", "\t", "\r")) else path
+
+
+def check_links(folder: Path) -> None:
+    """Refuse links that lead out of a folder, before it is copied or published: they would add any file to it.
+
+    In the cache of huggingface_hub a run consists of links to files beside it.
+    """
+    own = folder.resolve()
+    homes = [own, own.parent.parent / "blobs"] if own.parent.name == "snapshots" else [own]
+    for place, folders, files in os.walk(folder):
+        for path in (Path(place, name) for name in (*folders, *files)):
+            if path.is_symlink() and not any(path.resolve().is_relative_to(home) for home in homes):
+                raise RunError(f"'{path}' is a link that leads out of the run: remove it, or replace it by the file")
 
 
 def check_weights_file(path: Path) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 
 from maple import __version__
 from maple.errors import RunError, UsageError, naming_extras
-from maple.files import RunFile, check_finished, load_arrays, read_metadata, save_arrays, without_paths
+from maple.files import RunFile, check_finished, check_links, load_arrays, read_metadata, save_arrays, without_paths
 from maple.runs.folder import RunFolder, RunOrigin, RunSettings
 from maple.runs.hub_card import write_card
 
@@ -107,6 +107,7 @@ def push_run(
 
 def _outgoing(run: RunFolder, place: HubPlace, gallery: bool) -> dict[str, bytes | str]:
     """Content, or the path of it, by name in the repository."""
+    check_links(run.path)
     files: dict[str, bytes | str] = {str(name): str(run / name) for name in NEEDED}
     with tempfile.TemporaryDirectory() as folder:
         clean = RunFolder(Path(folder))

@@ -19,7 +19,7 @@ import numpy as np
 
 from maple.data.image_set import ImageSet
 from maple.errors import DataError, RunError, UsageError, suggest
-from maple.files import RunFile, draft_folder, is_full
+from maple.files import RunFile, check_links, draft_folder, is_full
 from maple.networks import embed, use_fast_allocator
 from maple.prediction.predictor import Predictor
 from maple.prediction.store import load_predictor
@@ -107,6 +107,7 @@ def update_run(request: UpdateRequest) -> Update:
 def _update(request: UpdateRequest, settings: RunSettings, target: Path) -> tuple[Update, Predictor]:
     """Read the run and the images, update the predictor and write the run to ``target``."""
     run = RunFolder(request.run)
+    check_links(run.path)
     predictor, classes = load_predictor(run.path, trust=request.trust), run.read_classes()
     images = _open_all(request, settings, predictor, classes)
     warn_of_skipped(images.skipped, where=f"; all are listed in {RunFile.CLASSES} of the run")

@@ -5,6 +5,10 @@ from __future__ import annotations
 import numpy as np
 from scipy.linalg import LinAlgError, cholesky, solve_triangular
 
+from maple.stats._blas import reserve_buffers
+
+reserve_buffers()
+
 # Variances below this share of the largest one are rounding noise; they are never divided by.
 RELATIVE_FLOOR = 1e-10
 # With fewer images per component the covariance is shrunk (OAS).

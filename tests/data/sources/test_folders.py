@@ -13,6 +13,22 @@ from maple.data.sources import open_images
 from maple.errors import DataError, UsageError
 
 
+def test_names_that_a_spreadsheet_would_compute_stay_paths(
+    tmp_path: Path, rng: np.random.Generator, monkeypatch
+) -> None:
+    """In CSV, too, a cell that begins with one of these characters is a formula, and an argument an option."""
+    names = ("=cmd.png", "+1.png", "-rf.png", "@sum.png", "plain.png")
+    for name in names:
+        noise(rng).save(tmp_path / name)
+    (tmp_path / "=note.txt").write_text("no image")
+    monkeypatch.chdir(tmp_path)
+    for source in (".", list(names)):
+        images = open_images(source, labelled=False)
+        assert sorted(images.files) == sorted([*(f"./{name}" for name in names[:4]), "plain.png"])
+    assert "./=note.txt" in [each.file for each in open_images(".", labelled=False).skipped]
+    np.testing.assert_array_equal(open_images(["=cmd.png"], labelled=False).read(0), decode_image("=cmd.png", 8))
+
+
 def test_folder_with_class_subfolders(tmp_path: Path, rng: np.random.Generator) -> None:
     folder = write_folder(tmp_path / "set", {"b": 2, "a": 3}, rng)
     (folder / "a" / "deeper").mkdir()

@@ -42,6 +42,14 @@ def fill(folder: Path) -> Path:
     return folder
 
 
+@pytest.mark.parametrize("scheme", ["reference", "nowhere", "zip", "dir", "filecache", "data", "github"])
+def test_addresses_that_cannot_be_opened_are_a_sentence(scheme: str, tmp_path: Path) -> None:
+    """Files of references may hold templates, which run code; other schemes need more than an address."""
+    (tmp_path / "x").write_text('{"version": 1, "templates": {"a": "{{ 1 }}"}, "refs": {"0.png": "a"}}')
+    with pytest.raises((UsageError, DataError), match=scheme):
+        open_images(f"{scheme}://{tmp_path}/x", labelled=False)
+
+
 @pytest.fixture
 def mock():
     """pyarrow's file system in memory, with images and a Parquet data set."""

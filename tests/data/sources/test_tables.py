@@ -7,11 +7,13 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from image_files import encode, noise, write_parquet
 from maple.data.decoders import decode_image
 from maple.data.sources import open_images
+from maple.data.sources.tables import Table
 from maple.errors import DataError
 
 
@@ -77,6 +79,42 @@ def test_bad_parquet_files(tmp_path: Path, rng: np.random.Generator) -> None:
     path = write_parquet(tmp_path / "y.parquet", {"image": [image[0], None, b"junk"], "label": [0, 0, 0]})
     assert [entry.file for entry in open_images(path).skipped] == ["y#1", "y#2"]
     assert open_images(write_parquet(path, {"image": image}), labelled=False).labels.tolist() == [-1, -1]
+
+
+def test_a_small_file_cannot_repeat_a_large_image(tmp_path: Path) -> None:
+    """A kilobyte of Parquet that unpacks to 200 MB: every row is the one value of its dictionary."""
+    large = pa.array([bytes(2**20)], pa.binary())
+    rows = pa.DictionaryArray.from_arrays(pa.array([0] * 200, pa.int32()), large)
+    for name, column in {
+        "flat": rows,
+        "nested": pa.StructArray.from_arrays([rows.cast(pa.binary()), pa.nulls(200, pa.string())], ["bytes", "path"]),
+    }.items():
+        path = tmp_path / f"{name}.parquet"
+        how = {"compression": "zstd", "store_schema": False, "dictionary_pagesize_limit": 2**30}
+        pq.write_table(pa.table({"image": column}), path, **how)
+        assert path.stat().st_size < 5000
+        before, table = pa.total_allocated_bytes(), Table(path, name)
+        for _, (_, item) in zip(range(3), table.items(0), strict=False):
+            assert len(item) == 2**20 and pa.total_allocated_bytes() - before < 2**25
+        assert len(table.item(190)) == 2**20 and pa.total_allocated_bytes() - before < 2**25
+
+
+def test_more_rows_than_bytes_are_no_images(tmp_path: Path) -> None:
+    path = tmp_path / "x.parquet"
+    pq.write_table(pa.table({"image": pa.nulls(1_000_000, pa.binary())}), path)
+    with pytest.raises(DataError, match="rows in"):
+        Table(path, "x")
+
+
+def test_names_of_any_length_are_refused(tmp_path: Path, rng: np.random.Generator) -> None:
+    encoded = [encode(noise(rng)) for _ in range(2)]
+    long = write_parquet(tmp_path / "x.parquet", {"image": encoded, "label_name": ["a" * 20_000, "b"]})
+    paths = write_parquet(
+        tmp_path / "y.parquet", {"image": [{"bytes": each, "path": "a" * 20_000} for each in encoded]}
+    )
+    for path, labelled in ((long, True), (paths, False)):
+        with pytest.raises(DataError, match=path.name):
+            open_images(path, labelled=labelled)
 
 
 def test_npz(tmp_path: Path, rng: np.random.Generator) -> None:

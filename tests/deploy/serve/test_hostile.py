@@ -333,13 +333,12 @@ def raw_requests() -> list[tuple[str, bytes]]:
     """What a client may send that no library would: (name, bytes)."""
     body, kind = as_form(png((1, 2, 3)))
     good = http_bytes("/v1/predict", body, kind)
-    chunked = (
-        f"POST /v1/predict HTTP/1.1\r\nHost: a\r\nContent-Type: {kind}\r\nTransfer-Encoding: chunked\r\n\r\n".encode()
-    )
-    big = b"POST /v1/predict HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n"
+    start = f"POST /v1/predict HTTP/1.1\r\nHost: localhost\r\nContent-Type: {kind}\r\n"
+    chunked = f"{start}Transfer-Encoding: chunked\r\n\r\n".encode()
+    big = b"POST /v1/predict HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     too_much = b"80000\r\n" + b"a" * 2**19 + b"\r\n100000\r\n" + b"a" * 2**20
     two = http_bytes("/healthz", method="GET").replace(b"Connection: close\r\n", b"") + b"\0\0\r\n\r\n"
-    end = b" HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n"
+    end = b" HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
     return [
         ("a huge header", http_bytes("/v1/predict", body, kind, **{"X-Huge": "a" * 200_000})),
         ("many headers", http_bytes("/v1/predict", body, kind, **{f"X-{i}": "a" * 100 for i in range(2000)})),
@@ -350,16 +349,16 @@ def raw_requests() -> list[tuple[str, bytes]]:
         ("text", b"hello\r\n\r\n"),
         ("zeros", b"\0" * 1000 + b"\r\n\r\n"),
         ("an old version", b"GET /healthz HTTP/0.9\r\n\r\n"),
-        ("a future version", b"GET /healthz HTTP/9.9\r\nHost: a\r\n\r\n"),
+        ("a future version", b"GET /healthz HTTP/9.9\r\nHost: localhost\r\n\r\n"),
         ("no host", b"GET /healthz HTTP/1.1\r\n\r\n"),
         ("a header without colon", b"GET /healthz HTTP/1.1\r\nHost a\r\n\r\n"),
-        ("a zero in a header", b"GET /healthz HTTP/1.1\r\nHost: a\r\nX: a\0b\r\n\r\n"),
+        ("a zero in a header", b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nX: a\0b\r\n\r\n"),
         ("a space before the colon", b"GET /healthz HTTP/1.1\r\nHost : a\r\n\r\n"),
         ("a negative length", good.replace(b"Content-Length: ", b"Content-Length: -")),
         ("a length of letters", good.replace(b"Content-Length: ", b"Content-Length: x")),
-        ("two lengths", good.replace(b"Host: localhost", b"Host: a\r\nContent-Length: 3")),
-        ("length and chunks", good.replace(b"Host: localhost", b"Host: a\r\nTransfer-Encoding: chunked")),
-        ("an unknown coding", good.replace(b"Host: localhost", b"Host: a\r\nTransfer-Encoding: gzip, chunked")),
+        ("two lengths", good.replace(b"Host: localhost", b"Host: localhost\r\nContent-Length: 3")),
+        ("length and chunks", good.replace(b"Host: localhost", b"Host: localhost\r\nTransfer-Encoding: chunked")),
+        ("an unknown coding", good.replace(b"Host: localhost", b"Host: localhost\r\nTransfer-Encoding: gzip, chunked")),
         ("a chunk of no length", chunked + b"zz\r\nabc\r\n0\r\n\r\n"),
         ("a huge chunk size", chunked + b"f" * 100 + b"\r\nabc\r\n"),
         ("chunks that lie", chunked + b"3\r\nabcdef\r\n0\r\n\r\n"),

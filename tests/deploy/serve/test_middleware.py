@@ -9,7 +9,7 @@ import urllib.request
 
 import pytest
 
-from serving import as_form, serve, server
+from serving import as_form, http_bytes, serve, server, talk
 
 
 def test_browsers_are_told_to_be_careful(client):
@@ -19,6 +19,18 @@ def test_browsers_are_told_to_be_careful(client):
         assert "frame-ancestors 'none'" in headers["content-security-policy"]
         assert headers["x-content-type-options"] == "nosniff" and headers["referrer-policy"] == "no-referrer"
         assert "access-control-allow-origin" not in headers
+
+
+def test_a_page_elsewhere_cannot_give_its_name_to_this_machine():
+    """DNS rebinding: without a key, a service of this machine answers under no other name."""
+    with server(0.0) as (_, port):
+        for path, method in (("/v1/model", "GET"), ("/v1/predict", "POST"), ("/", "GET")):
+            request = http_bytes(path, method=method)
+            for host, refused in (("evil.example", True), ("127.0.0.1.evil.example", True), (f"[::1]:{port}", False)):
+                said = talk(port, request.replace(b"localhost", host.encode(), 1))
+                assert (b" 421 " in said.split(b"\r\n")[0]) == refused, (path, host)
+    with server(0.0, "s3cret") as (_, port):
+        assert b" 200 " in talk(port, http_bytes("/", method="GET").replace(b"localhost", b"service.example"))
 
 
 def test_routes_are_as_many_as_there_are():

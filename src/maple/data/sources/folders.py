@@ -21,7 +21,7 @@ from maple.data.catalogue.table import is_built_in
 from maple.data.decode import IMAGE_SUFFIXES, TABLE_SUFFIXES
 from maple.data.stream import Source
 from maple.errors import DataError, UsageError
-from maple.files import expand_home, suggest_path
+from maple.files import expand_home, inert, suggest_path
 from maple.types import Skipped
 
 LOOSE = "not inside a class subfolder"  # why a labelled image is skipped
@@ -81,7 +81,7 @@ class Paths:
     def __init__(self, paths: Iterable[str]) -> None:
         self._block, self._ends = bytearray(), array("q", [0])
         for path in paths:
-            self._block += os.fsencode(path)
+            self._block += os.fsencode(inert(path))
             self._ends.append(len(self._block))
 
     def __len__(self) -> int:
@@ -198,7 +198,7 @@ def _walk_images(folder: Path, others: list[Skipped]) -> Iterator[str]:
                 files.append(entry.name)
             else:
                 reason = "a link to a folder, which is not followed" if entry.is_dir() else why_no_image(entry.name)
-                others.append(Skipped(above + entry.name, reason))
+                others.append(Skipped(inert(above + entry.name), reason))
     for name in sorted([*files, *folders]):
         if name in folders:
             yield from _walk_images(folder / name, others)

@@ -23,7 +23,7 @@ from maple.data._decoder import Item
 from maple.data.decode import IMAGE_SUFFIXES, check_file_size
 from maple.data.sources.folders import Paths, why_no_image
 from maple.data.stream import Source
-from maple.errors import DataError, RunError, UsageError
+from maple.errors import DataError, MapleError, RunError, UsageError
 from maple.types import Skipped
 
 _ADDRESS = re.compile(r"[a-z][a-z0-9+.-]+://")
@@ -89,9 +89,10 @@ class Place:
     def naming_errors(self) -> Iterator[None]:
         try:
             yield
-        except (pa.ArrowException, OSError) as error:
-            reason = str(error).strip().splitlines()[0]
-            raise DataError(f"cannot read '{self}': {reason}; check the address and the credentials") from None
+        except Exception as error:  # those of fsspec raise whatever they stumble over
+            if isinstance(error, MapleError):
+                raise
+            raise DataError(f"cannot read '{self}': {_reason(error)}; check the address and the credentials") from None
 
     def find(self) -> list[Any]:
         """The files of a folder and below, or the one file, sorted by path; hidden ones are left out."""
@@ -118,16 +119,22 @@ class Place:
 
 def _open_by_fsspec(address: str) -> tuple[Any, str]:
     scheme = address.partition("://")[0]
+    if scheme == "reference":
+        raise UsageError(f"'{address}' is not opened: files of references may hold templates, which run code")
     try:
         import fsspec
 
         system, path = fsspec.core.url_to_fs(address)
-    except (ImportError, ValueError, OSError) as error:
-        reason = str(error).strip().splitlines()[0]
+    except Exception as error:  # each scheme has its own requirements and errors
         raise UsageError(
-            f"cannot open '{address}': {reason}; install the package of fsspec for {scheme}://, or give a path"
+            f"cannot open '{address}': {_reason(error)}; install the package of fsspec for {scheme}://, or give a path"
         ) from None
     return fs.PyFileSystem(fs.FSSpecHandler(system)), path
+
+
+def _reason(error: Exception) -> str:
+    """The first line of an error, or its name."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 def _is_hidden(path: str) -> bool:
@@ -175,8 +182,7 @@ class RemoteFiles(Source):
         except FileNotFoundError:
             return DataError(GONE)
         except (pa.ArrowException, OSError) as error:  # perhaps for a moment: the image is not to blame
-            reason = str(error).strip().splitlines()[0]
-            raise RunError(f"cannot read '{place}': {reason}; rerun the same command to resume") from None
+            raise RunError(f"cannot read '{place}': {_reason(error)}; rerun the same command to resume") from None
 
     def is_gone(self, i: int) -> bool:
         place = self.place.beside(self.paths[i])

@@ -24,8 +24,11 @@ from maple.data.sources.folders import stamp_file
 from maple.data.sources.remote import Place
 from maple.data.stream import Source
 from maple.errors import DataError
+from maple.files import inert
 
-_READ_ROWS = 64  # of a Parquet file at a time
+_READ_ROWS = (64, 1024)  # of a Parquet file at a time: fewer where images are large
+_READ_IMAGES = 2**22  # and about so many bytes of images
+_MAX_NAME = 10_000  # bytes of the name of a class or file
 _READ_BYTES = 2**20  # of its columns at a time: else whole row groups, which may be the whole file
 _IMAGE_COLUMNS = ("image", "img")
 _LABEL_COLUMNS = ("label", "labels", "fine_label")
@@ -46,6 +49,7 @@ class Table(Source):
         with self._open() as file:
             schema = file.schema_arrow
             self._image = _require(schema.names, _IMAGE_COLUMNS, where, "column")
+            _check_rows(file, where)
             self.labels, self.class_names = _read_labels(file, where) if labelled else (None, ())
             read_image_column(schema.empty_table()[self._image], name, where)  # raises where it holds no images
             groups = [file.metadata.row_group(i).num_rows for i in range(file.num_row_groups)]
@@ -91,7 +95,7 @@ class Table(Source):
         row = int(self._starts[group])
         with self._open() as file:
             groups = list(range(group, file.num_row_groups))
-            for batch in file.iter_batches(_READ_ROWS, groups, [self._image], use_threads=False):
+            for batch in file.iter_batches(_rows_at_once(file), groups, [self._image], use_threads=False):
                 column, files = read_image_column(pa.chunked_array([batch.column(0)]), self.name, self.where, row)
                 for i in range(max(start - row, 0), len(column)):
                     yield files[i], _encoded(column, i)
@@ -101,7 +105,9 @@ class Table(Source):
     def _open(self) -> Iterator[pq.ParquetFile]:
         try:
             source = self.where if isinstance(self.where, Path) else self.where.open()
-            with pq.ParquetFile(source, buffer_size=_READ_BYTES, pre_buffer=False) as file:
+            found = pq.read_metadata(source)
+            how: Any = {"metadata": found, "read_dictionary": _find_repeatable(found.schema)}
+            with pq.ParquetFile(source, buffer_size=_READ_BYTES, pre_buffer=False, **how) as file:
                 yield file
         except (pa.ArrowException, OSError) as error:
             reason = str(error).splitlines()[0]
@@ -192,6 +198,43 @@ def _require(names: Sequence[str], wanted: Sequence[str], path: Path | Place, ki
     raise DataError(f"'{path}' has no {kind} {asked}: found {', '.join(names) or 'none'}")
 
 
+def _find_repeatable(schema: pq.ParquetSchema) -> list[str]:
+    """Columns that are read with each distinct value once: a kilobyte of Parquet may repeat a large one for ever."""
+    roots = (*_IMAGE_COLUMNS, *_LABEL_COLUMNS, _NAME_COLUMN)
+    wanted = {*roots, *(f"{root}.{field}" for root in roots for field in ("bytes", "path"))}
+    columns = [schema.column(i) for i in range(len(schema))]
+    is_text = ("NONE", "STRING")
+    return [
+        column.path
+        for column in columns
+        if column.path in wanted and column.physical_type == "BYTE_ARRAY" and column.logical_type.type in is_text
+    ]
+
+
+def _rows_at_once(file: pq.ParquetFile) -> int:
+    """Rows of a batch, each of which holds the values that all rows before it share."""
+    found = file.metadata
+    per_row = sum(found.row_group(i).total_byte_size for i in range(found.num_row_groups)) // max(found.num_rows, 1)
+    return int(np.clip(_READ_IMAGES // max(per_row, 1), *_READ_ROWS))
+
+
+def _check_rows(file: pq.ParquetFile, path: Path | Place) -> None:
+    """Refuse more rows than bytes: rows that are empty or repeat the one before take no room in a file."""
+    found, size = file.metadata, path.stat().st_size if isinstance(path, Path) else path.open().size()
+    if found.num_rows > size:
+        raise DataError(f"'{path}' has {found.num_rows:,} rows in {size:,} bytes, which are no images: write it again")
+
+
+def _check_text(column: pa.ChunkedArray, path: Path | Place) -> None:
+    """Refuse texts that are no names, before each row has its own."""
+    for chunk in column.chunks:
+        values = chunk.dictionary if pa.types.is_dictionary(chunk.type) else chunk
+        if pa.types.is_string(values.type) or pa.types.is_binary(values.type):
+            longest = pc.max(pc.binary_length(values)).as_py() or 0
+            if longest > _MAX_NAME:
+                raise DataError(f"a name in '{path}' has {longest:,} bytes: give at most {_MAX_NAME:,}")
+
+
 def read_image_column(
     column: pa.ChunkedArray, name: str, path: Path | Place, first: int = 0
 ) -> tuple[pa.ChunkedArray, tuple[str, ...]]:
@@ -200,12 +243,14 @@ def read_image_column(
     if pa.types.is_struct(column.type):
         fields = [column.type.field(i).name for i in range(column.type.num_fields)]
         if "path" in fields:
+            _check_text(pc.struct_field(column, "path"), path)
             paths = pc.struct_field(column, "path").to_pylist()
-            files = [given or numbered for given, numbered in zip(paths, files)]
+            files = [inert(given or numbered) for given, numbered in zip(paths, files)]
         if "bytes" in fields:
             column = pc.struct_field(column, "bytes")
-    if not (pa.types.is_binary(column.type) or pa.types.is_large_binary(column.type)):
-        raise DataError(f"the image column of '{path}' holds {column.type}: save encoded bytes (JPEG, PNG, ...)")
+    kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
+    if not (pa.types.is_binary(kind) or pa.types.is_large_binary(kind)):
+        raise DataError(f"the image column of '{path}' holds {kind}: save encoded bytes (JPEG, PNG, ...)")
     return column, tuple(files)
 
 
@@ -221,6 +266,7 @@ def _read_labels(file: pq.ParquetFile, path: Path | Place) -> Labels:
         if pa.types.is_nested(table[column].type):
             found = f"column '{column}' of '{path}' holds {table[column].type}"
             raise DataError(f"{found}: give one integer or name per image")
+        _check_text(table[column], path)
     if len(table) == 0:
         return no_labels(0)  # refused later, with the number of rows
     values = np.array(table[first].to_pylist(), dtype=str if first == _NAME_COLUMN else None)

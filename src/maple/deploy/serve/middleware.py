@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from contextlib import suppress
+from ipaddress import ip_address
 
-from starlette.datastructures import MutableHeaders
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from maple.deploy.serve.metrics import ServeMetrics
@@ -21,6 +24,39 @@ SECURITY_HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Cross-Origin-Opener-Policy": "same-origin",
 }
+
+
+class OwnNames:
+    """Refuse requests under a name that is not this machine's.
+
+    A page elsewhere can let its own name lead to this machine (DNS rebinding) and then read the answers of a service
+    that asks for no key. Numbers cannot be rebound.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or is_own_name(Headers(scope=scope).get("host", "")):
+            await self._app(scope, receive, send)
+            return
+        text = "this service answers as localhost only: set MAPLE_API_KEY, and it answers under all names"
+        await JSONResponse({"error": text}, 421, SECURITY_HEADERS)(scope, receive, send)
+
+
+def is_own_name(host: str) -> bool:
+    """Whether a header ``Host`` is absent, an address, or this machine.
+
+    >>> [is_own_name(host) for host in ("127.0.0.1:80", "[::1]:80", "localhost", "", "evil.example:80")]
+    [True, True, True, True, False]
+    """
+    name = re.sub(r":\d*$", "", host).strip("[]").rstrip(".").lower()
+    if name in ("", "localhost") or name.endswith(".localhost"):
+        return True
+    with suppress(ValueError):
+        ip_address(name)
+        return True
+    return False
 
 
 class Middleware:

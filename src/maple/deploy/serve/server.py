@@ -22,6 +22,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from maple.deploy.serve.app import create_app
 from maple.deploy.serve.endpoints import UPLOAD_SECONDS, Endpoints, Model
+from maple.deploy.serve.middleware import OwnNames
 from maple.deploy.serve.options import ServeOptions
 from maple.errors import MapleError, RunError
 from maple.files import RunFile
@@ -32,6 +33,7 @@ from maple.reporting.gallery import read_gallery
 from maple.runs.loading import ready_model
 
 MAX_HEADER_BYTES = 32 * 2**10
+LOCAL = ("127.0.0.1", "::1", "localhost")
 
 
 def serve_model(source: Path, options: ServeOptions, decision: Values | None = None, trust: bool = False) -> None:
@@ -76,8 +78,9 @@ def run_app(
     app: FastAPI, options: ServeOptions, listener: socket.socket, load: Callable[[], Model] | None = None
 ) -> None:
     """Answer requests until SIGTERM or SIGINT; accepted requests are finished. On SIGHUP ``load`` gives the model."""
+    is_local = options.host in LOCAL
     config = uvicorn.Config(
-        app,
+        OwnNames(app) if is_local and options.api_key is None else app,
         http=_Http,
         ws="none",
         lifespan="on",
@@ -93,7 +96,7 @@ def run_app(
     warnings.filterwarnings("ignore", category=UserWarning, module=r"PIL\.")
     logging.getLogger("python_multipart").setLevel(logging.ERROR)
     host = f"[{options.host}]" if ":" in options.host else options.host
-    if options.api_key is None and options.host not in ("127.0.0.1", "::1", "localhost"):
+    if options.api_key is None and not is_local:
         warn("no API key: everyone who reaches this address can send requests; set MAPLE_API_KEY to require a key")
     _Server(config, app.state.endpoints, f"http://{host}:{listener.getsockname()[1]}/", load).run([listener])
 

@@ -186,6 +186,9 @@ class Airbench(Network):
             nn.init.zeros_(head.bias)
 
 
+MAX_WIDTH = 1024  # as for wide ResNets
+
+
 @register_family(r"airbench(?:-(\d+))?(-max|-average)?(-gelu|-relu)?", examples=("airbench", "airbench-32"))
 def airbench(digits: str | None, pooling: str | None, activation: str | None) -> Airbench:
     """The network ``airbench[-WIDTH][-max|-average][-gelu|-relu]``.
@@ -198,5 +201,7 @@ def airbench(digits: str | None, pooling: str | None, activation: str | None) ->
     width = int(digits or 64)
     if width < 1:
         raise UsageError(f"'airbench-{digits}' has no channels: the width must be at least 1, such as airbench-32")
+    if width > MAX_WIDTH:
+        raise UsageError(f"'airbench-{digits}' is too large: the width is at most {MAX_WIDTH}")
     widths = (width, 4 * width, 4 * width)
     return Airbench(widths, pooling="max" if pooling == "-max" else "average", gelu=activation == "-gelu")

@@ -57,9 +57,12 @@ class WideResNet(Network):
         return F.relu(self.bn(x), inplace=True).mean(dim=(2, 3))  # (N, D)
 
 
+MAX_DEPTH, MAX_WIDTH = 1000, 64  # a run from elsewhere may name any network: larger ones take all memory or hours
+
+
 @register_family(r"wrn-(\d+)-(\d+)", examples=("wrn-16-4", "wrn-28-10", "wrn-40-2"))
 def wide_resnet(depth_digits: str, width_digits: str) -> WideResNet:
-    """A wide ResNet of any depth 6n + 4 and any width."""
+    """A wide ResNet of a depth 6n + 4 and any width, up to a thousand layers and 64 times as wide."""
     depth, width = int(depth_digits), int(width_digits)
     name = f"wrn-{depth}-{width}"
     if depth < 10 or depth % 6 != 4:
@@ -67,4 +70,6 @@ def wide_resnet(depth_digits: str, width_digits: str) -> WideResNet:
         raise UsageError(f"'{name}': the depth of a wide ResNet is 6n + 4, such as {below} or {below + 6}")
     if width < 1:
         raise UsageError(f"'{name}' has no channels: the width must be at least 1, such as wrn-{depth}-1")
+    if depth > MAX_DEPTH or width > MAX_WIDTH:
+        raise UsageError(f"'{name}' is too large: the depth is at most {MAX_DEPTH}, the width {MAX_WIDTH}")
     return WideResNet(depth, width)
