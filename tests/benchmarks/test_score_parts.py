@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 
@@ -18,10 +19,10 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 import score_parts  # noqa: E402
 
 
-def test_the_present_score_is_one_of_the_candidates_and_all_differ():
+def test_present_and_former_score_are_candidates_and_all_differ():
     names = [score_parts.describe(parts) for parts in score_parts.candidates()]
     assert len(set(names)) == len(names)
-    assert set(score_parts.describe(FUSED).split(" + ")) in [set(name.split(" + ")) for name in names]
+    assert score_parts.describe(FUSED) in names and score_parts.describe(score_parts.FORMER) in names
 
 
 def test_a_sum_counts_surprises_beyond_their_level():
@@ -42,6 +43,32 @@ def test_the_best_mean_over_folds_comes_first():
     ranked = score_parts.rank([row("a", one=0.9, two=0.8), row("b", one=0.5, two=0.8), {"mode": "cost"}])
     assert [found["parts"] for found in ranked] == ["two", "one"]
     assert ranked[0]["near"] == pytest.approx(0.8) and ranked[0]["far"] == pytest.approx(0.8)
+
+
+def test_a_sum_that_loses_in_one_fold_is_not_chosen():
+    former = score_parts.describe(score_parts.FORMER)
+
+    def row(**near: float) -> dict:
+        found = [{"parts": name, "left-out": value, "fractals": 0.9} for name, value in near.items()]
+        return {"mode": "choose", "candidates": found}
+
+    folds = row(**{former: 0.8, "risky": 0.95, "safe": 0.81}), row(**{former: 0.8, "risky": 0.79, "safe": 0.799})
+    assert [found["parts"] for found in score_parts.rank(list(folds))] == ["safe", former, "risky"]
+
+
+def test_of_equal_sums_the_best_that_counts_its_parts_from_0_is_chosen():
+    def row(parts: str, mean: float, loses: bool = False) -> dict:
+        return {"parts": f"{parts} + distance beyond 7", "near": mean, "far": mean, "loses": loses}
+
+    ranked = [row("energy + shallow beyond 2", 0.9), row("energy + 0.5 shallow", 0.8995), row("energy", 0.899)]
+    plain = score_parts.choose_sum([*ranked, row("energy + shallow", 0.95, loses=True)])
+    assert score_parts.describe(plain) == "energy + 0.5 shallow + distance beyond 7"
+    assert score_parts.choose_sum([ranked[0], row("energy", 0.8)])["shallow"] == Part(1.0, beyond=2.0)
+
+
+def test_the_default_score_is_the_choice_that_is_stored():
+    rows = json.loads((ROOT / "results" / "score_parts.json").read_text())["rows"]
+    assert score_parts.choose_sum(score_parts.rank(rows)) == {"relative": Part(0.0), **FUSED}
 
 
 def test_far_pictures_have_the_size_and_the_pixels_of_known_ones(monkeypatch):

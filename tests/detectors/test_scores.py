@@ -172,7 +172,7 @@ def test_fused_adds_surprises(train, new):
     known, found = detector.describe(validation), detector.describe(new)
     surprise = {name: fit_surprise(known.score_named(name))(found.score_named(name)) for name in FUSED}
     far_out = np.array([max(each - 7, 0) for each in surprise["distance"]])
-    expected = surprise["energy"] + surprise["spread"] + surprise["shallow"] / 2 + far_out
+    expected = surprise["energy"] + (surprise["spread"] + surprise["shallow"]) / 2 + far_out
     assert 0 < (far_out > 0).sum() < len(far_out)  # both kinds are there
     np.testing.assert_allclose(detector.score(new), expected)
 
@@ -225,7 +225,7 @@ def test_without_logits_fused_is_the_spread_and_far_out_the_distance(train, new)
     assert detector.score_ == "fused" and set(detector.learned_.surprises) == {"spread", "distance"}
     known, found = detector.describe(validation), detector.describe(new.embeddings)
     surprise = {name: fit_surprise(known.score_named(name))(found.score_named(name)) for name in ("spread", "distance")}
-    np.testing.assert_allclose(found.score, surprise["spread"] + np.maximum(surprise["distance"] - 7, 0))
+    np.testing.assert_allclose(found.score, surprise["spread"] / 2 + np.maximum(surprise["distance"] - 7, 0))
 
 
 def test_one_cluster_alone_has_no_spread(train):

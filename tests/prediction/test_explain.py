@@ -132,7 +132,7 @@ def test_parts_sum_to_the_fused_score(outputs: Outputs, rng: np.random.Generator
     outputs = with_logits(outputs, rng, shallow)
     detector = MapleDetector(norm_exponent=0.0).fit(outputs, outputs[::2])
     described = detector.describe(outputs)
-    weights = {"energy": 1.0, "spread": 1.0} | ({"shallow": 0.5} if shallow else {}) | {"distance": 1.0}
+    weights = {"energy": 1.0, "spread": 0.5} | ({"shallow": 0.5} if shallow else {}) | {"distance": 1.0}
     for i, found in enumerate(explain_outputs(detector, outputs)):
         assert found.score_by == "fused" and list(found.parts) == list(weights)
         assert sum(found.parts.values()) == pytest.approx(found.score, rel=1e-9, abs=1e-9)
