@@ -51,7 +51,8 @@ class Scene:
         return world.trial
 
     def start(self, world: World, **how: Any) -> Ended:
-        """The command, from the start."""
+        """The command, from the start; its reference comes before, since that needs the same folder."""
+        world.reference(self.command)
         return world.forge.run(self.argv, self.prepare(world), **how)
 
     def repeat(self, world: World, **how: Any) -> Ended:

@@ -173,6 +173,7 @@ def test_memory_grows_until_it_is_enough(command: str, world: World, torture: To
 @pytest.mark.parametrize("command", SCENES)
 def test_disk_grows_until_it_is_enough(command: str, world: World, torture: Torture) -> None:
     scene = SCENES[command]
+    world.reference(command)  # before, since it needs the same folder
     with disk(world.trial) as trial:
         while torture.goes_on():
             for kibibytes in DISKS:
