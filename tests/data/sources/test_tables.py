@@ -12,7 +12,7 @@ import pytest
 
 from image_files import encode, noise, write_parquet
 from maple.data.decoders import decode_image
-from maple.data.sources import open_images
+from maple.data.sources import open_images, tables
 from maple.data.sources.tables import Table
 from maple.errors import DataError
 
@@ -35,6 +35,20 @@ def test_parquet_with_plain_bytes_and_names(tmp_path: Path, rng: np.random.Gener
     assert open_images(only_names).labels.tolist() == [1, 0, 1, 0]
     strings = write_parquet(tmp_path / "s.parquet", {"img": encoded, "labels": ["z", "b", "z", "b"]})
     assert open_images(strings).class_names == ("b", "z")
+
+
+@pytest.mark.parametrize("shared", [2**26, 0])
+def test_images_in_structs_are_read_in_any_order(
+    tmp_path: Path, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, shared: int
+) -> None:
+    """From row groups with equal images, whose rows share values, and from row groups that are too large for it."""
+    monkeypatch.setattr(tables, "_SHARED_VALUES", shared)
+    encoded = [encode(noise(rng)) for _ in range(3)] * 4
+    named = [{"bytes": content, "path": f"{i}.png"} for i, content in enumerate(encoded)]
+    pq.write_table(pa.table({"image": named}), tmp_path / "x.parquet", row_group_size=5)
+    table = Table(tmp_path / "x.parquet", "x")
+    assert [table.item(i) for i in (11, 0, 6)] == [encoded[i] for i in (11, 0, 6)]
+    assert list(table.items(7)) == [(f"{i}.png", encoded[i]) for i in range(7, 12)]
 
 
 def test_parquet_as_hugging_face_writes_it(tmp_path: Path, rng: np.random.Generator) -> None:

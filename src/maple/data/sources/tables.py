@@ -28,6 +28,7 @@ from maple.files import inert
 
 _READ_ROWS = (64, 1024)  # of a Parquet file at a time: fewer where images are large
 _READ_IMAGES = 2**22  # and about so many bytes of images
+_SHARED_VALUES = 2**26  # bytes of a column in a row group up to which its rows share equal values
 _MAX_NAME = 10_000  # bytes of the name of a class or file
 _READ_BYTES = 2**20  # of its columns at a time: else whole row groups, which may be the whole file
 _IMAGE_COLUMNS = ("image", "img")
@@ -88,25 +89,35 @@ class Table(Source):
     @cached_property
     def _column(self) -> pa.ChunkedArray:
         with self._open() as file:
-            return read_image_column(file.read(columns=[self._image])[self._image], self.name, self.where)[0]
+            empty = file.schema_arrow.empty_table()[self._image]
+            tables = (file.read_row_group(i, columns=[self._image]) for i in range(file.num_row_groups))
+            parts = [read_image_column(each[self._image], self.name, self.where)[0] for each in tables]
+        return pa.chunked_array(
+            [chunk for part in parts for chunk in part.chunks], read_image_column(empty, self.name, self.where)[0].type
+        )
 
     def items(self, start: int) -> Iterator[tuple[str, Item]]:
         group = int(np.searchsorted(self._starts, start, side="right")) - 1
         row = int(self._starts[group])
         with self._open() as file:
-            groups = list(range(group, file.num_row_groups))
-            for batch in file.iter_batches(_rows_at_once(file), groups, [self._image], use_threads=False):
+            for batch in self._batches(file, group):
                 column, files = read_image_column(pa.chunked_array([batch.column(0)]), self.name, self.where, row)
                 for i in range(max(start - row, 0), len(column)):
                     yield files[i], _encoded(column, i)
                 row += len(column)
+
+    def _batches(self, file: pq.ParquetFile, first: int) -> Iterator[pa.RecordBatch]:
+        """Rows from a row group on; pyarrow does not join the dictionaries of row groups in structs."""
+        size = _rows_at_once(file, self._image)
+        for group in range(first, file.num_row_groups):
+            yield from file.iter_batches(size, [group], [self._image], use_threads=False)
 
     @contextmanager
     def _open(self) -> Iterator[pq.ParquetFile]:
         try:
             source = self.where if isinstance(self.where, Path) else self.where.open()
             found = pq.read_metadata(source)
-            how: Any = {"metadata": found, "read_dictionary": _find_repeatable(found.schema)}
+            how: Any = {"metadata": found, "read_dictionary": _find_repeatable(found)}
             with pq.ParquetFile(source, buffer_size=_READ_BYTES, pre_buffer=False, **how) as file:
                 yield file
         except (pa.ArrowException, OSError) as error:
@@ -198,22 +209,28 @@ def _require(names: Sequence[str], wanted: Sequence[str], path: Path | Place, ki
     raise DataError(f"'{path}' has no {kind} {asked}: found {', '.join(names) or 'none'}")
 
 
-def _find_repeatable(schema: pq.ParquetSchema) -> list[str]:
-    """Columns that are read with each distinct value once: a kilobyte of Parquet may repeat a large one for ever."""
+def _find_repeatable(found: pq.FileMetaData) -> list[str]:
+    """Columns that are read with each distinct value once: a kilobyte of Parquet may repeat a large one for ever.
+
+    Each batch then holds the values of all rows before it in the row group, so that large row groups are read plainly.
+    """
     roots = (*_IMAGE_COLUMNS, *_LABEL_COLUMNS, _NAME_COLUMN)
     wanted = {*roots, *(f"{root}.{field}" for root in roots for field in ("bytes", "path"))}
-    columns = [schema.column(i) for i in range(len(schema))]
+    groups = [found.row_group(i) for i in range(found.num_row_groups)]
     is_text = ("NONE", "STRING")
     return [
         column.path
-        for column in columns
+        for i, column in enumerate(found.schema.column(i) for i in range(len(found.schema)))
         if column.path in wanted and column.physical_type == "BYTE_ARRAY" and column.logical_type.type in is_text
+        if all(group.column(i).total_uncompressed_size <= _SHARED_VALUES for group in groups)
     ]
 
 
-def _rows_at_once(file: pq.ParquetFile) -> int:
-    """Rows of a batch, each of which holds the values that all rows before it share."""
+def _rows_at_once(file: pq.ParquetFile, image: str) -> int:
+    """Rows of a batch: more where they are small and share equal values."""
     found = file.metadata
+    if not any(path in (image, f"{image}.bytes") for path in _find_repeatable(found)):
+        return _READ_ROWS[0]
     per_row = sum(found.row_group(i).total_byte_size for i in range(found.num_row_groups)) // max(found.num_rows, 1)
     return int(np.clip(_READ_IMAGES // max(per_row, 1), *_READ_ROWS))
 
