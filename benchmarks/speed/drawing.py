@@ -42,5 +42,10 @@ def _draw_panel(panel: Any, curve: dict[str, Any]) -> None:
     panel.loglog(sizes, theory, "--", color="grey", label=f"theory: {curve['theory']:g}", linewidth=1)
     panel.set_title(f"{curve['work']} over {curve['over']}", fontsize=10)
     panel.set_ylabel("seconds", fontsize=8)
+    panel.minorticks_off()
+    panel.set_xticks(sizes, [f"{size:,.0f}" for size in sizes])
     panel.tick_params(labelsize=7)
+    if panel.get_ylim()[1] < 10 * panel.get_ylim()[0]:  # room for a whole power of ten on each side
+        low, high = np.log10(panel.get_ylim())
+        panel.set_ylim(10 ** np.floor(low), 10 ** np.ceil(high))
     panel.legend(fontsize=7, frameon=False)
