@@ -191,6 +191,7 @@ def test_a_folder_that_a_worker_cannot_write_is_named(run, images, tmp_path):
         PartWriter().predict(model, Kept(layout), Part(0, 0, 4, 4), chunks, [])
 
 
+@pytest.mark.torture  # another worker may still be writing when the command has ended
 def test_a_disk_that_fills_up_ends_the_command_and_the_same_one_goes_on(
     nodes, graph, images, expected, tmp_path, capsys
 ):
