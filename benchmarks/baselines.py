@@ -40,7 +40,7 @@ from maple.training.recipe import create_recipe, find_recipe
 from maple.training.step import TrainingStep
 
 DETERMINISTIC = "cross-entropy"
-PROFILE = PROFILES["cpu"]
+PROFILE = PROFILES["resnet9"]
 SUITE = find_suite("cifar10")
 METHODS = [dict(training.flags)["recipe"] for training in SUITE.trainings(PROFILE)]
 NOT_POSTHOC = ("maple", "lee-md-ood")  # has rows of its own; sees unknown images

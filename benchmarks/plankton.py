@@ -64,7 +64,7 @@ MAX_CLASSES, PER_CLUSTER, THUMBNAIL = 8, 8, 48
 
 def find_job(runs: Path, data_root: Path) -> Job:
     """MAPLE's network on plankton."""
-    jobs = list_jobs([find_suite("microorganisms")], PROFILES["cpu"], [0], runs, data_root)
+    jobs = list_jobs([find_suite("microorganisms")], PROFILES["resnet9"], [0], runs, data_root)
     return next(job for job in jobs if job.config.model.recipe == "maple")
 
 

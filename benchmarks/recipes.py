@@ -27,7 +27,7 @@ from maple.evaluation.results import Results
 from maple.runs.benchmark.jobs import Job
 from maple.runs.benchmark.trainings import ensure_evaluated
 
-CPU = PROFILES["cpu"]
+CPU = PROFILES["resnet9"]
 PAPER = replace(CPU, as_paper=True, flags={**CPU.flags, "batch_size": 128, "precision": "32-true"})
 X_MEANS = {"cluster_method": "xmeans", "cluster_space": "raw", "relabel_every": 4}  # early and often, as a suite has it
 RECIPES: dict[str, tuple[Profile, dict[str, Any]]] = {

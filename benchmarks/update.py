@@ -249,7 +249,7 @@ def main() -> None:
     def job(**flags: Any) -> Job:
         training = Training.of("cifar10", recipe="maple", **flags)
         changes = {"epochs": arguments.epochs}
-        return Job(training, PROFILES["cpu"], arguments.seed, arguments.runs, data_root, changes)
+        return Job(training, PROFILES["resnet9"], arguments.seed, arguments.runs, data_root, changes)
 
     folder = arguments.run or ensure_trained(job(leave_out=(arguments.new,)))
     predictor, study = load_study(folder, arguments.new, data_root)

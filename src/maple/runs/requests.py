@@ -326,7 +326,7 @@ class BenchmarkRequest:
         "cpu",
         "how networks are trained: as in the paper, for accelerators; small ones, for hours on a CPU; or on "
         "simulated images, to check that everything runs",
-        metavar="paper|cpu|tiny",
+        metavar="paper|cpu|resnet9|tiny",
     )
     _: KW_ONLY
     seeds: tuple[int, ...] | None = flag(

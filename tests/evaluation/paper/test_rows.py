@@ -48,7 +48,7 @@ def test_a_line_is_trained_as_the_profile_says():
     (row,) = line.rows(PROFILES["cpu"], "cifar10")
     assert dict(row.training.flags) == {
         "recipe": "maple", "cluster_method": "xmeans", "cluster_space": "raw", "hard_class_error": 0.3,
-        "max_clusters": 3, "relabel_every": 4,
+        "max_clusters": 3, "relabel_every": 2,
     }  # fmt: skip
     assert (row.method, row.paper) == ("maple-paper", "X")
 

@@ -42,7 +42,7 @@ def filled() -> SuiteResults:
 def test_flags_that_change_the_profile_are_named(filled):
     assert "here with" not in to_sheet(filled).note
     changed = replace(filled, changes={"epochs": "4", "batch_size": "64"})
-    assert "16 epochs" in to_sheet(changed).note and "here with epochs 4, batch-size 64" in to_sheet(changed).note
+    assert "8 epochs" in to_sheet(changed).note and "here with epochs 4, batch-size 64" in to_sheet(changed).note
 
 
 def test_cells_have_means_and_the_papers_figures(filled):
