@@ -1,11 +1,12 @@
 """Compare the claims of the paper with our results: the tables of docs/reproduction.md, from the suites.
 
     maple benchmark cifar10 md ablation fnr clustering gaussian confidence microorganisms --data-root ../shared/data
-    python benchmarks/reproduction.py --results results
+    python benchmarks/reproduction.py --results results --profiles cpu resnet9
 
 A claim is a change between two rows of a table of the paper. It holds if ours has the same sign and at least half of
 the size; it is called small below that, and none within a tenth of the size. Each figure is of one network: small
-differences are not significant (docs/reproduction.md states the difference between two seeds).
+differences are not significant (docs/reproduction.md states the difference between two seeds). Suites that were not run
+with a profile have empty cells.
 """
 
 from __future__ import annotations
@@ -63,7 +64,11 @@ CLAIMS = (
     claim_both("clusters on top of triplets help: SVHN", "ablation", "auroc/svhn", TRIPLET, X_MEANS),
     claim_both("and CIFAR-100", "ablation", "auroc/cifar100", TRIPLET, X_MEANS),
     claim_both(
-        "embeddings become Gaussian: error (Table 9)", "gaussian", "gaussian_error", "Deterministic", "MAPLE, X-Means"
+        "embeddings become Gaussian: error (Table 9)",
+        "gaussian",
+        "training/gaussian_error",
+        "Deterministic",
+        "MAPLE, X-Means",
     ),
     claim_after("confident predictions are right: above 0.9 (Table 8)", "confidence", "accuracy@0.9", "SNGP", MAPLE),
     claim_after("unknown taxa, better than SNGP (Table 7)", "microorganisms", "auroc/unknown", "SNGP", MAPLE),
@@ -86,8 +91,8 @@ CLUSTERED_ROWS = {
 }
 
 
-def read_suites(folder: Path, profile: str = "cpu") -> dict[str, Rows]:
-    """The rows of every suite that was run."""
+def read_suites(folder: Path, profile: str) -> dict[str, Rows]:
+    """The rows of every suite that was run with a profile."""
     found = {}
     for file in sorted(folder.glob(f"suites/*-{profile}/results.json")):
         content = json.loads(file.read_text(encoding="utf-8"))
@@ -107,32 +112,45 @@ def judge(paper: float, ours: float) -> str:
     return "the reverse" if share < 0 else "yes" if share >= 0.5 else "small"
 
 
-def claim_line(claim: Claim, rows: Rows) -> list[str]:
-    """What it says, the paper's change, and ours in both readings, with whether it held."""
+def claim_line(claim: Claim, profiles: list[dict[str, Rows]]) -> list[str]:
+    """What it says, the paper's change, and ours in both readings with whether it held, for each profile."""
     raw, normalised = (claim.before, claim.after), claim.normalised
-    before, after = (rows[title]["paper"][claim.column] for title in (raw if all(raw) else normalised or raw))
-    ours = [_our_cell(claim, rows, titles, after - before) for titles in (raw, normalised)]
+    said = raw if all(raw) else normalised or raw
+    rows = next(suites[claim.suite] for suites in profiles if claim.suite in suites)
+    before, after = (rows[title]["paper"][_column(claim, rows[title]["paper"])] for title in said)
+    ours = [
+        _our_cell(claim, suites.get(claim.suite), titles, after - before)
+        for suites in profiles
+        for titles in (raw, normalised)
+    ]
     return [claim.says, f"{before:.3f} → {after:.3f}", *ours]
 
 
-def _our_cell(claim: Claim, rows: Rows, titles: tuple[str, str] | None, paper: float) -> str:
-    if titles is None or not all(titles):
+def _column(claim: Claim, figures: dict[str, Any]) -> str:
+    """The column of a claim; older tables have test images where the paper and newer ones have training images."""
+    return claim.column if claim.column in figures else claim.column.removeprefix("training/")
+
+
+def _our_cell(claim: Claim, rows: Rows | None, titles: tuple[str, str] | None, paper: float) -> str:
+    if rows is None or titles is None or not all(titles):
         return ""
-    before, after = (float(np.mean(rows[title]["figures"][claim.column])) for title in titles)
+    figures = [rows[title]["figures"] for title in titles]
+    before, after = (float(np.mean(of[_column(claim, of)])) for of in figures)
     verdict = judge(paper, after - before)
     if claim.column.startswith("auroc/") and after < 0.5:
         verdict = "worse than chance"
     return f"{before:.3f} → {after:.3f}, {verdict}"
 
 
-def cluster_lines(suites: dict[str, Rows]) -> list[list[str]]:
-    """Clusters in total, the paper's and ours."""
+def cluster_lines(profiles: list[dict[str, Rows]]) -> list[list[str]]:
+    """Clusters in total, the paper's and ours for each profile."""
     lines = []
     for suite, titles in CLUSTERED_ROWS.items():
-        for title in titles if suite in suites else ():
-            row = suites[suite][title]
-            ours = np.mean(row["figures"]["clusters"])
-            lines.append([title, f"{row['paper']['clusters']:.0f}", f"{ours:.0f}"])
+        found = [suites.get(suite, {}) for suites in profiles]
+        for title in titles if any(found) else ():
+            paper = next(rows[title]["paper"]["clusters"] for rows in found if title in rows)
+            ours = [f"{np.mean(rows[title]['figures']['clusters']):.0f}" if title in rows else "" for rows in found]
+            lines.append([title, f"{paper:.0f}", *ours])
     return lines
 
 
@@ -155,13 +173,16 @@ def to_markdown(headings: list[str], lines: list[list[str]]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--results", type=Path, default=Path("results"), help="folder with suites/ and recipes.json")
-    results = parser.parse_args().results
-    suites = read_suites(results)
-    claims = [claim_line(claim, suites[claim.suite]) for claim in CLAIMS if claim.suite in suites]
+    parser.add_argument("--profiles", nargs="+", default=["cpu", "resnet9"])
+    arguments = parser.parse_args()
+    results, names = arguments.results, arguments.profiles
+    profiles = [read_suites(results, name) for name in names]
+    claims = [claim_line(claim, profiles) for claim in CLAIMS if any(claim.suite in suites for suites in profiles)]
     events = relabel_lines(json.loads((results / "recipes.json").read_text(encoding="utf-8")))
+    readings = [f"{name}, {reading}" for name in names for reading in ("raw embeddings", "normalised")]
     tables = (
-        (["the paper says", "the paper", "here, raw embeddings", "here, normalised"], claims),
-        (["clusters in total", "the paper", "here"], cluster_lines(suites)),
+        (["the paper says", "the paper", *readings], claims),
+        (["clusters in total", "the paper", *names], cluster_lines(profiles)),
         (["new clusters", "after epoch", "clusters", "accuracy then", "an epoch later"], events),
     )
     print("\n\n".join(to_markdown(headings, lines) for headings, lines in tables if lines))
