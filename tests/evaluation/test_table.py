@@ -29,8 +29,8 @@ def test_a_narrow_terminal_shows_whole_methods_and_numbers(predictor, ind, ood):
     console = Console(width=80, file=io.StringIO())
     console.print(format_table(results))
     lines = [line.split("│") for line in console.file.getvalue().splitlines() if line.startswith("│")]
-    assert [cells[1].strip() for cells in lines] == list(results.methods)
-    assert all(re.fullmatch(r"–|[\d.]+", cell.strip()) for cells in lines for cell in cells[2:-1])
+    assert [name for cells in lines if (name := cells[1].strip())] == list(results.methods)
+    assert all(re.fullmatch(r"–|[\d.]+|\([\d.]+\)|", cell.strip()) for cells in lines for cell in cells[2:-1])
 
 
 def test_table_shows_methods_sets_and_false_alarms(results):
@@ -41,6 +41,18 @@ def test_table_shows_methods_sets_and_false_alarms(results):
     assert f"{100 * results.false_alarm:.1f} %" in text
     assert "1.5 ms" in text
     assert "nan" not in text
+
+
+def test_each_ece_has_its_own_floor(results):
+    """That of another method's probabilities says nothing: sure ones have a lower floor."""
+    sheet = to_sheet([results, results])
+    place = sheet.headings.index("ECE ↓")
+    judged = {name: each.classification for name, each in results.methods.items() if each.classification}
+    assert len({each.ece_floor for each in judged.values()}) > 1
+    assert {line[0]: line[place] for line in sheet.lines if line[0] in judged} == {
+        name: f"{each.ece:.3f} ± 0.000 ({each.ece_floor:.3f})" for name, each in judged.items()
+    }
+    assert f"({judged['softmax'].ece_floor:.3f})" in shown(format_table(results))
 
 
 def test_table_of_several_runs_shows_the_spread(results, predictor, ood):

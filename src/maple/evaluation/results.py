@@ -169,10 +169,8 @@ class Results:
             (max if "↑" in heading else min)((value for value in column if not math.isnan(value)), default=math.nan)
             for heading, column in zip(columns.values(), zip(*figures))
         ]
-        cells = [
-            [name, *(notebook.bold(value) if value == top else value for value, top in zip(row, best))]
-            for name, row in zip(self.methods, figures)
-        ]
+        floors = [[row.get(f"{key}_floor", math.nan) for key in columns] for row in self.rows()]  # of the ECE alone
+        cells = [[name, *map(_to_html, row, best, own)] for name, row, own in zip(self.methods, figures, floors)]
         hidden = len(self.n_ood) - len(shown)
         notes = [notebook.muted(f"AUROC of {hidden} more OOD sets: rows()")] if hidden else []
         table = notebook.table(["method", *columns.values()], cells)
@@ -237,6 +235,12 @@ def _flatten(name: str, method: Method) -> dict[str, Any]:
     return row
 
 
+def _to_html(value: float, best: float, floor: float) -> Any:
+    """A figure, in bold if it is the best, with its floor in brackets."""
+    shown = notebook.bold(value) if value == best else value
+    return shown if math.isnan(floor) else notebook.escape(shown) + notebook.muted(f" ({floor:.3f})")
+
+
 def to_plain(value: Any) -> Any:
     """Values of strict JSON: NaN as null, infinities and unknown types as text."""
     if isinstance(value, np.generic | np.ndarray):
@@ -264,7 +268,7 @@ def describe_results(runs: Sequence[Results]) -> str:
         )
     floors = [judged.ece_floor for run in runs if (judged := run.methods["maple"].classification) is not None]
     if floors and not any(map(math.isnan, floors)):
-        parts.append(f"With so many images, the ECE of perfect probabilities would be {format_spread(floors)}.")
+        parts.append("ECE in brackets: of perfect probabilities, by chance.")
     latencies = [run.latency_ms for run in runs]
     if not any(math.isnan(value) for value in latencies):
         parts.append(f"{format_spread(latencies, digits=1)} ms per image.")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from maple.errors import UsageError
 from maple.evaluation.results import COLUMNS, Results, describe_results
 from maple.evaluation.sheet import Sheet
 from maple.files import to_csv, write_atomic
-from maple.stats.metrics import format_spread
+from maple.stats.metrics import add_floor, format_spread
 
 GROUP_COLUMNS = {  # of near and far sets, in tables that are written
     "auroc": "AUROC ↑",
@@ -31,10 +31,11 @@ def format_table(results: Results, *more: Results) -> Table:
     columns = _columns(runs, ["auroc"])
     table = Table(caption=escape(describe_results(runs)), caption_justify="left")
     found = _rows(runs)
-    cells = {key: [format_cell([row.get(key, math.nan) for row in rows]) for rows in found] for key in columns}
+    cells = {key: [_cell(rows, key) for rows in found] for key in columns}
     table.add_column("method", no_wrap=True)
     for key, (heading, where) in columns.items():  # in a narrow terminal headings break, numbers and methods do not
-        title, width = f"{heading}\n{escape(where)}" if where else heading, max(map(len, cells[key]), default=0)
+        title = f"{heading}\n{escape(where)}" if where else heading
+        width = max((len(part) for cell in cells[key] for part in cell.replace(" (", "\n(").splitlines()), default=0)
         table.add_column(title, justify="right", overflow="fold", min_width=width)
     for i, rows in enumerate(found):
         table.add_row(escape(rows[0]["method"]), *(column[i] for column in cells.values()))
@@ -48,10 +49,7 @@ def to_sheet(runs: Sequence[Results]) -> Sheet:
         "method",
         *(f"{heading[:-1]}{where} {heading[-1]}" if where else heading for heading, where in columns.values()),
     ]
-    lines = [
-        [rows[0]["method"], *(format_cell([row.get(key, math.nan) for row in rows]) for key in columns)]
-        for rows in found
-    ]
+    lines = [[rows[0]["method"], *(_cell(rows, key) for key in columns)] for rows in found]
     means = np.array([[np.mean([row.get(key, math.nan) for row in rows]) for key in columns] for rows in found])
     best = set()
     for place, (heading, _) in enumerate(columns.values()):
@@ -104,6 +102,12 @@ def _columns(runs: Sequence[Results], of_groups: Sequence[str]) -> dict[str, tup
 def _rows(runs: Sequence[Results]) -> list[tuple[dict[str, Any], ...]]:
     """The rows of all runs, by method."""
     return list(zip(*(run.rows() for run in runs), strict=True))
+
+
+def _cell(rows: Sequence[Mapping[str, Any]], key: str) -> str:
+    """The cell of a method, over all runs; that of the ECE has its floor in brackets."""
+    floors = [row.get(f"{key}_floor", math.nan) for row in rows]
+    return add_floor(format_cell([row.get(key, math.nan) for row in rows]), floors)
 
 
 def format_cell(values: Sequence[float], digits: int = 3) -> str:

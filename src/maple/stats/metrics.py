@@ -369,3 +369,13 @@ def format_spread(values: Any, digits: int = 3) -> str:
     """
     mean, deviation = mean_and_deviation(values)
     return f"{mean:.{digits}f}" if math.isnan(deviation) else f"{mean:.{digits}f} ± {deviation:.{digits}f}"
+
+
+def add_floor(text: str, floors: Any, digits: int = 3) -> str:
+    """The text of an ECE with the mean of :func:`calibration_floor` in brackets; as it is where that is not known.
+
+    >>> add_floor("0.091", [0.064]), add_floor("0.091", []), add_floor("0.091", [math.nan])
+    ('0.091 (0.064)', '0.091', '0.091')
+    """
+    known = len(floors) > 0 and not any(map(math.isnan, floors))
+    return f"{text} ({sum(floors) / len(floors):.{digits}f})" if known else text

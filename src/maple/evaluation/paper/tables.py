@@ -16,6 +16,7 @@ from maple.evaluation.paper.profiles import Profile
 from maple.evaluation.paper.suites import Suite
 from maple.evaluation.sheet import Sheet
 from maple.evaluation.table import format_cell
+from maple.stats.metrics import add_floor
 
 SIMULATED = "on simulated images"  # heading of the first column
 
@@ -41,8 +42,7 @@ class TableRow:
 
     def text(self, column: str, digits: int) -> str:
         """The cell of a column; that of an ECE has the mean floor in brackets."""
-        shown, floors = format_cell(self.figures[column], digits), self.floors.get(column, [])
-        return shown if not floors or any(map(math.isnan, floors)) else f"{shown} ({np.mean(floors):.{digits}f})"
+        return add_floor(format_cell(self.figures[column], digits), self.floors.get(column, []), digits)
 
 
 @dataclass(frozen=True)
