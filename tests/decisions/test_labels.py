@@ -45,6 +45,14 @@ def test_planted_errors_are_found(rng):
     assert issues[wrong].mean() > 0.7 and not issues[~wrong].any()
 
 
+def test_the_predicted_label_is_the_confident_or_the_most_probable_one():
+    """The last image is no issue, since no class is confident; its label is still not what the model says."""
+    p = np.array([[0.9, 0.1, 0.0], [0.1, 0.9, 0.0], [0.0, 0.1, 0.9], [0.1, 0.85, 0.05], [0.2, 0.35, 0.45]])
+    judged = judge_labels(p, np.array([0, 1, 2, 0, 1]), ["a", "b", "c"], [("test", f"{i}.png") for i in range(5)])
+    assert [each.is_label_issue for each in judged] == [False, False, False, True, False]
+    assert [(each.predicted_label, each.probability) for each in judged[3:]] == [("b", 0.85), ("c", 0.45)]
+
+
 def test_the_list_has_issues_first_and_is_read_again(tmp_path):
     p = np.array([[0.9, 0.1], [0.8, 0.2], [0.1, 0.9], [0.05, 0.95], [0.2, 0.8], [0.2, 0.8]])
     files = [("test", f"{i}.png") for i in range(6)]

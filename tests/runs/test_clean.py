@@ -14,6 +14,7 @@ from maple.data.sources import open_images
 from maple.data.splits import load_splits
 from maple.decisions.labels import judge_labels
 from maple.files import RunFile
+from maple.prediction.store import load_predictor
 from maple.runs.clean import clean_run
 from maple.runs.requests import CleanRequest
 from updating import read_digits, train_nine
@@ -36,7 +37,11 @@ def test_every_image_of_the_run_is_listed_once(nine, tmp_path):
     assert of_test == {file for file in load_splits("digits").test.files if file in known}
     order = [(row["is_label_issue"] == "False", float(row["label_quality"])) for row in rows]
     assert order == sorted(order) and sum(found.issues.values()) == sum(not right for right, _ in order)
-    assert all((row["label"] != row["predicted_label"]) == (row["is_label_issue"] == "True") for row in rows)
+    assert all(row["label"] != row["predicted_label"] for row in rows if row["is_label_issue"] == "True")
+    predictor = load_predictor(nine)
+    predicted = dict(zip(digits.files, predictor(digits).probabilities.max(axis=1)))
+    for row in (row for row in rows if row["is_label_issue"] == "False"):
+        assert float(row["probability"]) == pytest.approx(predicted[row["file"]], abs=1e-6)
 
 
 def test_the_report_judges_test_images_as_clean_does(nine, tmp_path):

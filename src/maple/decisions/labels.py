@@ -53,7 +53,7 @@ def find_label_issues(probabilities: np.ndarray, labels: np.ndarray) -> tuple[np
 
 @dataclass(frozen=True)
 class JudgedLabel:
-    """The label of one image, and the class that is probably right: the label itself where it is no issue."""
+    """The label of one image, and the predicted one: the confident class of an issue, else the most probable class."""
 
     file: str
     label: str
@@ -75,14 +75,15 @@ def judge_labels(
     [('3.png', 'cat', 'dog')]
     """
     issues, confident = find_label_issues(probabilities, labels)
+    predicted = np.where(issues, confident, probabilities.argmax(axis=1))
     return [
         JudgedLabel(
             file=file,
             label=class_names[labels[i]],
             is_label_issue=bool(issues[i]),
             label_quality=float(probabilities[i, labels[i]]),
-            predicted_label=class_names[confident[i]],
-            probability=float(probabilities[i, confident[i]]),
+            predicted_label=class_names[predicted[i]],
+            probability=float(probabilities[i, predicted[i]]),
             split=split,
         )
         for i, (split, file) in enumerate(files)
