@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import tomllib
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -125,6 +126,36 @@ def test_weights_of_an_earlier_version_lose_the_folder_of_their_network(run_fold
     (tmp_path / "sent.safetensors").write_bytes(sent)
     again = load_arrays(tmp_path / "sent.safetensors")[0]
     assert all((again[name] == arrays[name]).all() for name in arrays)
+
+
+@pytest.mark.parametrize(
+    ("origin", "given"),
+    [
+        ({"kind": "onnx", "spec": "/secret/net.onnx", "file": "net.onnx"}, "../secret/net.onnx"),  # of maple fit
+        (None, "/secret/runs/first"),  # of maple train --init RUN
+    ],
+)
+def test_no_path_of_this_machine_is_published(origin, given, run_folder, tmp_path):
+    folder = shutil.copytree(run_folder, tmp_path / "run")
+    arrays, metadata = load_arrays(folder / "weights.safetensors")
+    stored = metadata | {"origin": origin} | ({"backbone": origin["spec"]} if origin else {})
+    save_arrays(folder / "weights.safetensors", arrays, stored)
+    (folder / "config.toml").write_text(f'[origin]\nformat = 3\n[model]\nbackbone = "{given}"\n[train]\nseed = 3\n')
+    sent = _outgoing(RunFolder(folder), HubPlace.parse("hf://lab/pictures"), gallery=True)
+    contents = [each if isinstance(each, bytes) else Path(each).read_bytes() for each in sent.values()]
+    assert not any(b"secret" in content for content in contents)
+    config = tomllib.loads(sent["config.toml"].decode())
+    assert config["model"]["backbone"] == ("net.onnx" if origin else "resnet9") and config["train"]["seed"] == 3
+
+
+def test_a_network_with_a_name_keeps_it(run_folder, tmp_path):
+    folder = shutil.copytree(run_folder, tmp_path / "run")
+    arrays, metadata = load_arrays(folder / "weights.safetensors")
+    stored = metadata | {"origin": {"kind": "timm", "spec": "convnext_tiny"}, "backbone": "convnext_tiny"}
+    save_arrays(folder / "weights.safetensors", arrays, stored)
+    (folder / "config.toml").write_text('[origin]\nformat = 3\n[model]\nbackbone = "timm/convnext_tiny"\n')
+    sent = _outgoing(RunFolder(folder), HubPlace.parse("hf://lab/pictures"), gallery=False)
+    assert tomllib.loads(sent["config.toml"].decode())["model"]["backbone"] == "timm/convnext_tiny"
 
 
 def test_the_card_is_one(run_folder, hub, maple_at):

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
+from blobs import blobs, make_predictor
+from maple.evaluation.cases import evaluate
 from maple.files import RunFile, save_arrays
 from maple.runs.hub_card import MOST_CLASSES, write_card
 
@@ -24,6 +26,15 @@ def test_the_facts_are_those_of_the_run(tmp_path):
     for fact in ("# pictures", f'maple.load("{PLACE}")', "2 classes", "8 x 8", "crop", "5 %", "120", "cat, dog"):
         assert fact in card
     assert "## Measured" not in card  # it was never evaluated
+
+
+def test_figures_have_their_floor_and_no_paths(tmp_path):
+    known, unknown = blobs(5), blobs(6)
+    results = evaluate(make_predictor(), known, {"/secret/place/debris": unknown, "openood/near": unknown})
+    (tmp_path / RunFile.RESULTS).write_text(results.to_json())
+    card, judged = card_of(tmp_path, ["cat", "dog"]), results.methods["maple"].classification
+    assert f"| {judged.ece:.3f} ({judged.ece_floor:.3f}) |" in card
+    assert "AUROC, debris |" in card and "AUROC, openood/near |" in card and "secret" not in card
 
 
 def test_names_are_no_markup(tmp_path):

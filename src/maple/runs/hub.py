@@ -36,6 +36,7 @@ FOLDERS = {  # the same for files of a folder
     RunFile.NETWORK: (re.compile(r"[\w.-]+"), 16 * 2**30),  # runs code: with trust only
 }
 MAX_FILES = 1000
+NAMED = ("timm", "torchvision", "python")  # networks that are opened by a name, not by a path
 
 
 @dataclass(frozen=True)
@@ -111,15 +112,20 @@ def _outgoing(run: RunFolder, place: HubPlace, gallery: bool) -> dict[str, bytes
     files: dict[str, bytes | str] = {str(name): str(run / name) for name in NEEDED}
     with tempfile.TemporaryDirectory() as folder:
         clean = RunFolder(Path(folder))
+        weights, described = run / RunFile.WEIGHTS, read_metadata(run / RunFile.WEIGHTS)
+        public = without_paths(described)
         if (run / RunFile.CONFIG).is_file():
             settings = run.read_config()
             known = settings.origin
             origin = RunOrigin(source=Path(known.source).name, preset=known.preset, plugin=known.plugin)  # no path
-            clean.write_config(RunSettings(origin, settings.sections))
+            sections = dict(settings.sections)
+            kind = (public.get("origin") or {}).get("kind")
+            if "backbone" in sections.get("model", {}) and kind not in NAMED:  # as given to fit or --init: a path
+                sections["model"] = {**sections["model"], "backbone": public["backbone"]}
+            clean.write_config(RunSettings(origin, sections))
         if (run / RunFile.CLASSES).is_file():
             clean.write_classes(replace(run.read_classes(), skipped=(), updates=()))
-        weights, described = run / RunFile.WEIGHTS, read_metadata(run / RunFile.WEIGHTS)
-        if (public := without_paths(described)) != described:  # of a run that an earlier version wrote
+        if public != described:  # of a run that an earlier version wrote
             save_arrays(clean / RunFile.WEIGHTS, load_arrays(weights)[0], public)
         elif (run / RunFile.MANIFEST).is_file():
             files[RunFile.MANIFEST] = str(run / RunFile.MANIFEST)

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from maple.evaluation.results import Results
-from maple.files import RunFile, load_arrays
+from maple.files import RunFile, load_arrays, without_paths
+from maple.stats.metrics import add_floor
 from maple.text import percent, plural
 
 MOST_CLASSES = 100  # listed
@@ -48,7 +49,7 @@ prediction.class_id, prediction.probability, prediction.is_ood
 def write_card(run: Path, place: str) -> str:
     """The card of a run that will be at ``place``, with the figures of its last evaluation."""
     _, said = load_arrays(run / RunFile.DETECTOR)
-    _, network = load_arrays(run / RunFile.WEIGHTS)
+    network = without_paths(load_arrays(run / RunFile.WEIGHTS)[1])
     names, decision = said["class_names"], said.get("decision", {})
     listed = ", ".join(map(_cell, names[:MOST_CLASSES])) + (", ..." if len(names) > MOST_CLASSES else "")
     return CARD.format(
@@ -71,12 +72,24 @@ def _measured(path: Path) -> str:
         return ""
     results = Results.load(path)
     row: dict[str, Any] = next((each for each in results.rows() if each.get("method") == "maple"), {})
-    known = {"accuracy": row.get("accuracy"), "ECE": row.get("ece")}
-    known |= {f"AUROC, {name}": row.get(f"auroc/{name}") for name in results.ood_names}
-    figures = {name: value for name, value in known.items() if value is not None and not math.isnan(value)}
-    lines = [f"| {_cell(name)} | {value:.3f} |" for name, value in figures.items()]
+    known = {"accuracy": row.get("accuracy"), "ECE (by chance)": row.get("ece")}
+    known |= {f"AUROC, {_set_name(name)}": row.get(f"auroc/{name}") for name in results.ood_names}
+    figures = {name: f"{value:.3f}" for name, value in known.items() if value is not None and not math.isnan(value)}
+    if "ECE (by chance)" in figures:
+        figures["ECE (by chance)"] = add_floor(figures["ECE (by chance)"], [row["ece_floor"]])
+    lines = [f"| {_cell(name)} | {value} |" for name, value in figures.items()]
     test = f"On {plural(results.n_ind, 'test image')} of the known classes:"
     return "\n".join(["", "## Measured", "", test, "", "| | |", "|---|---|", *lines]) if lines else ""
+
+
+def _set_name(name: str) -> str:
+    """The name of a set of unknown images; of one that was given as a path the last part alone.
+
+    >>> _set_name("/home/me/debris"), _set_name("../debris"), _set_name("openood/cifar10-tin")
+    ('debris', 'debris', 'openood/cifar10-tin')
+    """
+    path = Path(name)
+    return path.name if path.is_absolute() or path.parts[:1] in (("..",), ("~",)) or path.exists() else name
 
 
 def _cell(text: str) -> str:
