@@ -821,6 +821,7 @@ def test_names_of_40_letters_are_told_apart_and_break_between_words(visit, run, 
         drawn = page.locator("#map .label").evaluate_all(INSIDE)
         cards = page.locator(".card h3")
         words = read_until(page, lambda: cards.evaluate_all(LINES), break_after_words)  # with their pictures
+        page.close()  # before the service: it may still be fetching pictures
     assert len({text for text, _ in drawn}) == len(drawn) > 1
     assert all(is_inside for _, is_inside in drawn)
     assert {"".join(lines) for lines in words} <= set(predictor.class_names)
@@ -844,6 +845,7 @@ def test_labels_of_the_map_move_off_the_markers_and_back(visit, run, files):
         stayed, covered = (shown.evaluate(COVERED, each) for each in (boxes, None))
         page.click("#clear")
         assert read_until(page, lambda: shown.evaluate(BOXES), lambda found: found == boxes) == boxes
+        page.close()
     assert len(covered) < len(stayed), (covered, stayed)
     assert len(moved) > 5 and all(is_inside for _, is_inside in moved)
 
