@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from image_files import noise, write_folder
+from image_files import encode, noise, write_folder, write_parquet
 from maple.data.decoders import decode_image
 from maple.data.sources import open_images
 from maple.errors import DataError, UsageError
@@ -22,11 +22,14 @@ def test_names_that_a_spreadsheet_would_compute_stay_paths(
         noise(rng).save(tmp_path / name)
     (tmp_path / "=note.txt").write_text("no image")
     monkeypatch.chdir(tmp_path)
-    for source in (".", list(names)):
+    for source in (".", "*", list(names)):
         images = open_images(source, labelled=False)
         assert sorted(images.files) == sorted([*(f"./{name}" for name in names[:4]), "plain.png"])
-    assert "./=note.txt" in [each.file for each in open_images(".", labelled=False).skipped]
+    for source in (".", "*"):
+        assert [each.file for each in open_images(source, labelled=False).skipped] == ["./=note.txt"]
     np.testing.assert_array_equal(open_images(["=cmd.png"], labelled=False).read(0), decode_image("=cmd.png", 8))
+    write_parquet(tmp_path / "=x.parquet", {"image": [encode(noise(rng))]})
+    assert open_images("=x.parquet", labelled=False).files[0].startswith("./=x")
 
 
 def test_folder_with_class_subfolders(tmp_path: Path, rng: np.random.Generator) -> None:
@@ -165,3 +168,10 @@ def test_relative_globs(tmp_path: Path, rng: np.random.Generator, monkeypatch: p
     write_folder(tmp_path / "set", {"a": 2}, rng)
     monkeypatch.chdir(tmp_path)
     assert open_images("set/*/*.png", labelled=False).files == ("set/a/000.png", "set/a/001.png")
+    write_folder(tmp_path / ".own", {"b": 1}, rng)
+    noise(rng).save(tmp_path / ".hidden.png")
+    noise(rng).save(tmp_path / "1.png")
+    assert open_images("*.png", labelled=False).files == ("1.png",)
+    assert open_images(".own/*/*.png", labelled=False).files == (".own/b/000.png",)
+    monkeypatch.chdir(tmp_path / "set" / "a")
+    assert open_images("../../*.png", labelled=False).files == ("../../1.png",)

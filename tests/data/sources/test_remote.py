@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import pickle
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -48,6 +49,14 @@ def test_addresses_that_cannot_be_opened_are_a_sentence(scheme: str, tmp_path: P
     (tmp_path / "x").write_text('{"version": 1, "templates": {"a": "{{ 1 }}"}, "refs": {"0.png": "a"}}')
     with pytest.raises((UsageError, DataError), match=scheme):
         open_images(f"{scheme}://{tmp_path}/x", labelled=False)
+
+
+@pytest.mark.parametrize("chain", ["dir://::reference::{}", "zip://0.png::reference://::file://{}"])
+def test_files_of_references_are_refused_inside_other_systems_too(chain: str, tmp_path: Path) -> None:
+    pytest.importorskip("fsspec")
+    (tmp_path / "x").write_text('{"version": 1, "refs": {"0.png": ["/etc/hostname"]}}')
+    with pytest.raises(UsageError, match="templates"):
+        open_images(chain.format(tmp_path / "x"), labelled=False)
 
 
 @pytest.fixture
@@ -116,6 +125,17 @@ def test_other_schemes_are_opened_by_fsspec():
     fsspec.filesystem("memory").pipe("/archive/1.png", png(3))
     files = open_source(["memory://archive"], size=8)
     assert len(files) == 1 and files.item(0) == png(3)
+
+
+def test_files_at_the_root_of_an_archive_keep_their_names(tmp_path: Path) -> None:
+    """Whatever they begin with, and however short they are."""
+    pytest.importorskip("fsspec")
+    with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
+        for value, name in enumerate(("-rf.png", "1.png", "=cmd.png", ".hidden.png")):
+            archive.writestr(name, png(value))
+    (found,) = decode_stream(open_source([f"zip://::{tmp_path}/a.zip"], size=8), Decoding(8), chunk_size=9)
+    assert found.files == ["zip://-rf.png", "zip://1.png", "zip://=cmd.png"]
+    assert found.pixels[:, 0, 0, 0].tolist() == [0, 1, 2]
 
 
 @pytest.mark.parametrize(("address", "kind", "named"), [

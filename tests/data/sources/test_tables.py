@@ -95,8 +95,14 @@ def test_bad_parquet_files(tmp_path: Path, rng: np.random.Generator) -> None:
     assert open_images(write_parquet(path, {"image": image}), labelled=False).labels.tolist() == [-1, -1]
 
 
-def test_a_small_file_cannot_repeat_a_large_image(tmp_path: Path) -> None:
-    """A kilobyte of Parquet that unpacks to 200 MB: every row is the one value of its dictionary."""
+@pytest.mark.parametrize("shared", [2**26, 2**18])
+def test_a_small_file_cannot_repeat_a_large_image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shared: int) -> None:
+    """A kilobyte of Parquet that unpacks to 200 MB: every row is the one value of its dictionary.
+
+    Batches of large row groups, whose rows do not share values, have fewer rows.
+    """
+    monkeypatch.setattr(tables, "_SHARED_VALUES", shared)
+    monkeypatch.setattr(tables, "_PLAIN_BYTES", 2**23)
     large = pa.array([bytes(2**20)], pa.binary())
     rows = pa.DictionaryArray.from_arrays(pa.array([0] * 200, pa.int32()), large)
     for name, column in {
@@ -120,9 +126,14 @@ def test_more_rows_than_bytes_are_no_images(tmp_path: Path) -> None:
         Table(path, "x")
 
 
-def test_names_of_any_length_are_refused(tmp_path: Path, rng: np.random.Generator) -> None:
+@pytest.mark.parametrize("shared", [2**26, 0])
+def test_names_of_any_length_are_refused(
+    tmp_path: Path, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, shared: int
+) -> None:
+    monkeypatch.setattr(tables, "_SHARED_VALUES", shared)
     encoded = [encode(noise(rng)) for _ in range(2)]
-    long = write_parquet(tmp_path / "x.parquet", {"image": encoded, "label_name": ["a" * 20_000, "b"]})
+    names = pa.array(["a" * 20_000, "b"], pa.large_string())  # as other libraries write all texts
+    long = write_parquet(tmp_path / "x.parquet", {"image": encoded, "label_name": names})
     paths = write_parquet(
         tmp_path / "y.parquet", {"image": [{"bytes": each, "path": "a" * 20_000} for each in encoded]}
     )

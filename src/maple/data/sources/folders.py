@@ -10,7 +10,7 @@ import os
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 
@@ -19,6 +19,7 @@ import numpy as np
 from maple.data._decoder import Item
 from maple.data.catalogue.table import is_built_in
 from maple.data.decode import IMAGE_SUFFIXES, TABLE_SUFFIXES
+from maple.data.image_set import Labels
 from maple.data.stream import Source
 from maple.errors import DataError, UsageError
 from maple.files import expand_home, inert, suggest_path
@@ -43,6 +44,16 @@ class Files(Source):
     labels: np.ndarray | None = None
     class_names: tuple[str, ...] = ()
     skipped: tuple[Skipped, ...] = ()
+
+    @classmethod
+    def of(
+        cls, paths: Iterable[str], name: str, labels: Labels | None = None, skipped: Iterable[Skipped] = ()
+    ) -> Files:
+        """Files whose names no spreadsheet takes for a formula; ``skipped`` may grow while ``paths`` are read."""
+        own = Paths(map(inert, paths))
+        others = sorted((replace(each, file=inert(each.file)) for each in skipped), key=lambda each: each.file)
+        class_ids, class_names = labels or (None, ())
+        return cls(own, name, class_ids, class_names, tuple(others))
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -81,7 +92,7 @@ class Paths:
     def __init__(self, paths: Iterable[str]) -> None:
         self._block, self._ends = bytearray(), array("q", [0])
         for path in paths:
-            self._block += os.fsencode(inert(path))
+            self._block += os.fsencode(path)
             self._ends.append(len(self._block))
 
     def __len__(self) -> int:
@@ -130,9 +141,8 @@ def list_class_folders(folder: Path, name: str) -> Files:
             found = f"class '{path.name}' of '{folder}' has no images{inside}"
             raise DataError(f"{found}: add images or remove the subfolder")
     _refuse_splits(members, folder)
-    paths = Paths(chain.from_iterable(members.values()))
     labels = np.repeat(np.arange(len(members)), [len(group) for group in members.values()])
-    return Files(paths, name, labels, tuple(members), tuple(others))
+    return Files.of(chain.from_iterable(members.values()), name, (labels, tuple(members)), others)
 
 
 def _refuse_splits(members: Mapping[str, Sequence[str]], folder: Path) -> None:
@@ -198,7 +208,7 @@ def _walk_images(folder: Path, others: list[Skipped]) -> Iterator[str]:
                 files.append(entry.name)
             else:
                 reason = "a link to a folder, which is not followed" if entry.is_dir() else why_no_image(entry.name)
-                others.append(Skipped(inert(above + entry.name), reason))
+                others.append(Skipped(above + entry.name, reason))
     for name in sorted([*files, *folders]):
         if name in folders:
             yield from _walk_images(folder / name, others)
@@ -212,10 +222,10 @@ def _walk_images(folder: Path, others: list[Skipped]) -> Iterator[str]:
 def list_files(sources: Sequence[str | Path], name: str) -> Files:
     """Images of files, folders and globs, without labels."""
     others: list[Skipped] = []
-    paths = Paths(chain.from_iterable(_expand(source, others) for source in sources))
-    if not len(paths):
+    found = Files.of(chain.from_iterable(_expand(source, others) for source in sources), name, skipped=others)
+    if not len(found):
         raise UsageError("no images were given: name at least one file or folder")
-    return Files(paths, name, skipped=tuple(sorted(others, key=lambda each: each.file)))
+    return found
 
 
 def is_glob(source: str | Path) -> bool:
@@ -241,11 +251,12 @@ def _expand(source: str | Path, others: list[Skipped]) -> Iterator[str]:
 
 
 def _match(pattern: Path, others: list[Skipped]) -> Iterator[str]:
-    """The images that match a glob, sorted, without hidden ones and those in hidden folders."""
+    """The images that match a glob, sorted, without hidden files and folders that it does not name."""
     top, found = Path(pattern.anchor), []
     try:
         for path in top.glob(str(pattern.relative_to(top))):
-            if path.is_dir() or _is_of_system(path) or any(part.startswith(".") for part in path.parts[1:]):
+            hidden = (part for part in path.parts if part.startswith(".") and part not in pattern.parts)
+            if path.is_dir() or _is_of_system(path) or any(hidden):
                 continue
             if _is_image(path):
                 found.append(str(path))

@@ -18,7 +18,7 @@ from urllib.parse import parse_qs, urlsplit
 import numpy as np
 
 from maple.data.decode import read_file
-from maple.data.sources.folders import Files, Paths
+from maple.data.sources.folders import Files
 from maple.errors import DataError
 from maple.files import expand_home
 from maple.types import MAX_CELL, Skipped
@@ -45,15 +45,15 @@ def list_labelled(path: Path, name: str, labelled: bool = True) -> Files:
         raise DataError(f"'{path}' lists no images: add a row with file and label for each")
     files = _place_files(rows, path)
     if not labelled:
-        return Files(Paths(files), name)
+        return Files.of(files, name)
     if not any(files.values()):
         raise DataError(f"no image in '{path}' has a label: fill in the column 'label', or label them in Label Studio")
     kept = {file: label for file, label in files.items() if label}
     class_names = tuple(sorted(set(kept.values())))
     ids = {name: class_id for class_id, name in enumerate(class_names)}
     labels = np.array([ids[label] for label in kept.values()], dtype=np.int64)
-    skipped = tuple(Skipped(file, NO_LABEL) for file, label in files.items() if not label)
-    return Files(Paths(kept), name, labels, class_names, skipped)
+    skipped = (Skipped(file, NO_LABEL) for file, label in files.items() if not label)
+    return Files.of(kept, name, (labels, class_names), skipped)
 
 
 def _find(file: str, folder: Path) -> str:

@@ -28,6 +28,7 @@ from maple.data.sources.tables import Table, Tables, open_npz
 from maple.data.sources.torch_data import TorchImages, is_torch_data, list_torch_data
 from maple.data.stream import Decoded, Source, read_sizes
 from maple.errors import DataError, UsageError, suggest
+from maple.files import inert
 from maple.types import Skipped
 
 if TYPE_CHECKING:
@@ -206,7 +207,7 @@ def _list_remote(source: str, request: _Request) -> Source:
 
 def _list_path(path: Path, name: str, request: _Request) -> Source:
     """The images of a folder or file that exists."""
-    suffix = path.suffix.lower()
+    name, suffix = inert(name), path.suffix.lower()
     if tables := parquet_files(path):
         return Tables(tables, name, request.labelled)
     if suffix == ".npz":

@@ -103,7 +103,7 @@ class Place:
             if info.type == fs.FileType.NotFound:
                 raise UsageError(f"no file or folder '{self}': check the address")
             below = self.system.get_file_info(fs.FileSelector(self.path, recursive=True))
-        start = len(self.path) + 1
+        start = len(self.path) + 1 if self.path else 0
         files = [each for each in below if each.type == fs.FileType.File]
         return sorted((each for each in files if not _is_hidden(each.path[start:])), key=lambda each: each.path)
 
@@ -118,17 +118,16 @@ class Place:
 
 
 def _open_by_fsspec(address: str) -> tuple[Any, str]:
-    scheme = address.partition("://")[0]
-    if scheme == "reference":
+    schemes = [link.partition("://")[0] for link in address.split("::")]  # of a file system in another, and so on
+    if "reference" in schemes:
         raise UsageError(f"'{address}' is not opened: files of references may hold templates, which run code")
     try:
         import fsspec
 
         system, path = fsspec.core.url_to_fs(address)
     except Exception as error:  # each scheme has its own requirements and errors
-        raise UsageError(
-            f"cannot open '{address}': {_reason(error)}; install the package of fsspec for {scheme}://, or give a path"
-        ) from None
+        remedy = f"install the package of fsspec for {schemes[0]}://, or give a path"
+        raise UsageError(f"cannot open '{address}': {_reason(error)}; {remedy}") from None
     return fs.PyFileSystem(fs.FSSpecHandler(system)), path
 
 

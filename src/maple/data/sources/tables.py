@@ -28,9 +28,12 @@ from maple.files import inert
 
 _READ_ROWS = (64, 1024)  # of a Parquet file at a time: fewer where images are large
 _READ_IMAGES = 2**22  # and about so many bytes of images
-_SHARED_VALUES = 2**26  # bytes of a column in a row group up to which its rows share equal values
+_SHARED_VALUES = 2**26  # bytes of a column in a row group up to which its rows share equal values in batches,
+_SHARED_COLUMN = 2**31 - 2**20  # and up to which they do where the whole column is loaded: as much as pyarrow indexes
+_PLAIN_BYTES = 2**30  # of a batch whose rows do not share them, at most: each row may hold all bytes of its row group
 _MAX_NAME = 10_000  # bytes of the name of a class or file
 _READ_BYTES = 2**20  # of its columns at a time: else whole row groups, which may be the whole file
+_TEXTS = (pa.types.is_string, pa.types.is_large_string, pa.types.is_binary, pa.types.is_large_binary)
 _IMAGE_COLUMNS = ("image", "img")
 _LABEL_COLUMNS = ("label", "labels", "fine_label")
 _NAME_COLUMN = "label_name"
@@ -88,7 +91,7 @@ class Table(Source):
 
     @cached_property
     def _column(self) -> pa.ChunkedArray:
-        with self._open() as file:
+        with self._open(_SHARED_COLUMN) as file:
             empty = file.schema_arrow.empty_table()[self._image]
             tables = (file.read_row_group(i, columns=[self._image]) for i in range(file.num_row_groups))
             parts = [read_image_column(each[self._image], self.name, self.where)[0] for each in tables]
@@ -113,11 +116,13 @@ class Table(Source):
             yield from file.iter_batches(size, [group], [self._image], use_threads=False)
 
     @contextmanager
-    def _open(self) -> Iterator[pq.ParquetFile]:
+    def _open(self, shared: int | None = None) -> Iterator[pq.ParquetFile]:
+        """The file; rows share equal values of columns with at most ``shared`` bytes in a row group."""
+        limit = _SHARED_VALUES if shared is None else shared
         try:
             source = self.where if isinstance(self.where, Path) else self.where.open()
             found = pq.read_metadata(source)
-            how: Any = {"metadata": found, "read_dictionary": _find_repeatable(found)}
+            how: Any = {"metadata": found, "read_dictionary": _find_repeatable(found, limit)}
             with pq.ParquetFile(source, buffer_size=_READ_BYTES, pre_buffer=False, **how) as file:
                 yield file
         except (pa.ArrowException, OSError) as error:
@@ -209,28 +214,36 @@ def _require(names: Sequence[str], wanted: Sequence[str], path: Path | Place, ki
     raise DataError(f"'{path}' has no {kind} {asked}: found {', '.join(names) or 'none'}")
 
 
-def _find_repeatable(found: pq.FileMetaData) -> list[str]:
+def _find_repeatable(found: pq.FileMetaData, shared: int) -> list[str]:
     """Columns that are read with each distinct value once: a kilobyte of Parquet may repeat a large one for ever.
 
     Each batch then holds the values of all rows before it in the row group, so that large row groups are read plainly.
     """
     roots = (*_IMAGE_COLUMNS, *_LABEL_COLUMNS, _NAME_COLUMN)
     wanted = {*roots, *(f"{root}.{field}" for root in roots for field in ("bytes", "path"))}
-    groups = [found.row_group(i) for i in range(found.num_row_groups)]
     is_text = ("NONE", "STRING")
     return [
         column.path
         for i, column in enumerate(found.schema.column(i) for i in range(len(found.schema)))
         if column.path in wanted and column.physical_type == "BYTE_ARRAY" and column.logical_type.type in is_text
-        if all(group.column(i).total_uncompressed_size <= _SHARED_VALUES for group in groups)
+        if _largest_group(found, i) <= shared
     ]
+
+
+def _largest_group(found: pq.FileMetaData, column: int) -> int:
+    """The most bytes that a row group holds of a column."""
+    return max(
+        (found.row_group(i).column(column).total_uncompressed_size for i in range(found.num_row_groups)), default=0
+    )
 
 
 def _rows_at_once(file: pq.ParquetFile, image: str) -> int:
     """Rows of a batch: more where they are small and share equal values."""
-    found = file.metadata
-    if not any(path in (image, f"{image}.bytes") for path in _find_repeatable(found)):
-        return _READ_ROWS[0]
+    found, paths = file.metadata, (image, f"{image}.bytes")
+    if not any(path in paths for path in _find_repeatable(found, _SHARED_VALUES)):
+        own = [i for i in range(len(found.schema)) if found.schema.column(i).path in paths]
+        largest = max((_largest_group(found, i) for i in own), default=0)
+        return int(np.clip(_PLAIN_BYTES // max(largest, 1), 1, _READ_ROWS[0]))
     per_row = sum(found.row_group(i).total_byte_size for i in range(found.num_row_groups)) // max(found.num_rows, 1)
     return int(np.clip(_READ_IMAGES // max(per_row, 1), *_READ_ROWS))
 
@@ -246,7 +259,7 @@ def _check_text(column: pa.ChunkedArray, path: Path | Place) -> None:
     """Refuse texts that are no names, before each row has its own."""
     for chunk in column.chunks:
         values = chunk.dictionary if pa.types.is_dictionary(chunk.type) else chunk
-        if pa.types.is_string(values.type) or pa.types.is_binary(values.type):
+        if any(is_kind(values.type) for is_kind in _TEXTS):
             longest = pc.max(pc.binary_length(values)).as_py() or 0
             if longest > _MAX_NAME:
                 raise DataError(f"a name in '{path}' has {longest:,} bytes: give at most {_MAX_NAME:,}")
