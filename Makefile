@@ -62,8 +62,11 @@ coverage: $(MEASURED)  ## lines and branches of the package that tests reach, at
 	$(BIN)/python -m coverage combine --keep --quiet --data-file=$(COVERAGE)/all $(COVERAGE)/data.*
 	$(BIN)/python -m coverage report --data-file=$(COVERAGE)/all
 
-mutate: setup  ## mutation testing of the algebra for MINUTES; goes on where it stopped
-	nice -n 10 $(BIN)/python benchmarks/mutate.py run --minutes $(MINUTES)
+# Of the mutants of each module; "all" runs every one.
+SHARE ?= 0.1
+
+mutate: setup  ## mutation testing of the algebra for MINUTES, with a SHARE of the mutants; goes on where it stopped
+	nice -n 10 $(BIN)/python benchmarks/mutate.py $(if $(filter all,$(SHARE)),run,sample --share $(SHARE)) --minutes $(MINUTES)
 
 test-matrix: setup  ## all tests with every Python and torch that can be had here; goes on where it stopped
 	nice -n 10 $(BIN)/python benchmarks/matrix.py run

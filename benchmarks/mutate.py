@@ -1,16 +1,17 @@
 """Mutation testing of the algebra: how many small faults do the tests notice?
 
-    make mutate MINUTES=60             # goes on where it stopped
+    make mutate SHARE=0.1              # a random tenth of the mutants of each module; goes on where it stopped
+    make mutate SHARE=all MINUTES=60   # every mutant
+    python benchmarks/mutate.py sample --share 0.1 --seed 0 --minutes 60
     python benchmarks/mutate.py run --only stats/moments --again
-    python benchmarks/mutate.py sample --n 200 --seed 0 --minutes 60
     python benchmarks/mutate.py report
 
 Each mutant (``mutants.py``) of ``stats/``, ``decisions/`` and ``training/relabel.py`` runs in a forked process, in
 which its module is imported with the fault; the tests of the module that reach the line run, quickest first, until one
 fails. Survivors then meet all tests that reach the line.
 
-``sample`` runs mutants of all modules in a random order that the seed fixes, each with the tests of its module only. It
-gives the share caught with a confidence interval: wherever it is stopped, what was run is a random sample.
+``sample`` draws the same share of the mutants of each module; the seed fixes which. It gives the share caught with a
+confidence interval. Modules take turns, so that a sample that was stopped early is one with a smaller share.
 
 Property tests draw the same examples each time. A mutant that takes five times as long as the tests is caught. Mutants
 of functions whose code has not changed are not run again, unless ``--again`` asks for those with survivors. Doctests do
@@ -33,11 +34,13 @@ import importlib
 import importlib.machinery
 import importlib.util
 import json
+import math
 import resource
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +62,7 @@ PRELOAD = (
     "numpy", "scipy.special", "scipy.stats", "scipy.linalg", "scipy.sparse", "scipy.optimize", "scipy.spatial.distance",
     "sklearn.cluster", "sklearn.metrics", "sklearn.decomposition", "sklearn.discriminant_analysis",
     "sklearn.covariance", "hypothesis", "pydantic", "rich.progress", "torch", "lightning_fabric", "PIL.Image",
-    "safetensors.numpy", "pytest_timeout",
+    "safetensors.numpy",
 )  # fmt: skip
 OPTIONS = (
     "-x", "-q", "-o", "addopts=", "--import-mode=importlib", "-p", "no:cacheprovider", "-p", "pytest_timeout",
@@ -69,6 +72,7 @@ CAUGHT, SURVIVED, UNREACHED = "caught", "survived", "unreached"
 
 Results = dict[str, dict[str, Any]]  # file -> function -> digest, mutants, survived
 Reached = dict[str, dict[str, list[str]]]  # file -> line -> tests
+Drawn = tuple[str, Path, Mutant]  # a key, the file and the mutant of a sample
 
 
 def main() -> None:
@@ -80,12 +84,13 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=float("inf"), help="stop after this time")
     parser.add_argument("--narrow", action="store_true", help="only with the tests of each module")
     parser.add_argument("--again", action="store_true", help="run survivors again, after new tests")
-    parser.add_argument("--n", type=int, default=200, help="mutants of a sample, with those that it has already")
+    parser.add_argument("--share", type=float, default=0.1, help="of the mutants of each module, in a sample")
     parser.add_argument("--seed", type=int, default=0, help="of a sample")
     arguments = parser.parse_args()
     until = time.monotonic() + 60 * arguments.minutes
     if arguments.command == "sample":
-        run_sample(arguments.json.with_name("mutation_sample.json"), arguments.n, arguments.seed, until)
+        sampled = arguments.json.with_name("mutation_sample.json")
+        run_sample(sampled, arguments.share, arguments.seed, until, arguments.again, arguments.narrow)
         return
     if arguments.command == "run":
         run_all(arguments.json, arguments.only, until, arguments.again)
@@ -158,39 +163,64 @@ def run_survivors(results_file: Path, only: str, until: float) -> None:
 # --- a random sample -------------------------------------------------------------------------------------------------
 
 
-def run_sample(results_file: Path, n: int, seed: int, until: float) -> None:
-    """Run the first ``n`` mutants of a random order of all, go on where it stopped, and print the share caught.
+def draw(share: float, seed: int, only: str = "") -> tuple[list[Drawn], int]:
+    """The same share of the mutants of each module, at least one, in an order in which modules take turns; of how many.
 
-    Mutants of functions that have changed since are run again.
+    The random order of the mutants of a module depends on the seed and their code alone.
+    """
+    chosen, total = list[tuple[float, Drawn]](), 0
+    for path in target_files(only):
+        shuffled = sorted(
+            (hashlib.sha256(f"{seed} {name_of(path)} {unit.digest} {mutant.key}".encode()).hexdigest()[:16], mutant)
+            for unit in find_units(path.read_text(encoding="utf-8"))
+            for mutant in unit.mutants
+        )
+        n, total = len(shuffled), total + len(shuffled)
+        places = enumerate(shuffled[: math.ceil(share * n)])
+        chosen += [((i + 0.5) / n, (key, path, mutant)) for i, (key, mutant) in places]
+    return [drawn for _, drawn in sorted(chosen, key=lambda each: (each[0], each[1][0]))], total
+
+
+def run_sample(results_file: Path, share: float, seed: int, until: float, again: bool, narrow: bool) -> None:
+    """Run a sample, go on where it stopped, and print the share caught; survivors then meet all tests.
+
+    Mutants of functions that have changed since are run again, with ``again`` those that survived, too.
     """
     for name in PRELOAD:
         importlib.import_module(name)
     gc.freeze()
-    found: dict[str, Any] = load(results_file) if results_file.exists() else {}
-    outcomes = found.get("outcomes", {}) if found.get("seed") == seed else {}
-    order = sorted(
-        (hashlib.sha256(f"{seed} {name_of(path)} {unit.digest} {mutant.key}".encode()).hexdigest()[:16], path, mutant)
-        for path in target_files()
-        for unit in find_units(path.read_text(encoding="utf-8"))
-        for mutant in unit.mutants
-    )
-    chosen = order[:n]
-    outcomes = {key: outcomes[key] for key, _, _ in chosen if key in outcomes}
-    tests: dict[Path, tuple[Reached, dict[str, float]]] = {}
-    for key, path, mutant in chosen:
-        if key in outcomes:
-            continue
-        if time.monotonic() > until:
-            break
-        tests[path] = tests.get(path) or reach([own_tests(path)])
-        outcome = run_mutant(path, mutant, *tests[path])
-        outcomes[key] = {"outcome": outcome, "fault": f"{name_of(path)} line {mutant.lines.start}: {mutant.fault}"}
-        print(f"{len(outcomes)} of {len(chosen)}: {outcome}: {outcomes[key]['fault']}", flush=True)
-        save(results_file, {"seed": seed, "all mutants": len(order), "outcomes": outcomes})
-    caught, tried = sum(each["outcome"] == CAUGHT for each in outcomes.values()), len(outcomes)
-    if tried:
-        low, high = wilson(caught, tried)
-        print(f"{caught} of {tried} caught: {caught / tried:.1%}, 95 % interval {low:.1%} to {high:.1%}")
+    found: dict[str, Any] = load(results_file)
+    chosen, total = draw(share, seed)
+    before = found.get("outcomes", {}) if found.get("seed") == seed else {}
+    if again:
+        before = {key: each for key, each in before.items() if each["outcome"] == CAUGHT}
+    outcomes = {key: before[key] for key, _, _ in chosen if key in before}
+
+    def run(due: list[Drawn], tests_of: Callable[[Path], tuple[Reached, dict[str, float]]], all_tests: bool) -> None:
+        for key, path, mutant in due:
+            if time.monotonic() > until:
+                return
+            outcome = run_mutant(path, mutant, *tests_of(path))
+            fault = f"{name_of(path)} line {mutant.lines.start}: {mutant.fault}"
+            outcomes[key] = {"outcome": outcome, "fault": fault, "all tests": all_tests}
+            print(f"{len(outcomes)} of {len(chosen)}: {outcome}: {fault}", flush=True)
+            save(results_file, {"seed": seed, "all mutants": total, "outcomes": outcomes})
+
+    run([each for each in chosen if each[0] not in outcomes], cache(lambda path: reach([own_tests(path)])), False)
+    left = [each for each in chosen if outcomes.get(each[0], {}).get("outcome", CAUGHT) != CAUGHT]
+    left = [each for each in left if not outcomes[each[0]]["all tests"]]
+    if left and not narrow and time.monotonic() < until:
+        everything = reach(TESTS)
+        run(left, lambda path: everything, True)
+    report_sample(outcomes)
+
+
+def report_sample(outcomes: dict[str, dict[str, Any]]) -> None:
+    """Print the survivors, and the share caught with its interval."""
+    survived, n = [each["fault"] for each in outcomes.values() if each["outcome"] != CAUGHT], len(outcomes)
+    print("", *survived, sep="\n    ")
+    low, high = wilson(n - len(survived), n)
+    print(f"{n - len(survived)} of {n} caught: {1 - len(survived) / n:.1%}, 95 % interval {low:.1%} to {high:.1%}")
 
 
 def wilson(successes: int, n: int, z: float = 1.96) -> tuple[float, float]:
@@ -224,6 +254,7 @@ def run_mutant(path: Path, mutant: Mutant, reached: Reached, seconds: dict[str, 
     chosen = {test for line in mutant.lines for test in lines.get(str(line), ())}
     if not chosen or mutant.key.startswith("<module>"):  # computed when the module is imported
         chosen |= {test for found in lines.values() for test in found}
+        chosen = chosen or {test for test in seconds if test.startswith(own_tests(path))}  # it has no functions
     if not chosen:
         return UNREACHED
     ordered = sorted(chosen, key=lambda test: (own_tests(path) not in test, seconds.get(test, 0.0)))
@@ -290,7 +321,9 @@ class Listener:
     def __init__(self) -> None:
         import coverage
 
-        self.coverage = coverage.Coverage(data_file=None, include=[str(path) for path in target_files()])
+        self.coverage = coverage.Coverage(
+            data_file=None, config_file=False, include=[str(path) for path in target_files()]
+        )
         self.coverage.start()
         self.seconds: dict[str, float] = {}
 

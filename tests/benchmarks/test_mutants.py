@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import json
+import subprocess
 import sys
 from pathlib import Path
 
@@ -13,6 +15,7 @@ if not FOLDER.exists():
     pytest.skip("the benchmarks are not part of a source distribution", allow_module_level=True)
 sys.path.insert(0, str(FOLDER))
 from mutants import find_units  # noqa: E402
+from mutate import draw, target_files  # noqa: E402
 
 SOURCE = '''
 """A module."""
@@ -66,3 +69,25 @@ def test_the_digest_of_a_function_changes_with_its_code_alone():
 
     assert digest(SOURCE) == digest(SOURCE.replace("LIMIT = 3", "LIMIT = 4  # more"))
     assert digest(SOURCE) != digest(SOURCE.replace("by < 0", "by < 5"))
+
+
+def test_a_sample_has_the_same_share_of_each_module():
+    only = "decisions/c"  # calibration and conformal
+    drawn, total = draw(0.1, 0, only)
+    everything, same = draw(1.0, 0, only)
+    assert total == same == len(everything)
+    for path in target_files(only):
+        n, n_all = (sum(each == path for _, each, _ in sample) for sample in (drawn, everything))
+        assert 0 <= n - 0.1 * n_all < 1
+    assert {key for key, _, _ in drawn} < {key for key, _, _ in everything}
+    assert {key for key, _, _ in draw(0.1, 1, only)[0]} != {key for key, _, _ in drawn}
+
+
+@pytest.mark.torture
+def test_the_command_runs_the_tests_that_reach_a_mutant(tmp_path: Path):
+    """Of a module of three mutants; with an interpreter of its own, which has imported nothing of the package."""
+    results = tmp_path / "mutation.json"
+    command = [sys.executable, "mutate.py", "run", "--narrow", "--only", "decisions/options", "--json", str(results)]
+    subprocess.run(command, cwd=FOLDER, check=True)
+    found = json.loads(results.read_text("utf-8"))["decisions/options.py"]["<module>"]
+    assert found["mutants"] == 3 and len(found["survived"]) < 3
