@@ -85,7 +85,8 @@ def shuffled(place: Place, case: Case) -> Outputs:
 
 NETWORKS: dict[str, Setting] = {
     "resnet20-cifar10": public("resnet20-cifar10", 10_000, 8_000),
-    "densenet-cifar100": public("densenet-cifar100", 4_000, 3_000),
+    "densenet-cifar10": public("densenet-cifar10", 10_000, 8_000, "bf16-mixed"),
+    "densenet-cifar100": public("densenet-cifar100", 10_000, 8_000, "bf16-mixed"),
     "wrn-cifar10": public("wrn-cifar10", 2_000, 2_000, "bf16-mixed"),
     "plankton": Setting(SETTINGS["plankton-2000"], plankton_unknown),
     "digits": Setting(SETTINGS["digits"], shuffled),
@@ -166,7 +167,8 @@ def measure(setting: Setting, place: Place, n_splits: int, seed: int = 0) -> dic
         *measure_discoveries(images, unknown, splits, rng),
     ]
     about = {"splits": n_splits, "seed": seed, "calibration images": n, "new images": m}
-    return {"about": about | {"training images": case.n_fit, "score": case.detector.score_}, "rows": rows}
+    about |= {"training images": case.n_fit, "score": case.detector.score_} | ({"in": case.note} if case.note else {})
+    return {"about": about, "rows": rows}
 
 
 def score(case: Case, probability: Probability, outputs: Outputs) -> Scored:

@@ -22,6 +22,7 @@ from maple.stats.moments import Moments
 def assert_same(left: Moments, right: Moments, rtol=1e-9) -> None:
     np.testing.assert_array_equal(left.counts, right.counts)
     np.testing.assert_allclose(left.means, right.means, rtol=rtol)
+    np.testing.assert_allclose(left.deviation, right.deviation, rtol=rtol)
     scale = np.abs(right.total_covariance).max()
     np.testing.assert_allclose(left.total_covariance, right.total_covariance, atol=rtol * scale)
     np.testing.assert_allclose(left.within_covariance, right.within_covariance, atol=rtol * scale)
