@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +13,17 @@ import pytest
 from PIL import Image
 
 from browser import open_browser
-from maple.files import to_csv
+from maple.evaluation.results import Results
+from maple.files import RunFile, to_csv
 from maple.reporting.report import write_report
 from run_folders import DIGITS, build_run, write_predictions
 
 NAMES = tuple(f"appendicularian_siphonophores_{name:_<5}_{i:04}" for i, name in enumerate(DIGITS))  # alike at first
+SETS = ("simulated-diatoms/near?n=60&size=24", "siphonophores_of_the_cruise_2019/unknown")
 WIDTHS = (420, 1400, 1920)
 
-WIDE = """() => [...document.querySelectorAll('.scroll')].filter(box => !box.querySelector('.matrix'))
-  .filter(box => box.scrollWidth > box.clientWidth + 1).map(box => box.closest('section').id)"""
+WIDE = """() => [...document.querySelectorAll('.scroll')].filter(box => box.scrollWidth > box.clientWidth + 1)
+  .map(box => box.closest('section').id)"""
 HIDDEN = """selector => [...document.querySelectorAll(selector)].filter(cell => {
   const box = cell.getBoundingClientRect();
   return box.width === 0 || box.left < 0 || box.right > innerWidth || cell.scrollWidth > cell.clientWidth + 1;
@@ -35,7 +38,10 @@ LABELS = """() => [...document.querySelectorAll('#embeddings svg')].map(drawing 
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert {len(name) for name in NAMES} == {40}
-    folder = build_run(tmp_path_factory.mktemp("long") / "run", NAMES)
+    folder = build_run(tmp_path_factory.mktemp("long") / "run", NAMES, SETS)
+    results = Results.load(folder / RunFile.RESULTS)
+    grouped = replace(results, groups={"near": [SETS[0]], "far": [SETS[1]]})  # with two columns of means
+    (folder / RunFile.RESULTS).write_text(grouped.to_json())
     predictions = write_predictions(folder / "p.csv", rows=60)
     with predictions.open(newline="") as file:
         rows = list(csv.DictReader(file))
@@ -75,6 +81,12 @@ def test_nothing_that_matters_is_out_of_sight(page: Any) -> None:
         assert page.evaluate(HIDDEN, f".predictions .{'name' if cell == 'class' else cell}") == 0, cell
 
 
+def test_brackets_are_explained(page: Any) -> None:
+    """Below the measures, or above the table where there is no room for that."""
+    below, above = (page.locator(each).filter(has_text="by chance") for each in (".measures small", "#results .narrow"))
+    assert below.count() == above.count() == 1 and below.is_visible() != above.is_visible()
+
+
 def test_class_names_are_whole(page: Any) -> None:
     for table in ("#predictions table", ".matrix", "#confusion table:not(.matrix)"):
         shown = page.locator(table).all_inner_texts()
@@ -93,7 +105,7 @@ BROKEN = """selector => [...document.querySelectorAll(selector)].flatMap(cell =>
     }
   }
   const texts = [...lines.values()];
-  return texts.filter((line, i) => (i < texts.length - 1 && !/[_\\s-]$/.test(line)) || line.startsWith('%'));
+  return texts.filter((line, i) => (i < texts.length - 1 && !/[_\\s/?-]$/.test(line)) || line.startsWith('%'));
 })"""
 
 

@@ -43,6 +43,7 @@ from maple.runs.requests import EvaluateRequest
 from maple.runs.setup.config import SECTIONS, RunConfig
 from maple.runs.setup.request import LEFT_OUT
 from maple.runs.setup.splits import RESTORE, left_out_images, reopen_splits
+from maple.text import plural
 from maple.training.recipe import RECIPES, find_recipe
 from maple.types import Outputs
 
@@ -347,7 +348,7 @@ def describe_origin(
         "network_weight": predictor.probability.network_weight,
         "prior_weight": predictor.probability.prior_weight,
         "odds_exponent": predictor.probability.odds_exponent,
-        "hardware": f"{describe_hardware()}, {torch.get_num_threads()} threads",
+        "hardware": f"{describe_hardware()}, {plural(torch.get_num_threads(), 'thread')}",
     }
 
 

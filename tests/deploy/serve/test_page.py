@@ -817,10 +817,14 @@ def test_names_of_40_letters_are_told_apart_and_break_between_words(visit, run, 
     predictor.class_names = tuple(f"copepod_calanoid_with_eggs_lateral_no_{i:02d}" for i in range(10))
     with served(run, predictor) as address:
         page = visit(address, viewport={"width": width, "height": 900})
-        drop(page, files)
+        drop(page, {f"station_17_haul_0042_of_the_slide_{name}": image for name, image in files.items()})
         drawn = page.locator("#map .label").evaluate_all(INSIDE)
         cards = page.locator(".card h3")
         words = read_until(page, lambda: cards.evaluate_all(LINES), break_after_words)  # with their pictures
+        page.evaluate("document.querySelectorAll('.card details').forEach((each) => { each.open = true; })")
+        for selector, count in ((".card .file", 1), (".facts dt", 5), (".facts dd", 5)):
+            lines = page.locator(selector).evaluate_all(LINES)
+            assert len(lines) >= count * len(files) and break_after_words(lines), selector
         page.close()  # before the service: it may still be fetching pictures
     assert len({text for text, _ in drawn}) == len(drawn) > 1
     assert all(is_inside for _, is_inside in drawn)
@@ -829,7 +833,7 @@ def test_names_of_40_letters_are_told_apart_and_break_between_words(visit, run, 
 
 
 def break_after_words(names: list[list[str]]) -> bool:
-    return all(line.endswith("_") for lines in names for line in lines[:-1])
+    return all(line.endswith(("_", " ", "-", ".")) for lines in names for line in lines[:-1])
 
 
 def test_labels_of_the_map_move_off_the_markers_and_back(visit, run, files):

@@ -39,7 +39,7 @@ export class Card {
           "div",
           { class: "said" },
           this.title,
-          html("p", { class: "file", title: image.name }, image.name),
+          html("p", { class: "file", title: image.name }, ...breakable(image.name)),
           this.verdict,
         ),
       ),
@@ -119,12 +119,12 @@ export class Card {
       ["Score", figure(prediction.score)],
       ["Typicality (chi-square tail)", share(prediction.typicality)],
       ["Uncertainty (1 − typicality)", share(prediction.uncertainty)],
-      ["Nearest cluster", `${prediction.cluster}, ${prediction.md_class}`],
-      ["Softmax class", prediction.softmax_class],
+      ["Nearest cluster", [`${prediction.cluster}, `, ...breakable(prediction.md_class)]],
+      ["Softmax class", breakable(prediction.softmax_class)],
       ["On the map", prediction.position.map(figure).join(", ")],
       ...prediction.probabilities.map((one) => [`p(${one.class})`, share(one.probability)]),
     ];
-    const rows = facts.flatMap(([name, value]) => [html("dt", {}, name), html("dd", {}, value)]);
+    const rows = facts.flatMap(([name, value]) => [html("dt", {}, ...breakable(name)), html("dd", {}, ...[value].flat())]);
     return html("details", {}, html("summary", {}, "More"), html("dl", { class: "facts" }, ...rows));
   }
 
