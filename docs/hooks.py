@@ -235,9 +235,15 @@ def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
 def torture() -> str:
     """What ``make torture`` has tried so far, from its tally."""
     tally = json.loads((ROOT / "results" / "torture.json").read_text(encoding="utf-8"))
+    tallied = [(kind, {name: n for name, n in counts.items() if n}) for kind, counts in sorted(tally["counts"].items())]
     rows = [
-        (kind, f"{sum(counts.values()):,}", ", ".join(f"{name} {n:,}" for name, n in sorted(counts.items())))
-        for kind, counts in sorted(tally["counts"].items())
+        # "load" counts seconds, requests and processes: no sum
+        (
+            kind,
+            "" if kind == "load" else f"{sum(counts.values()):,}",
+            "; ".join(f"{name} {n:,}" for name, n in sorted(counts.items())),
+        )
+        for kind, counts in tallied
     ]
     return _table(("what", "number", "of which"), rows)
 
