@@ -92,10 +92,16 @@ def test_other_files_of_a_glob_and_heic_by_name(tmp_path: Path, rng: np.random.G
 
 
 def test_links_to_folders_cannot_form_a_ring(tmp_path: Path, rng: np.random.Generator) -> None:
+    """Those to nowhere, or to themselves, are listed."""
     folder = write_folder(tmp_path / "set", {"a": 2}, rng)
+    (folder / "a" / "gone.png").symlink_to(tmp_path / "nowhere.png")
+    (folder / "a" / "ring.png").symlink_to("ring.png")
     (folder / "a" / "again").symlink_to(folder, target_is_directory=True)
     (folder / "b").symlink_to(folder / "a", target_is_directory=True)  # a class may itself be a link
-    assert open_images(folder).labels.tolist() == [0, 0, 1, 1]
+    images = open_images(folder)
+    assert images.labels.tolist() == [0, 0, 1, 1]
+    broken = {Path(each.file).name for each in images.skipped if "link" in each.reason}
+    assert broken == {"gone.png", "ring.png", "again"}
 
 
 def test_folders_without_usable_classes(tmp_path: Path, rng: np.random.Generator) -> None:

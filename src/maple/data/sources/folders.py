@@ -204,16 +204,25 @@ def _walk_images(folder: Path, others: list[Skipped]) -> Iterator[str]:
                 continue
             if entry.is_dir(follow_symlinks=False):
                 folders.add(entry.name)
-            elif entry.name.lower().endswith(IMAGE_SUFFIXES) and entry.is_file():
+            elif entry.name.lower().endswith(IMAGE_SUFFIXES) and _leads_to(entry) == "file":
                 files.append(entry.name)
             else:
-                reason = "a link to a folder, which is not followed" if entry.is_dir() else why_no_image(entry.name)
+                is_link = _leads_to(entry) == "folder"
+                reason = "a link to a folder, which is not followed" if is_link else why_no_image(entry.name)
                 others.append(Skipped(above + entry.name, reason))
     for name in sorted([*files, *folders]):
         if name in folders:
             yield from _walk_images(folder / name, others)
         else:
             yield above + name
+
+
+def _leads_to(entry: os.DirEntry[str]) -> str:
+    """``file`` or ``folder``, also by a link; empty for other things, and links in a ring or out of reach."""
+    try:
+        return "folder" if entry.is_dir() else "file" if entry.is_file() else ""
+    except OSError:
+        return ""
 
 
 # --- without labels --------------------------------------------------------------------------------------------------
