@@ -5,7 +5,7 @@
     python benchmarks/matrix.py table
 
 Pythons are those on the path and those of pyenv. ``pinned`` is the torch of ``constraints.txt``, ``newest`` the newest
-that the package index has, also above the bound of ``pyproject.toml``, and ``none`` the package without torch, with the
+that the package index has, which may be a build for CUDA of 3 GB, and ``none`` the package without torch, with the
 tests that need none. What cannot be installed is recorded with the reason: it is untested, and not claimed.
 """
 
