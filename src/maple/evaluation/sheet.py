@@ -14,6 +14,7 @@ _LATEX = {  # characters with a meaning in LaTeX, or without a glyph in its usua
     "\\": r"\textbackslash{}",
     "~": r"\textasciitilde{}",
     "^": r"\textasciicircum{}",
+    "|": r"\textbar{}",
     "<": "$<$",
     ">": "$>$",
     "±": r"$\pm$",
