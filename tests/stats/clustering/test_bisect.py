@@ -16,7 +16,7 @@ from sklearn.metrics import adjusted_rand_score
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from clusters import spherical_blobs
-from maple.errors import UsageError
+from maple.errors import FitError, UsageError
 from maple.stats.clustering._bisect import _Cluster, _Model
 from maple.stats.clustering._leading import Leading
 from maple.stats.clustering._means import cluster_means, within_sum_of_squares
@@ -265,6 +265,27 @@ def test_promises_hold_for_any_points(points, max_clusters, min_cluster_size):
         assert len(counts) == 1 or counts.min() >= min_cluster_size
         assert np.isfinite(model.cluster_centers_).all()
         assert math.isfinite(getattr(model, "bic_", 0.0))
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_clusters_that_lose_their_points_together_are_removed_together(seed):
+    """Images that are there several times, up to rounding: bisections go on within them, and K-Means undoes them."""
+    rng = np.random.default_rng(seed)
+    points = np.repeat(rng.standard_normal((7, 3)), 6, axis=0) + 1e-9 * rng.standard_normal((42, 3))
+    model = XMeans(11, random_state=seed).fit(points)
+    assert np.isfinite(model.cluster_centers_).all() and model.n_clusters_ == 7
+
+
+@ALL
+def test_large_float32_values_do_not_overflow(estimator, rng):
+    points = np.concatenate([rng.standard_normal((40, 30)) + 8 * place for place in range(3)])
+    usual = estimator(random_state=0).fit(points)
+    for scale in (1e17, 1e19, 1e37):
+        large = estimator(random_state=0).fit((scale * points).astype(np.float32))
+        assert_array_equal(large.labels_, usual.labels_)
+        assert large.cluster_centers_.dtype == np.float32 and math.isfinite(getattr(large, "bic_", 0.0))
+    with pytest.raises(FitError, match="overflow"):
+        estimator().fit(1e200 * points)
 
 
 @ALL

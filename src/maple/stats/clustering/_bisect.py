@@ -21,7 +21,7 @@ from sklearn.utils import Tags, check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 from threadpoolctl import ThreadpoolController
 
-from maple.errors import check_integer
+from maple.errors import FitError, check_integer
 from maple.stats.clustering._leading import Leading
 from maple.stats.clustering._means import cluster_means, cluster_sums, lloyd, within_sum_of_squares
 from maple.stats.clustering._starts import bisect_components, many_means
@@ -47,6 +47,16 @@ def random_halves(points: np.ndarray, random: np.random.RandomState) -> list[tup
     order = random.permutation(len(points))
     first, second = points[order[::2]], points[order[1::2]]
     return [(first, second), (second, first)]
+
+
+def _centre(points: np.ndarray, mean: np.ndarray) -> np.ndarray:
+    """The points around their mean, in float64 where the sum of their squares is too large for float32."""
+    for wide in (points.dtype, np.dtype(np.float64)):
+        with np.errstate(over="ignore", invalid="ignore"):
+            centred = points.astype(wide, copy=False) - mean
+            if np.isfinite(4 * np.vdot(centred, centred)):
+                return centred
+    raise FitError("squared points overflow: scale the points down")
 
 
 class Cut(NamedTuple):
@@ -131,7 +141,7 @@ class GrowingMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMix
         points = validate_data(self, X, dtype=[np.float64, np.float32], order="C")
         with serial_if_small(points):
             mean = cluster_means(points, np.zeros(len(points), np.int64))
-            model = self._search(points - mean, check_random_state(self.random_state))
+            model = self._search(_centre(points, mean), check_random_state(self.random_state))
             counts = np.bincount(model.labels)[:, None]
             self.labels_, self.n_iter_ = model.labels, model.n_iter
             self.cluster_centers_ = (mean + model.sums / counts).astype(points.dtype)
@@ -221,7 +231,7 @@ class GrowingMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMix
     def _improve_parameters(
         self, leading: Leading, clusters: list[_Cluster], max_iter: int
     ) -> tuple[list[_Cluster], int]:
-        """Run K-Means from the clusters; remove the smallest and repeat while it is too small.
+        """Run K-Means from the clusters; remove empty ones, else the smallest, and repeat while it is too small.
 
         Returns the clusters and the number of iterations of the last run.
         """
@@ -233,7 +243,7 @@ class GrowingMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMix
             smallest = min(clusters, key=lambda cluster: len(cluster.indices))
             if len(clusters) == 1 or len(smallest.indices) >= self.min_cluster_size:
                 return clusters, found.n_iter
-            clusters = [cluster for cluster in clusters if cluster is not smallest]
+            clusters = [cluster for cluster in clusters if cluster is not smallest and len(cluster.indices)]
 
     def _bisect(self, components: np.ndarray, random: np.random.RandomState) -> np.ndarray | None:
         """Labels (n,) of the best bisection; ``None`` if points are too few or equal, or one side is too small.

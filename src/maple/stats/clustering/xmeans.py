@@ -76,8 +76,9 @@ def _variance_floor(points: np.ndarray, squares: float | None = None) -> float:
 
     ``squares`` is the sum of the squared coordinates, where it is known.
     """
-    mean_square = float(np.vdot(points, points) if squares is None else squares) / points.size
-    return max((4 * np.finfo(points.dtype).eps) ** 2 * mean_square, np.finfo(np.float64).tiny)
+    if squares is None:
+        squares = within_sum_of_squares(points, np.zeros(len(points), np.int64), np.zeros((1, points.shape[1])))
+    return max((4 * float(np.finfo(points.dtype).eps)) ** 2 * squares / points.size, np.finfo(np.float64).tiny)
 
 
 class XMeans(GrowingMeans):
