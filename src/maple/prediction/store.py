@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -27,14 +27,14 @@ from maple.files import (
     write_atomic,
 )
 from maple.networks import Backbone, MadeBy, Origin, create_backbone, rebuild_model
-from maple.networks.architectures import create_network
+from maple.networks.limit import WeightLimit
 from maple.options import as_dict, build_options
 from maple.prediction.manifest import check_digest, write_manifest
 from maple.prediction.predictor import Predictor
 from maple.stats.arrays import with_prefix
 from maple.training.recipe import find_recipe
 
-_MANY = 10**6  # weights that a network may have beyond those of its file
+_SPARE, _MANY = 4, 10**7  # a network may be made with so many times the weights of its file, and so many beside them
 
 
 def save_predictor(folder: Path, predictor: Predictor) -> None:
@@ -148,7 +148,6 @@ def _new_backbone(metadata: dict[str, Any], shapes: Mapping[str, Sequence[int]],
     else:
         has_head = any(name.startswith("head.") for name in shapes)
         name, n_first = metadata["backbone"], n_outputs if has_head else 1
-        _check_size(name, n_first, size, shapes)
         backbone = create_backbone(name, n_first, embedding_size=size, branch=branch)
         backbone.head = backbone.head if has_head else None
     if maker is None:
@@ -158,16 +157,6 @@ def _new_backbone(metadata: dict[str, Any], shapes: Mapping[str, Sequence[int]],
         backbone.head = recipe.build_head(backbone.head_size, n_outputs)
     backbone.made_by = maker
     return recipe.rebuild(backbone)
-
-
-def _check_size(name: str, n_outputs: int, size: int | None, shapes: Mapping[str, Sequence[int]]) -> None:
-    """Refuse to make a network that is far larger than the file that describes it, which would take all memory."""
-    with torch.device("meta"):  # without memory
-        body = create_network(name)
-    needed = sum(tensor.numel() for tensor in body.state_dict().values())
-    needed += body.embedding_size * (size or 0) + (size or body.embedding_size) * n_outputs
-    if needed > 2 * sum(map(math.prod, shapes.values())) + _MANY:
-        raise RunError(f"the file does not fit the backbone '{name}', which has {needed:,} weights")
 
 
 def load_backbone(path: Path, *, trust: bool = False) -> Backbone:
@@ -182,7 +171,9 @@ def load_backbone(path: Path, *, trust: bool = False) -> Backbone:
             for file in (network, network.with_name(f"{network.name}.data")):
                 check_digest(file, path.parent)
             origin["file"] = str(network.resolve())
-        backbone = _new_backbone(metadata, {name: array.shape for name, array in arrays.items()}, trust)
+        most = _SPARE * sum(array.size for array in arrays.values()) + _MANY
+        with nullcontext() if trust else WeightLimit(most):  # a small file may describe a network that takes all memory
+            backbone = _new_backbone(metadata, {name: array.shape for name, array in arrays.items()}, trust)
     try:
         backbone.load_state_dict({name: torch.from_numpy(array.copy()) for name, array in arrays.items()})
     except RuntimeError as error:
