@@ -38,14 +38,19 @@ PRELOADED = (
     "maple.baselines.duq",
     "maple.baselines.sngp",
     "maple.baselines.vmdls",
+    "filelock",
     "lightning_fabric",
     "matplotlib.figure",
+    "onnx",
     "onnxruntime",
+    "PIL.JpegImagePlugin",
+    "pyarrow.pandas_compat",
     "pyarrow.parquet",
     "scipy.stats",
     "sklearn.decomposition",
     "sklearn.neighbors",
     "torch.onnx",
+    "typer._adapters",
 )
 
 
