@@ -15,7 +15,7 @@ from PIL import Image
 import maple
 from exported import fit_pictures, pictures
 from image_files import encode
-from maple.errors import MapleError, UsageError
+from maple.errors import MapleError, RunError, UsageError
 from maple.networks import create_backbone
 from maple.types import PREDICTION_COLUMNS
 
@@ -115,6 +115,17 @@ def test_models_of_every_kind_are_saved(predictor, images, table, tmp_path):
         assert native.runtime == ("torch" if number == 0 else "onnxruntime")
         said = mlflow.pyfunc.load_model(str(tmp_path / str(number))).predict(table[:5])
         np.testing.assert_allclose(said["score"], native.predict_pixels(images[:5]).score)
+
+
+def test_links_of_a_run_are_not_stored(predictor, tmp_path):
+    """A copy of a network is a folder, and all of it would be in the store."""
+    predictor.save(tmp_path / "run")
+    (tmp_path / "id_rsa").write_text("a key")
+    (tmp_path / "run" / "network").mkdir()
+    (tmp_path / "run" / "network" / "a").symlink_to(tmp_path / "id_rsa")
+    with pytest.raises(RunError, match="network/a"):
+        maple.mlflow.save_model(tmp_path / "run", tmp_path / "stored")
+    assert not [path for path in tmp_path.rglob("a") if not path.is_symlink()]
 
 
 def test_what_cannot_be_stored_or_loaded_is_a_sentence(tmp_path):

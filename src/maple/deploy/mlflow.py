@@ -22,7 +22,7 @@ from maple import __version__
 from maple.data.decoders import decode_image
 from maple.decisions.conformal import check_rate
 from maple.errors import UsageError, naming_extras
-from maple.files import RunFile, check_finished
+from maple.files import RunFile, check_finished, check_links
 from maple.options import as_dict
 from maple.prediction.base import BasePredictor
 from maple.prediction.onnx import OnnxPredictor
@@ -136,6 +136,7 @@ def _stored(model: str | Path | BasePredictor) -> Iterator[Path]:
 
 def _copy_run(run: Path, folder: Path) -> None:
     check_finished(run)
+    check_links(run)
     for name in (RunFile.WEIGHTS, RunFile.DETECTOR, RunFile.MANIFEST):
         if name != RunFile.MANIFEST or (run / name).is_file():
             shutil.copyfile(run / name, folder / name)
