@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader
 
 from maple.data.image_set import ImageSet
 from maple.detectors.maple import MapleDetector
+from maple.errors import UsageError
 from maple.networks import create_backbone, embed, wrap_backbone
 from maple.prediction.fit import fit_predictor
 from maple.prediction.store import load_predictor
@@ -38,6 +39,12 @@ def test_every_kind_of_gaussian(backbone, whole, covariance, distance, tmp_path)
     assert np.isfinite(said.probabilities).all()
     predictor.save(tmp_path)
     np.testing.assert_allclose(load_predictor(tmp_path)(whole.test).score, said.score, rtol=1e-12)
+
+
+@pytest.mark.parametrize("n_outputs", [5, 12])
+def test_a_head_for_other_classes_is_named(whole, n_outputs):
+    with pytest.raises(UsageError, match=f"{n_outputs} logits"):
+        fit_predictor(create_backbone("resnet9", n_outputs), whole.train, whole.validation, whole.calibration)
 
 
 def test_without_calibration_nothing_is_flagged(backbone, whole):

@@ -68,6 +68,7 @@ def fit_predictor(
         raise UsageError("the validation outputs have no labels: embed labelled images")
     detector = detector or MapleDetector()
     relabelling = relabelling or Relabelling.initial(known.labels, len(known.class_names))
+    _check_logits(unseen, relabelling, backbone)
     how: EmbedOptions = {
         "cluster_ids": relabelling.cluster_ids,
         "cluster_to_class": relabelling.cluster_to_class,
@@ -92,6 +93,15 @@ def fit_predictor(
     if held is not None and len(held):
         predictor.calibrate(embed_if_needed(backbone, held, workers, fabric))
     return predictor
+
+
+def _check_logits(outputs: Outputs, relabelling: Relabelling, backbone: Backbone) -> None:
+    if outputs.logits is not None and outputs.logits.shape[1] != relabelling.n_clusters:
+        raise UsageError(
+            f"the head of '{backbone.name}' gives {outputs.logits.shape[1]} logits for {relabelling.n_clusters} "
+            "classes or clusters of the training images: give a network with a head for them, or set its head to "
+            "None, which leaves the Gaussians"
+        )
 
 
 def _warn_of_head(predictor: Predictor, images: ImageSet, outputs: Outputs) -> None:
