@@ -6,6 +6,7 @@ import os
 import site
 import subprocess
 import sys
+import tarfile
 import venv
 import zipfile
 from pathlib import Path
@@ -27,13 +28,23 @@ for words in ("train digits --out run --epochs 1", "predict run digits --out p.c
 """
 
 
+def build(kind: str, folder: Path) -> Path:
+    command = [sys.executable, "-m", "build", f"--{kind}", "--no-isolation", "--outdir", str(folder), str(ROOT)]
+    subprocess.run(command, check=True, capture_output=True, text=True)
+    (built,) = folder.iterdir()
+    return built
+
+
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("wheel")
-    command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(folder), str(ROOT)]
-    subprocess.run(command, check=True, capture_output=True, text=True)
-    (built,) = folder.glob("*.whl")
-    return built
+    return build("wheel", tmp_path_factory.mktemp("wheel"))
+
+
+def test_source_distribution_holds_the_package_and_its_tests_alone(tmp_path):
+    with tarfile.open(build("sdist", tmp_path)) as archive:
+        names = {name.split("/")[1] for name in archive.getnames()}
+    files = {"README.md", "CHANGELOG.md", "LICENSE", "CITATION.cff", "constraints.txt", "pyproject.toml"}
+    assert names - {".gitignore"} == {"src", "tests", "examples", "PKG-INFO", *files}
 
 
 def test_wheel_holds_templates_and_types(wheel):
