@@ -299,14 +299,16 @@ def format_tables(rows: Sequence[dict[str, Any]]) -> str:
 
 def quality_table(data: str, rows: Sequence[dict[str, Any]]) -> str:
     sets = list(rows[0]["auroc"])
-    heading = [data, "pixels", "epochs", "accuracy", "ECE", "false alarms"]
+    heading = [data, "pixels", "epochs", "accuracy", "ECE (by chance)", "false alarms"]
     heading += [*(f"AUROC {name}" for name in sets), *(f"caught {name}" for name in sets), "images/s", "minutes"]
     lines = [
         [
             describe(row),
             str(row["size"]),
             str(row["epochs"] or "–"),
-            *(f"{row[key]:.3f}" for key in ("accuracy", "ece", "false_alarm")),
+            f"{row['accuracy']:.3f}",
+            f"{row['ece']:.3f} ({row['ece_floor']:.3f})",
+            f"{row['false_alarm']:.3f}",
             *(f"{row[key][name]:.3f}" for key in ("auroc", "caught") for name in sets),
             f"{row['images_per_second']:.0f}",
             "–" if row["minutes"] is None else f"{row['minutes']:.0f}",
