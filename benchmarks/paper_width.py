@@ -15,7 +15,6 @@ the other half is measured, against the OOD sets. Networks that are measured alr
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -31,7 +30,7 @@ from maple.detectors.registry import create_detector
 from maple.stats.chi_square import gaussian_test
 from maple.stats.metrics import accuracy_above, expected_calibration_error
 from peers import compare
-from public import NETWORKS, Study
+from public import Study, parse_study, study_parser
 
 CONFIDENCES = (0.5, 0.8, 0.9)  # of Table 8
 GAUSSIANS: dict[str, tuple[str, dict[str, Any]]] = {  # row: detector and its options
@@ -114,20 +113,11 @@ def print_table(networks: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("mode", nargs="?", choices=["measure", "table"], default="measure")
-    parser.add_argument("--shared", type=Path, default=Path("../shared"), help="folder with data/ and weights/")
-    parser.add_argument("--cache", type=Path, help="folder of the outputs, outside the project")
-    parser.add_argument("--networks", nargs="*", default=list(NETWORKS), choices=list(NETWORKS))
-    parser.add_argument("--precision", default="32-true", choices=["32-true", "bf16-mixed"], help="of the networks")
-    parser.add_argument("--json", type=Path, default=Path("results/paper_width.json"), help="read and written")
-    arguments = parser.parse_args()
+    arguments = parse_study(study_parser(__doc__, "results/paper_width.json"))
     networks = read(arguments.json)
     if arguments.mode == "table":
         print_table(networks)
         return
-    if arguments.cache is None:
-        parser.error("--cache is needed: a folder outside the project for the outputs of the networks")
     for name in arguments.networks:
         if name in networks:
             continue

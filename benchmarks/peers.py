@@ -23,7 +23,6 @@ not measured again.
 
 from __future__ import annotations
 
-import argparse
 import copy
 import json
 import warnings
@@ -41,7 +40,7 @@ from maple.detectors.maple import MapleDetector
 from maple.networks import normalise_images, use_fast_allocator
 from maple.networks._torchvision import import_torchvision
 from maple.stats.metrics import auroc
-from public import NETWORKS, Call, Study
+from public import NETWORKS, Call, Study, parse_study, study_parser
 
 FAR = ("svhn",)
 
@@ -217,20 +216,12 @@ def print_table(rows: list[Row]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("mode", nargs="?", choices=["measure", "table"], default="measure")
-    parser.add_argument("--shared", type=Path, default=Path("../shared"), help="folder with data/ and weights/")
-    parser.add_argument("--cache", type=Path, help="folder of the outputs, outside the project")
-    parser.add_argument("--networks", nargs="*", default=list(NETWORKS), choices=list(NETWORKS))
+    parser = study_parser(__doc__, "results/peers.json")
     parser.add_argument("--images", type=int, default=0, help="images per set for detectors that need images; 0: none")
-    parser.add_argument("--precision", default="32-true", choices=["32-true", "bf16-mixed"], help="of the networks")
-    parser.add_argument("--json", type=Path, default=Path("results/peers.json"), help="rows, read and written")
-    arguments = parser.parse_args()
+    arguments = parse_study(parser)
     if arguments.mode == "table":
         print_table(read_rows(arguments.json))
         return
-    if arguments.cache is None:
-        parser.error("--cache is needed: a folder outside the project for the outputs of the networks")
     use_fast_allocator()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

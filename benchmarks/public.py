@@ -6,6 +6,7 @@ WRN-20-10 has weights of one bit.
 
 from __future__ import annotations
 
+import argparse
 import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -222,3 +223,26 @@ class Study:
     def measured_images(self, n: int) -> dict[str, ImageSet]:
         rows = {"test": self.halves[1][:n]}
         return {name: self.images[name].subset(rows.get(name, np.arange(n))) for name in ("test", *self.ood)}
+
+
+# --- arguments --------------------------------------------------------------------------------------------------------
+
+
+def study_parser(description: str | None, results: str) -> argparse.ArgumentParser:
+    """The arguments of a script that measures networks, or prints the table of those in ``results``."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("mode", nargs="?", choices=["measure", "table"], default="measure")
+    parser.add_argument("--shared", type=Path, default=Path("../shared"), help="folder with data/ and weights/")
+    parser.add_argument("--cache", type=Path, help="folder of the outputs, outside the project")
+    parser.add_argument("--networks", nargs="*", default=list(NETWORKS), choices=list(NETWORKS))
+    parser.add_argument("--precision", default="32-true", choices=["32-true", "bf16-mixed"], help="of the networks")
+    parser.add_argument("--json", type=Path, default=Path(results), help="read and written")
+    return parser
+
+
+def parse_study(parser: argparse.ArgumentParser) -> argparse.Namespace:
+    """The arguments of :func:`study_parser`, which measures with a folder for the outputs only."""
+    arguments = parser.parse_args()
+    if arguments.mode == "measure" and arguments.cache is None:
+        parser.error("--cache is needed: a folder outside the project for the outputs of the networks")
+    return arguments
