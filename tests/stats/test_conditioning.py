@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from sklearn.decomposition import PCA
 from sklearn.preprocessing import StandardScaler
 
 from clusters import moments_of, within_covariance
-from maple.stats.conditioning import measure_conditioning
+from maple.stats.conditioning import ILL_CONDITIONED, Conditioning, measure_conditioning
 from maple.stats.covariance import oas_covariance
 from maple.stats.gaussians import fit_gaussians
 
@@ -46,3 +48,16 @@ def test_scales_of_features_count_only_without_standardising(blobs, standardise)
     gaussians = fit_gaussians(moments, pca=False, standardise=standardise)
     found = measure_conditioning(moments, gaussians, standardise)
     assert (found.condition > 1e6) == (not standardise)
+
+
+@pytest.mark.parametrize("n", [63, 64])
+def test_ten_images_per_component_beyond_the_clusters_are_enough(blobs, n):
+    moments = moments_of(blobs[0][:n], blobs[1][:n])
+    assert measure_conditioning(moments, fit_gaussians(moments, pca=False)).shrunk == (n - 4 < 60)
+
+
+def test_the_limit_and_the_sentence():
+    found = Conditioning(40, 1, 4, 200, 0, 39, ILL_CONDITIONED, False, True)
+    assert ILL_CONDITIONED == 1e7 and found.is_ill is False and replace(found, condition=1.01e7).is_ill is True
+    assert "float64" not in found.sentence() and "constant" not in found.sentence()
+    assert "float64" in replace(found, float32=False).sentence()

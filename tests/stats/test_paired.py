@@ -69,6 +69,7 @@ def test_pairing_removes_what_both_methods_share() -> None:
 
 def test_extreme_input() -> None:
     assert math.isnan(mean_difference([1], [0]).error)
+    assert mean_difference([1, 0], [0, 0]) == pytest.approx((0.5, 0.5))
     assert mean_difference([-math.inf, 0], [-1, 0]).value == -math.inf
     with pytest.raises(UsageError):
         mean_difference([1, 0], [1])
