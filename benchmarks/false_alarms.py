@@ -87,7 +87,7 @@ NETWORKS: dict[str, Setting] = {
     "resnet20-cifar10": public("resnet20-cifar10", 10_000, 8_000),
     "densenet-cifar10": public("densenet-cifar10", 10_000, 8_000, "bf16-mixed"),
     "densenet-cifar100": public("densenet-cifar100", 10_000, 8_000, "bf16-mixed"),
-    "wrn-cifar10": public("wrn-cifar10", 2_000, 2_000, "bf16-mixed"),
+    "wrn-cifar10": public("wrn-cifar10", 10_000, 8_000, "bf16-mixed"),
     "plankton": Setting(SETTINGS["plankton-2000"], plankton_unknown),
     "digits": Setting(SETTINGS["digits"], shuffled),
 }

@@ -72,7 +72,7 @@ def test_the_digest_of_a_function_changes_with_its_code_alone():
 
 
 def test_a_sample_has_the_same_share_of_each_module():
-    only = "decisions/c"  # calibration and conformal
+    only = "stats/co"  # conditioning and covariance
     drawn, total = draw(0.1, 0, only)
     everything, same = draw(1.0, 0, only)
     assert total == same == len(everything)
