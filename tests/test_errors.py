@@ -79,6 +79,7 @@ def test_errors_are_one_line_without_control_characters():
         (MemoryError(), "--batch-size"),
         (RuntimeError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory"), "--batch-size"),
         (RuntimeError("std::bad_alloc"), "--workers"),
+        (ImportError("a.so: failed to map segment from shared object"), "--batch-size"),
         (OSError(errno.ENOMEM, "Cannot allocate memory"), "--batch-size"),
         (BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable"), "--workers"),  # of fork
         (OSError(errno.ENOSPC, "No space left on device", "runs/a"), "'runs/a': No space left"),
@@ -92,7 +93,11 @@ def test_failures_of_the_machine_say_what_to_do(error, named):
 
 
 @pytest.mark.parametrize(
-    "error", [ValueError("x"), RuntimeError("shapes differ"), OSError("no number"), KeyError("a"), DataError("x")]
+    "error",
+    [
+        *(ValueError("x"), RuntimeError("shapes differ"), OSError("no number"), KeyError("a"), DataError("x")),
+        ImportError("a.so: failed to map segment from shared object: Operation not permitted"),  # on a disk with noexec
+    ],
 )
 def test_faults_of_the_program_are_not_taken_for_failures_of_the_machine(error):
     assert describe_failure(error) is None

@@ -183,7 +183,9 @@ def is_out_of_memory(error: BaseException) -> bool:
     >>> is_out_of_memory(RuntimeError("can't start new thread"))
     True
     """
-    return isinstance(error, MemoryError) or any(each in str(error) for each in _NO_MEMORY)
+    text = str(error)
+    is_forbidden = "Operation not permitted" in text  # a library in a place from which nothing may be run
+    return isinstance(error, MemoryError) or (not is_forbidden and any(each in text for each in _NO_MEMORY))
 
 
 def _first_line(error: BaseException) -> str:
