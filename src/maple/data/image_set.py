@@ -265,17 +265,21 @@ def no_labels(n: int) -> Labels:
     return np.full(n, -1, dtype=np.int64), ()
 
 
-def index_labels(values: np.ndarray, declared: Sequence[str] | None, where: Any) -> Labels:
+def index_labels(values: np.ndarray | list[str], declared: Sequence[str] | None, where: Any) -> Labels:
     """Map labels (N,) to indices of class names: those declared, the strings themselves, or the numbers as text.
+
+    An array gives all strings the length of the longest one, a list does not.
 
     >>> index_labels(np.array([7, 10, 7]), None, "x")
     (array([0, 1, 0]), ('7', '10'))
     """
-    if values.ndim == 2 and values.shape[1] == 1:
-        values = values[:, 0]
     if declared is not None and len(set(declared)) < len(declared):
         twice = next(name for name in declared if list(declared).count(name) > 1)
         raise DataError(f"'{where}' has two classes named '{twice}': give each class its own name")
+    if isinstance(values, list):
+        return _index_names(values, declared, where)
+    if values.ndim == 2 and values.shape[1] == 1:
+        values = values[:, 0]
     if values.ndim != 1 or values.dtype.kind not in "iubU":
         found = f"shape {values.shape} and type {values.dtype}"
         raise DataError(f"the labels of '{where}' have {found}: give one integer or name per image")

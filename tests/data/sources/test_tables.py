@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -140,6 +141,33 @@ def test_names_of_any_length_are_refused(
     for path, labelled in ((long, True), (paths, False)):
         with pytest.raises(DataError, match=path.name):
             open_images(path, labelled=labelled)
+
+
+def test_names_may_be_of_any_bytes_or_numbers(tmp_path: Path, rng: np.random.Generator) -> None:
+    encoded = pa.array([encode(noise(rng)) for _ in range(2)], pa.binary())
+    broken = pa.StringArray.from_buffers(2, pa.array([0, 1, 2], pa.int32()).buffers()[1], pa.py_buffer(b"\xff\xfe"))
+    for column in ("label", "label_name"):
+        images = open_images(write_parquet(tmp_path / "x.parquet", {"image": encoded, column: broken}))
+        assert images.class_names == ("\\xfe", "\\xff") and images.labels.tolist() == [1, 0]
+    for paths, files in ((broken, ("\\xff", "\\xfe")), (pa.array([7, None]), ("7", "x#1"))):
+        nested = pa.StructArray.from_arrays([encoded, paths], ["bytes", "path"])
+        path = write_parquet(tmp_path / "x.parquet", {"image": nested})
+        assert open_images(path, labelled=False).files == files
+
+
+def test_long_names_take_the_memory_of_each_once(tmp_path: Path) -> None:
+    """Not that of each row: two names for 20,000 rows would take 800 MB as an array."""
+    n = 20_000
+    names = pa.DictionaryArray.from_arrays(pa.array(np.arange(n) % 2, pa.int32()), pa.array(["b" * 9_999, "a" * 9_999]))
+    content = pa.array([bytes(str(i), "ascii") for i in range(n)], pa.binary())
+    path = write_parquet(tmp_path / "x.parquet", {"image": content, "label_name": names, "label": np.arange(n) % 2})
+    tracemalloc.start()
+    try:
+        table = Table(path, "x", labelled=True)
+        assert tracemalloc.get_traced_memory()[1] < 5e6
+    finally:
+        tracemalloc.stop()
+    assert table.labels.tolist() == [0, 1] * (n // 2) and table.class_names == ("b" * 9_999, "a" * 9_999)
 
 
 def test_npz(tmp_path: Path, rng: np.random.Generator) -> None:

@@ -167,11 +167,8 @@ class Tables(Source):
         """What reads these rows in another process, and their positions there: the files that hold them."""
         first, last = self._find(min(rows)), self._find(max(rows))
         other = copy(self)
-        other.parts, other.labels, other.class_names = (
-            [part._without_rows() for part in self.parts[first : last + 1]],
-            None,
-            (),
-        )
+        other.parts = [part._without_rows() for part in self.parts[first : last + 1]]
+        other.labels, other.class_names = None, ()
         other._starts = self._starts[first : last + 2] - self._starts[first]
         return other, [row - int(self._starts[first]) for row in rows]
 
@@ -255,11 +252,17 @@ def _check_rows(file: pq.ParquetFile, path: Path | Place) -> None:
         raise DataError(f"'{path}' has {found.num_rows:,} rows in {size:,} bytes, which are no images: write it again")
 
 
+def _is_text(kind: pa.DataType) -> bool:
+    """Whether values are texts or bytes, also where rows share them."""
+    own = kind.value_type if pa.types.is_dictionary(kind) else kind
+    return any(is_kind(own) for is_kind in _TEXTS)
+
+
 def _check_text(column: pa.ChunkedArray, path: Path | Place) -> None:
     """Refuse texts that are no names, before each row has its own."""
     for chunk in column.chunks:
         values = chunk.dictionary if pa.types.is_dictionary(chunk.type) else chunk
-        if any(is_kind(values.type) for is_kind in _TEXTS):
+        if _is_text(values.type):
             longest = pc.max(pc.binary_length(values)).as_py() or 0
             if longest > _MAX_NAME:
                 raise DataError(f"a name in '{path}' has {longest:,} bytes: give at most {_MAX_NAME:,}")
@@ -274,8 +277,8 @@ def read_image_column(
         fields = [column.type.field(i).name for i in range(column.type.num_fields)]
         if "path" in fields:
             _check_text(pc.struct_field(column, "path"), path)
-            paths = pc.struct_field(column, "path").to_pylist()
-            files = [inert(given or numbered) for given, numbered in zip(paths, files)]
+            paths = _to_texts(pc.struct_field(column, "path"))
+            files = [inert(str(given or numbered)) for given, numbered in zip(paths, files)]
         if "bytes" in fields:
             column = pc.struct_field(column, "bytes")
     kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
@@ -299,10 +302,33 @@ def _read_labels(file: pq.ParquetFile, path: Path | Place) -> Labels:
         _check_text(table[column], path)
     if len(table) == 0:
         return no_labels(0)  # refused later, with the number of rows
-    values = np.array(table[first].to_pylist(), dtype=str if first == _NAME_COLUMN else None)
+    declared = _class_label(schema, first)
+    if first == _NAME_COLUMN or _is_text(table[first].type):
+        names, rows = _distinct_names(table[first])
+        class_ids, class_names = index_labels(names, declared, path)
+        return class_ids[rows], class_names
+    values = np.array(table[first].to_pylist())
     if _NAME_COLUMN in table.column_names and values.dtype.kind in "iu":
-        return _index_named_labels(values, np.array(table[_NAME_COLUMN].to_pylist(), dtype=str), path)
-    return index_labels(values, _class_label(schema, first), path)
+        return _index_named_labels(values, *_distinct_names(table[_NAME_COLUMN]), path)
+    return index_labels(values, declared, path)
+
+
+def _distinct_names(column: pa.ChunkedArray) -> tuple[list[str], np.ndarray]:
+    """The names that occur in a column, each once, and which of them a row has (N,)."""
+    encoded = column.dictionary_encode().unify_dictionaries().combine_chunks()
+    used, rows = np.unique(encoded.indices.to_numpy(), return_inverse=True)
+    return [str(name) for name in _to_texts(encoded.dictionary.take(pa.array(used)))], rows
+
+
+def _to_texts(values: Any) -> list[Any]:
+    """The values as Python has them; texts that are not UTF-8 as such names are written."""
+    if pa.types.is_dictionary(values.type):
+        values = values.cast(values.type.value_type)
+    if _is_text(values.type):
+        values = values.cast(pa.large_binary())
+    return [
+        each.decode("utf-8", "backslashreplace") if isinstance(each, bytes) else each for each in values.to_pylist()
+    ]
 
 
 def _class_label(schema: pa.Schema, label: str) -> list[str] | None:
@@ -314,17 +340,18 @@ def _class_label(schema: pa.Schema, label: str) -> list[str] | None:
     return [str(name) for name in names] if isinstance(names, list) else None
 
 
-def _index_named_labels(values: np.ndarray, names: np.ndarray, path: Path | Place) -> Labels:
-    """Labels (N,) with a name (N,) each: classes in the order of the labels, one name per label and back."""
+def _index_named_labels(values: np.ndarray, names: list[str], rows: np.ndarray, path: Path | Place) -> Labels:
+    """Labels (N,) whose ``names`` are at ``rows`` (N,): classes in their order, one name per label and back."""
     distinct, first, labels = np.unique(values, return_index=True, return_inverse=True)
-    class_names = names[first]
-    for row in np.flatnonzero(class_names[labels] != names)[:1]:
-        both = f"'{class_names[labels[row]]}' and '{names[row]}'"
+    named = rows[first]
+    for row in np.flatnonzero(named[labels] != rows)[:1]:
+        both = f"'{names[named[labels[row]]]}' and '{names[rows[row]]}'"
         raise DataError(f"label {values[row]} in '{path}' has the names {both}: give each label one name")
-    if len(np.unique(class_names)) < len(distinct):
-        twice = next(name for name in class_names if (class_names == name).sum() > 1)
+    class_names = tuple(names[i] for i in named)
+    if len(set(class_names)) < len(distinct):
+        twice = next(name for name in class_names if class_names.count(name) > 1)
         raise DataError(f"several labels in '{path}' have the name '{twice}': give each label its own name")
-    return labels.astype(np.int64), tuple(str(name) for name in class_names)
+    return labels.astype(np.int64), class_names
 
 
 # --- arrays ----------------------------------------------------------------------------------------------------------
