@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -186,6 +188,15 @@ def test_memory_of_one_large_update_is_a_few_blocks():
     tracemalloc.stop()
     assert used < embeddings.nbytes / 2
     np.testing.assert_allclose(moments.total_covariance, 0.25)
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda moments: pickle.loads(pickle.dumps(moments))])  # noqa: S301
+def test_copies_keep_what_is_added_before_they_grow_again(copied, blobs):
+    embeddings, labels = blobs
+    half = len(labels) // 2
+    grown = Moments(1, embeddings.shape[1]).grow(labels.max() + 1).update(embeddings[:half], labels[:half])
+    again = copied(grown).update(embeddings[half:], labels[half:]).grow(labels.max() + 2)
+    assert_same(again, moments_of(embeddings, labels).grow(labels.max() + 2), rtol=1e-10)
 
 
 def test_moments_grow_and_copy(blobs):

@@ -287,6 +287,10 @@ class _Room:
     def __init__(self) -> None:
         self._memory = self._array = np.empty(0)
 
+    def __reduce__(self) -> tuple[type, tuple[()]]:
+        """A copy, or what is read from a pickle, begins empty: its array would no longer be part of its memory."""
+        return _Room, ()
+
     def extend(self, array: np.ndarray, n_rows: int) -> np.ndarray:
         """The array with zeros appended: in place if it is what was extended here last and there is room."""
         if array is not self._array or n_rows > len(self._memory):
