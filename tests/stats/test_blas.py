@@ -1,4 +1,4 @@
-"""Buffers of OpenBLAS: too little memory for one ends in an error, not in a loop without end."""
+"""OpenBLAS: too little memory for a buffer ends in an error, not in a loop without end; small products take a thread."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ import subprocess
 import sys
 
 import pytest
+from threadpoolctl import threadpool_info, threadpool_limits
+
+from maple.stats._blas import limit_threads, one_thread
 
 SCRIPT = """
 import resource
@@ -30,3 +33,22 @@ def test_memory_for_no_buffer_is_an_error(mebibytes: int, said: str) -> None:
     script = SCRIPT.format(room=mebibytes * 2**20)
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=300)
     assert done.stdout.strip() == said, done.stderr
+
+
+def blas_threads() -> set[int]:
+    return {pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == "blas"}
+
+
+def test_small_products_take_one_thread_and_large_ones_all():
+    with threadpool_limits(3, user_api="blas"):
+        with one_thread():
+            assert blas_threads() == {1}
+        assert blas_threads() == {3}
+        with one_thread(10**12):
+            assert blas_threads() == {3}
+
+
+def test_a_limit_without_a_context_stays():
+    with threadpool_limits(3, user_api="blas"):
+        limit_threads(2)
+        assert blas_threads() == {2}

@@ -18,7 +18,6 @@ import warnings
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
@@ -97,13 +96,13 @@ def decode_items(
 def _read(item: Item) -> bytes | np.ndarray:
     if isinstance(item, DataError):
         raise item
-    return read_file(Path(item)) if isinstance(item, str) else item
+    return read_file(item) if isinstance(item, str) else item
 
 
 def _measure(item: Item, how: Decoding) -> tuple[int, int]:
     """Width and height of an image, from its header."""
     if isinstance(item, str):
-        with open_file(Path(item)) as file:
+        with open_file(item) as file:
             return read_dimensions(file, how.formats)
     data = _read(item)
     return data.shape[1::-1] if isinstance(data, np.ndarray) else read_dimensions(io.BytesIO(data), how.formats)

@@ -84,19 +84,19 @@ def check_file_size(n_bytes: int) -> None:
 
 
 @contextmanager
-def open_file(path: Path) -> Iterator[BinaryIO]:
+def open_file(path: Path | str) -> Iterator[BinaryIO]:
     """Open an image file of an accepted length."""
     if "\0" in str(path):
         raise DataError("cannot be read: its name contains a null character")
     try:
-        with path.open("rb") as file:
+        with open(path, "rb") as file:  # noqa: PTH123 (no object per file)
             check_file_size(os.fstat(file.fileno()).st_size)
             yield file
     except OSError as error:
         raise DataError(f"cannot be read: {error.strerror or error}") from None
 
 
-def read_file(path: Path) -> bytes:
+def read_file(path: Path | str) -> bytes:
     """Read the encoded bytes of an image file."""
     with open_file(path) as file:
         return file.read()

@@ -264,7 +264,7 @@ def as_image_batch(images: Tensor | np.ndarray) -> Tensor:
     if x.shape[3] == 3:
         x = x.permute(0, 3, 1, 2)
     if x.dtype == torch.uint8:
-        return x.float() / 255
+        return x.float().div_(255)
     if not x.is_floating_point():
         raise UsageError(f"images of type {x.dtype}: give uint8 in 0..255 or float in [0, 1]")
     if x.numel() and not (x.min() >= -1e-6 and x.max() <= 1 + 1e-6):

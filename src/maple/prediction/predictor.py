@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
@@ -22,6 +23,7 @@ from maple.detectors.maple import MapleDetector
 from maple.errors import UsageError
 from maple.networks import Backbone, embed, embed_batches
 from maple.prediction.base import BasePredictor
+from maple.stats._blas import one_thread
 from maple.text import shorten, shorten_list
 from maple.types import Outputs, Prediction
 
@@ -107,8 +109,9 @@ class Predictor(BasePredictor):
 
     def predict_pixels(self, pixels: np.ndarray) -> Prediction:
         outputs = embed(self.backbone, pixels, cluster_to_class=self.cluster_to_class)
-        found = self.detector.describe(outputs)
-        return replace(self.predict_described(found), position=found.position)
+        with self._computing(len(outputs)):
+            found = self.detector.describe(outputs)
+            return replace(self.predict_described(found), position=found.position)
 
     def predict_usable(self, pixels: np.ndarray) -> tuple[Prediction, np.ndarray]:
         batch_size = max(1, len(pixels))
@@ -116,11 +119,12 @@ class Predictor(BasePredictor):
             self.backbone, pixels, batch_size=batch_size, cluster_to_class=self.cluster_to_class, finite=False
         )
         usable = np.isfinite(outputs.embeddings).all(axis=1)  # (N,)
-        found = self.detector.describe(outputs[usable])
-        if np.isnan(found.score).any():
-            usable[usable] = ~np.isnan(found.score)
+        with self._computing(len(outputs)):
             found = self.detector.describe(outputs[usable])
-        return self.predict_described(found), usable
+            if np.isnan(found.score).any():
+                usable[usable] = ~np.isnan(found.score)
+                found = self.detector.describe(outputs[usable])
+            return self.predict_described(found), usable
 
     def _predict_rows(self, images: ImageSet, batch_size: int, indices: Any, workers: int) -> Iterator[Prediction]:
         read = {"batch_size": batch_size, "indices": indices, "workers": workers}
@@ -129,7 +133,13 @@ class Predictor(BasePredictor):
 
     def predict_outputs(self, outputs: Outputs) -> Prediction:
         """Predict from outputs of the backbone."""
-        return self.predict_described(self.detector.describe(outputs))
+        with self._computing(len(outputs)):
+            return self.predict_described(self.detector.describe(outputs))
+
+    def _computing(self, n: int) -> AbstractContextManager[Any]:
+        """Threads of BLAS for the distances of ``n`` images: of a batch, one, since the others wait in a loop after."""
+        gaussians = self.detector.gaussians_
+        return one_thread(n * gaussians.n_components * (gaussians.dim + gaussians.n_clusters))
 
     def predict_described(self, found: Description) -> Prediction:
         """Predict from the description of the detector."""

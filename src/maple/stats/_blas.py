@@ -1,15 +1,23 @@
-"""Buffers of OpenBLAS: without room for one, OpenBLAS asks for it again without end, in NumPy as in SciPy."""
+"""OpenBLAS, of NumPy and of SciPy: its buffers and its threads.
+
+Without room for a buffer, OpenBLAS asks for it again without end. Its threads wait for the next product in a loop that
+takes a processor for about 30 ms: between batches of a network, that is time that the network does not get.
+"""
 
 from __future__ import annotations
 
 import mmap
+from contextlib import AbstractContextManager
 from functools import cache
+from typing import Any
 
 import numpy as np
 from scipy.linalg import cholesky
+from threadpoolctl import ThreadpoolController
 
 _BUFFERS = 2 * 2**26  # bytes: one of 32 MiB for each of the two libraries, and room to align them
 _SIDE = 64  # of a matrix that takes a buffer; smaller ones do without
+_SERIAL_PRODUCTS = 2**27  # multiplications below which several threads do not pay: a few milliseconds of one
 
 
 @cache
@@ -22,3 +30,24 @@ def reserve_buffers() -> None:
     matrix = np.eye(_SIDE)
     np.linalg.cholesky(matrix @ matrix)
     cholesky(matrix)
+
+
+def one_thread(n_products: int = 0) -> AbstractContextManager[Any]:
+    """Limit BLAS to one thread where fewer than 2^27 multiplications follow.
+
+    >>> with one_thread():
+    ...     float(np.ones((2, 2)).sum())
+    4.0
+    """
+    return limit_threads(1 if n_products < _SERIAL_PRODUCTS else None)
+
+
+def limit_threads(n: int | None) -> AbstractContextManager[Any]:
+    """Let BLAS use at most ``n`` threads from now on, within a ``with`` statement until its end."""
+    return _pools().limit(limits=n)
+
+
+@cache
+def _pools() -> ThreadpoolController:
+    """The thread pools of BLAS; looking for them takes milliseconds."""
+    return ThreadpoolController().select(user_api="blas")

@@ -13,6 +13,7 @@ import sys
 import tempfile
 from bisect import bisect_left
 from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
@@ -183,12 +184,20 @@ def _write(work: Work, file: ResumableFile, fill: Fill) -> _Done:
 
 
 def _fill_in_order(work: Work, file: ResumableFile) -> None:
-    """Predict in this process, from the first image that the file does not hold."""
+    """Predict in this process, from the first image that the file does not hold.
+
+    The rows of a chunk are written while the next one is predicted.
+    """
     if not file.tally.images and work.source.skipped:
         file.append([], work.source.skipped, images=0)
-    with closing(work.chunks(file.tally.images)) as chunks:
+    with ThreadPoolExecutor(1, "write") as thread, closing(work.chunks(file.tally.images)) as chunks:
+        written: Future[None] | None = None
         for rows, chunk in chunks:
-            file.append(rows, chunk.skipped, chunk.stop)
+            if written is not None:
+                written.result()
+            written = thread.submit(file.append, rows, chunk.skipped, chunk.stop)
+    if written is not None:
+        written.result()
 
 
 def _print(work: Work) -> _Done:
