@@ -75,7 +75,7 @@ class Cheap(BasePredictor):
 def use(predictor: BasePredictor, save_seconds: float = 0.0) -> None:
     """Let every model be this predictor, and a part be written after every chunk."""
     sys.modules["maple.prediction.onnx"] = types.SimpleNamespace(  # type: ignore[assignment]
-        OnnxPredictor=types.SimpleNamespace(open=lambda path: predictor)
+        OnnxPredictor=types.SimpleNamespace(open=lambda path, threads=None: predictor)
     )
     writer.SAVE_SECONDS = save_seconds
 

@@ -30,5 +30,9 @@ from maple.networks.hub import (
     rebuild_model as rebuild_model,
 )
 from maple.networks.origin import MadeBy as MadeBy, Origin as Origin
-from maple.networks.runtime import bfloat16_is_fast as bfloat16_is_fast, use_fast_allocator as use_fast_allocator
+from maple.networks.runtime import (
+    bfloat16_is_fast as bfloat16_is_fast,
+    use_fast_allocator as use_fast_allocator,
+    use_threads as use_threads,
+)
 from maple.networks.weights import load_state as load_state, load_weights as load_weights, read_state as read_state

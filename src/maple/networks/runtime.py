@@ -30,6 +30,12 @@ def use_fast_allocator() -> bool:
     return bool(libc.mallopt(m_mmap_max, 0)) and bool(libc.mallopt(m_trim_threshold, 2**31 - 1))
 
 
+def use_threads(n: int | None) -> None:
+    """Let torch compute with ``n`` threads; None leaves as many as there are."""
+    if n is not None:
+        torch.set_num_threads(n)
+
+
 def bfloat16_is_fast(device: str | None = None) -> bool:
     """Whether ``device`` ('cpu', 'cuda', ...; None: the GPU if there is one) computes natively in bfloat16.
 

@@ -31,15 +31,20 @@ MORE_CALIBRATION = (  # the remedy for missing or too few calibration images
 _GRAPH_SUFFIX = ".onnx"
 
 
-def open_predictor(source: Path, trust: bool = False) -> BasePredictor:
-    """The predictor of a run folder, or of a graph that ``maple export`` wrote, which needs no torch."""
+def open_predictor(source: Path, trust: bool = False, threads: int | None = None) -> BasePredictor:
+    """The predictor of a run folder, or of a graph that ``maple export`` wrote, which needs no torch.
+
+    ``threads`` is the number of computing threads, by default one per core.
+    """
     if is_graph(source):
         from maple.prediction.onnx import OnnxPredictor
 
-        return OnnxPredictor.open(source)
+        return OnnxPredictor.open(source, threads=threads)
     check_finished(source)  # before torch is imported, which takes seconds
+    from maple.networks import use_threads
     from maple.prediction.store import load_predictor
 
+    use_threads(threads)
     return load_predictor(source, trust=trust)
 
 

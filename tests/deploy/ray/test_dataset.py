@@ -9,6 +9,7 @@ import pytest
 
 from clusters_of_ray import write_images
 from maple.deploy.ray import Scorer, score
+from maple.deploy.ray.model import own_threads
 from maple.errors import UsageError
 from maple.runs.predicting.predict import predict_images
 from maple.runs.requests import PredictRequest
@@ -65,3 +66,26 @@ def test_a_scorer_takes_bytes_records_and_pixels(run, images, expected, predicto
 def test_a_dataset_without_images_is_refused(run):
     with pytest.raises(UsageError, match=r"no column bytes.*text"):
         Scorer(run)({"text": np.array(["a"])})
+
+
+def count_threads() -> tuple[int | None, set[int]]:
+    """The threads of a worker, and those of BLAS, of which there were four."""
+    from threadpoolctl import threadpool_info, threadpool_limits
+
+    threadpool_limits(4, user_api="blas")
+    n = own_threads()
+    return n, {pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == "blas"}
+
+
+def test_a_worker_computes_with_one_thread_per_processor(nodes):
+    """Two workers on two processors, each with a thread on both, wait for each other."""
+    import ray
+
+    class Counter:
+        def count(self, call):
+            return call()
+
+    actor = ray.remote(num_cpus=1)(Counter).remote()
+    assert ray.get(actor.count.remote(count_threads)) == (1, {1})
+    ray.kill(actor)
+    assert own_threads() is None  # the driver keeps all

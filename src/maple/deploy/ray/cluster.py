@@ -30,6 +30,7 @@ _TOKEN = ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
 _LOCAL = {  # of a cluster for one command, unless the user has set it
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_worker_niceness": "0",  # Ray's 15 starves the workers where anything else runs
+    "RAY_idle_worker_killing_time_threshold_ms": "600000",  # Ray's second ends decoding processes between two parts
     "RAY_DATA_DISABLE_PROGRESS_BARS": "1",
 }
 _QUIET: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}

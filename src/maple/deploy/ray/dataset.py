@@ -12,7 +12,7 @@ import pyarrow as pa
 from maple.data.decode import Decoding
 from maple.data.image_set import ImageSet
 from maple.data.stream import Chunk, Decoded
-from maple.deploy.ray.model import Model
+from maple.deploy.ray.model import Model, own_threads
 from maple.deploy.ray.spans import decode_chunk
 from maple.errors import DataError, UsageError, naming_extras
 from maple.options import as_dict
@@ -93,7 +93,9 @@ class Scorer:
         coverage: float | None = None,
         trust: bool = False,
     ) -> None:
-        self._predictor = run.open() if isinstance(run, Model) else open_predictor(Path(run), trust)
+        if not isinstance(run, Model):
+            run = Path(run)
+        self._predictor = run.open() if isinstance(run, Model) else open_predictor(run, trust, own_threads())
         self._extras = Extras(coverage, all_probabilities)
         sets = ["prediction_set"] if coverage is not None else []
         names = [f"p_{name}" for name in self._predictor.class_names if all_probabilities]

@@ -10,11 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
+import ray
+
 from maple.deploy.ray.jobs import naming_disk
 from maple.files import RunFile, check_finished
 from maple.options import Values
 from maple.prediction.base import BasePredictor
 from maple.runs.loading import is_graph, open_predictor
+from maple.stats._blas import limit_threads
 
 if TYPE_CHECKING:  # an exported graph is predicted without torch
     from maple.networks import Backbone
@@ -67,15 +70,18 @@ class Model:
     def open(self, gpus: float = 0.0) -> BasePredictor:
         """The predictor, ready to decide, on the GPU of a worker that has one."""
         with self._unpacked() as folder:
-            predictor = open_predictor(folder / self.name if self.is_graph else folder, self.trust)
+            source = folder / self.name if self.is_graph else folder
+            predictor = open_predictor(source, self.trust, own_threads())
         if predictor.runtime == "torch":
             _place(cast("Predictor", predictor).backbone, gpus)
         return predictor.decide(**self.options)
 
     def open_network(self, gpus: float = 0.0) -> Backbone:
         """The network alone, on the GPU of a worker that has one."""
+        from maple.networks import use_threads
         from maple.prediction.store import load_backbone
 
+        use_threads(own_threads())
         with self._unpacked() as folder:
             return _place(load_backbone(folder / RunFile.WEIGHTS, trust=self.trust), gpus)
 
@@ -89,6 +95,20 @@ class Model:
                     path.parent.mkdir(exist_ok=True)
                     path.write_bytes(content)
             yield Path(place)
+
+
+def own_threads() -> int | None:
+    """The computing threads of this worker, one for each of its processors; None where this is no worker of Ray.
+
+    BLAS is limited to them. Ray only sets ``OMP_NUM_THREADS``, and not where the user has: with a thread of every
+    worker on every processor, workers wait for each other in loops, and two of them on two processors take twice the
+    processor time.
+    """
+    if not ray.is_initialized() or ray.get_runtime_context().get_actor_id() is None:
+        return None
+    n = max(1, int(ray.get_runtime_context().get_assigned_resources().get("CPU", 1)))
+    limit_threads(n)
+    return n
 
 
 def _place(backbone: Backbone, gpus: float) -> Backbone:
