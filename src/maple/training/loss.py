@@ -66,14 +66,16 @@ def triplet_loss(
     anchors = positive.any(1) & (~same).any(1)  # (B,)
     if not anchors.any():
         return embeddings.sum() * 0
-    distances, positive, negative = distances[anchors], positive[anchors], ~same[anchors]
+    negative = ~same
+    if not anchors.all():
+        distances, positive, negative = distances[anchors], positive[anchors], negative[anchors]
     if softness == 0:
         farthest = distances.masked_fill(~positive, -torch.inf).amax(1)
-        nearest = distances.masked_fill(~negative, torch.inf).amin(1)
+        gaps = farthest - distances.masked_fill(~negative, torch.inf).amin(1)  # (B,)
     else:
-        farthest = _soft_mean(distances, positive, 1 / softness)
-        nearest = _soft_mean(distances, negative, -1 / softness)
-    return F.relu(farthest - nearest + margin).mean()
+        weights = _soft_weights(distances, positive, 1 / softness) - _soft_weights(distances, negative, -1 / softness)
+        gaps = (weights * distances).sum(1)  # (B,): one weighted mean less the other
+    return F.relu(gaps + margin).mean()
 
 
 def all_triplets_loss(embeddings: Tensor, targets: Tensor, margin: float, own_positive: bool = False) -> Tensor:
@@ -133,10 +135,9 @@ def contrastive_loss(embeddings: Tensor, targets: Tensor, margin: float) -> Tens
     return near + far
 
 
-def _soft_mean(distances: Tensor, mask: Tensor, sharpness: float) -> Tensor:
-    """Mean of each row over ``mask``, weighted by exp(sharpness d); the weights are constants of the gradient."""
-    weights = (sharpness * distances.detach()).masked_fill(~mask, -torch.inf).softmax(1)
-    return (weights * distances).sum(1)
+def _soft_weights(distances: Tensor, mask: Tensor, sharpness: float) -> Tensor:
+    """Weights of each row over ``mask``, proportional to exp(sharpness d) with sum 1; constants of the gradient."""
+    return (sharpness * distances.detach()).masked_fill_(~mask, -torch.inf).softmax(1)
 
 
 def relative_spread(embeddings: Tensor) -> Tensor:

@@ -85,7 +85,12 @@ class MapleRecipe(MapleOptions, Recipe):
         return self.triplet
 
     def prepare(self, backbone: Backbone) -> None:
-        """Add the head of the rotations; refuse losses that read the head through the embedding if it does not."""
+        """Add the head of the rotations; refuse losses that read the head through the embedding if it does not.
+
+        The clustering is imported before the first epoch, half a second that is not to be part of an event.
+        """
+        if self.clustering:
+            import maple.stats.clustering.splitting  # noqa: F401
         if self.rotation_share:
             backbone.rotation_head = make_rotation_head(backbone)
         if not (backbone.branch and self.triplet):
