@@ -140,8 +140,11 @@ def test_gaussian_detectors_are_read_as_the_paper_does_and_are_no_baseline(plain
     results = evaluate_run(request)
     assert results.methods["md"].classification is not None and results.methods["md"].n_components > 0
     assert results.methods["rmd"].classification is None  # its score is no squared distance
-    assert results.baseline is None
-    assert evaluate_run(replace(request, ood={}, detectors=["md", "softmax"])).baseline == "softmax"
+    assert results.baseline == "softmax" and list(results.methods) == [
+        "softmax", "energy", "md", "rmd", "softmax-scaled", "maple", "maple-paper"
+    ]  # fmt: skip
+    again = evaluate_run(replace(request, ood={}, detectors=["md", "softmax"]))
+    assert list(again.methods) == ["energy", "md", "softmax", "softmax-scaled", "maple", "maple-paper"]
 
 
 def test_methods_of_others_are_listed_with_their_docstring():

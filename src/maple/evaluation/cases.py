@@ -57,7 +57,8 @@ class Scored(NamedTuple):
 class Context:
     """What goes into the results besides the figures of the predictor itself."""
 
-    detectors: Sequence[str | Detector] | None = None  # names, or fitted instances
+    detectors: Sequence[str | Detector] | None = None  # names, or fitted instances; the default ones if None
+    further: Sequence[Detector] = ()  # fitted instances beside those
     own: Own | None = None
     scored: Sequence[Scored] = ()
     ood_classes: Mapping[str, Sequence[str]] = field(default_factory=dict)  # class names by OOD set
@@ -204,9 +205,9 @@ def _compare(case: Case, context: Context) -> Compared:
     """The recipe's own method, the detectors, then the readings of MAPLE."""
     own, detectors = context.own, context.detectors
     if detectors is None:
-        with_logits = case.ind.logits is not None
-        detectors = [name for name in BASELINES if with_logits and (own is None or name != own.detector)]
-    fitted = [_fit_to_logits(each, case) for each in detectors]
+        taken = {each.name for each in context.further} | ({own.detector} if own else set())
+        detectors = [name for name in BASELINES if case.ind.logits is not None and name not in taken]
+    fitted = [_fit_to_logits(each, case) for each in (*detectors, *context.further)]
     networks = {} if own is None else {own.recipe: _read_network(case, _fit_to_logits(own.detector, case))}
     networks |= {found.name: _read_network(case, found) for found in fitted if found.name == "softmax"}
     if networks:

@@ -95,7 +95,7 @@ def evaluate_run(request: EvaluateRequest, engine: Engine = LOCAL) -> Results:
         warn_of_skipped(test.skipped, of=f" of '{test.name}'")
         unknown = open_unknown(predictor, sources, root, splits)
         sets = EvaluationSets(test, unknown, "test" if request.ind is None else GIVEN, _groups(request))
-        if detectors is not None:
+        if detectors:
             tuning = open_like(predictor, request.ood_validation, root) if request.ood_validation else None
             fit_detectors(detectors, predictor, splits, tuning, workers=config.train.workers, engine=engine)
         results = measure_run(run, predictor, sets, config, request.command, detectors, request.keep, engine)
@@ -104,8 +104,8 @@ def evaluate_run(request: EvaluateRequest, engine: Engine = LOCAL) -> Results:
     return results
 
 
-def _compared_detectors(request: EvaluateRequest) -> list[Detector] | None:
-    """The detectors to compare with, each once; ``None`` for the default ones."""
+def _compared_detectors(request: EvaluateRequest) -> list[Detector]:
+    """The detectors to compare with beside the default ones, each once."""
     settings = {key: value for key, value in request.flags.items() if "." in key}
     asked = create_detectors(request.detectors or (), settings)
     by_name = {each.name: each for each in asked if each.name != "maple"}
@@ -114,7 +114,7 @@ def _compared_detectors(request: EvaluateRequest) -> list[Detector] | None:
         raise UsageError(f"'{tuned[0]}' is tuned on unknown images: give some with --ood-validation")
     if request.ood_validation is not None and not tuned:
         raise UsageError("--ood-validation is for detectors tuned on unknown images: add --detector lee-md-ood")
-    return None if request.detectors is None else list(by_name.values())
+    return list(by_name.values())
 
 
 # --- images -----------------------------------------------------------------------------------------------------------
@@ -264,11 +264,14 @@ def measure_run(
     sets: EvaluationSets,
     config: RunConfig,
     command: str,
-    detectors: Sequence[Detector] | None = None,
+    detectors: Sequence[Detector] = (),
     keep: bool = True,
     engine: Engine = LOCAL,
 ) -> Results:
-    """Run the network over all sets once; with ``keep`` write results, labels and gallery. ``detectors`` are fitted."""
+    """Run the network over all sets once; with ``keep`` write results, labels and gallery.
+
+    ``detectors`` are fitted, and compared beside those of the network alone.
+    """
     backbone, workers, seed = predictor.backbone, config.train.workers, config.train.seed
     images = [sets.test, *sets.ood.values()]
     test, *others = [
@@ -280,9 +283,9 @@ def measure_run(
         network_latency = measure_latency(backbone if backbone.head is not None else backbone.embed, one, repeats=20)
     case = Case.check(predictor, test, dict(zip(sets.ood, others)))
     context = Context(
-        detectors=detectors and [each for each in detectors if not isinstance(each, ImageDetector)],
+        further=[each for each in detectors if not isinstance(each, ImageDetector)],
         own=_own_method(backbone),
-        scored=[_score_images(each, backbone, sets, workers) for each in _reading_images(detectors or ())],
+        scored=[_score_images(each, backbone, sets, workers) for each in _reading_images(detectors)],
         ood_classes={name: each.class_names for name, each in sets.ood.items()},
         groups=sets.groups,
         latency_ms=measure_latency(predictor, one, repeats=20).median_ms,

@@ -292,9 +292,9 @@ class EvaluateRequest(EngineFlags):
     )
     detectors: Sequence[str] | None = flag(
         None,
-        "detectors to compare with, such as rmd,energy,knn; they are fitted on the run's training images",
+        "detectors to compare with beside softmax and energy, such as rmd,knn (maple methods lists them); they are "
+        "fitted on the run's training images",
         "--detector",
-        shown="softmax,energy; all: maple methods",
         metavar="NAME,...",
         takes=str,
         read=flag_values.list_detectors,
