@@ -193,6 +193,8 @@ def test_a_limit_that_is_not_reached_leaves_the_weights_to_the_last_bit(splits):
         ([0.9, 0.9, 0.9, 0.9], 1000, False),
         ([0.5, 0.9, 0.8], 1000, False),
         ([0.88, 0.90], 50, False),  # one image in 50
+        ([0.0, 1 / 24], 24, False),  # one image, where the standard error of so small a share would be smaller
+        ([1 - 2 / 200, 1 - 1 / 200], 200, False),
         ([0.7 + 0.02 * i for i in range(10)], 1000, True),
         ([*[0.5 + 0.04 * i for i in range(10)], *[0.9] * 10], 1000, False),
     ],

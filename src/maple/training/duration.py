@@ -115,7 +115,8 @@ def describe_rise(history: Sequence[Mapping[str, Any]], n_images: int, options: 
     if len(accuracies) < 2 * n or n_images < 1:
         return None
     before, end = sum(accuracies[-2 * n : -n]) / n, sum(accuracies[-n:]) / n
-    if end - before <= math.sqrt(end * (1 - end) / n_images) or accuracies[-1] >= 1:
+    likely = (end * n_images + 1) / (n_images + 2)  # so that one image of few, from 0 right to 1, is no rise
+    if end - before <= math.sqrt(likely * (1 - likely) / n_images) or accuracies[-1] >= 1:
         return None
     if options.schedule in FALLING and not _has_room(history):
         return None
