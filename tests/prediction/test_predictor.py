@@ -16,6 +16,7 @@ from maple.decisions.calibration import MIN_CLASS_IMAGES
 from maple.decisions.conformal import conformal_threshold
 from maple.errors import DataError, UsageError
 from maple.networks import embed
+from maple.networks.origin import Origin
 from maple.prediction.fit import fit_predictor
 from maple.prediction.predictor import Predictor
 from maple.prediction.store import load_predictor
@@ -94,6 +95,18 @@ def test_classes_with_enough_calibration_images_have_their_own_threshold(backbon
         together = each.decide(per_class=False)(whole.test)
         np.testing.assert_array_equal(together.is_ood, together.score > each.threshold)
         assert (together.is_ood != said.is_ood).any()
+
+
+@pytest.mark.parametrize(
+    ("kind", "spec", "shown"),
+    [("huggingface", "/secret/vit", "vit"), ("onnx", "secret/net.onnx", "net.onnx"), ("timm", "timm/vit", "timm/vit")],
+)
+def test_the_name_of_the_network_has_no_folder(kind, spec, shown, predictor):
+    other = copy.copy(predictor)
+    other.backbone = copy.copy(predictor.backbone)
+    other.backbone.name, other.backbone.origin = spec, Origin(kind=kind, spec=spec)
+    assert other.network == shown
+    assert predictor.network == predictor.backbone.name
 
 
 def test_prediction_sets_cover(predictor, whole):

@@ -64,7 +64,7 @@ class BasePredictor(ABC):
     @property
     @abstractmethod
     def network(self) -> str:
-        """The name of the backbone."""
+        """The name of the backbone, without the folder that it was opened from: graphs and services show it."""
 
     @property
     @abstractmethod

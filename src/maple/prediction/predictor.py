@@ -21,6 +21,7 @@ from maple.decisions.sets import true_class_scores
 from maple.detectors.description import Description
 from maple.detectors.maple import MapleDetector
 from maple.errors import UsageError
+from maple.files import without_paths
 from maple.networks import Backbone, embed, embed_batches
 from maple.prediction.base import BasePredictor
 from maple.stats._blas import one_thread
@@ -60,7 +61,9 @@ class Predictor(BasePredictor):
 
     @property
     def network(self) -> str:
-        return self.backbone.name
+        origin = self.backbone.origin
+        described = {"backbone": self.backbone.name, "origin": None if origin is None else origin.to_dict()}
+        return without_paths(described)["backbone"]
 
     @property
     def score_name(self) -> str:
