@@ -1,9 +1,10 @@
-"""OpenBLAS: too little memory for a buffer ends in an error, not in a loop without end; small products take a thread."""
+"""OpenBLAS: too little memory for a buffer is an error, not a loop without end; small products take one thread."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from threadpoolctl import threadpool_info, threadpool_limits
@@ -46,6 +47,26 @@ def test_small_products_take_one_thread_and_large_ones_all():
         assert blas_threads() == {3}
         with one_thread(10**12):
             assert blas_threads() == {3}
+
+
+def test_threads_that_overlap_do_not_leave_the_limit_behind():
+    with threadpool_limits(3, user_api="blas"):
+        first, second = one_thread(), one_thread()
+        first.__enter__()
+        second.__enter__()
+        first.__exit__(None, None, None)
+        assert blas_threads() == {1}
+        second.__exit__(None, None, None)
+        assert blas_threads() == {3}
+        with ThreadPoolExecutor(4) as threads:
+            list(threads.map(enter_often, range(4)))
+        assert blas_threads() == {3}
+
+
+def enter_often(_: int) -> None:
+    for _ in range(100):
+        with one_thread():
+            pass
 
 
 def test_a_limit_without_a_context_stays():

@@ -7,7 +7,9 @@ takes a processor for about 30 ms: between batches of a network, that is time th
 from __future__ import annotations
 
 import mmap
-from contextlib import AbstractContextManager
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
@@ -18,6 +20,8 @@ from threadpoolctl import ThreadpoolController
 _BUFFERS = 2 * 2**26  # bytes: one of 32 MiB for each of the two libraries, and room to align them
 _SIDE = 64  # of a matrix that takes a buffer; smaller ones do without
 _SERIAL_PRODUCTS = 2**27  # multiplications below which several threads do not pay: a few milliseconds of one
+_lock = threading.Lock()
+_within: list[Any] = []  # the limit of one thread, once for each thread of the program that is within it
 
 
 @cache
@@ -32,17 +36,31 @@ def reserve_buffers() -> None:
     cholesky(matrix)
 
 
-def one_thread(n_products: int = 0) -> AbstractContextManager[Any]:
+@contextmanager
+def one_thread(n_products: int = 0) -> Iterator[None]:
     """Limit BLAS to one thread where fewer than 2^27 multiplications follow.
+
+    The limit is one of the process: of several threads within it, the last one that leaves it ends it.
 
     >>> with one_thread():
     ...     float(np.ones((2, 2)).sum())
     4.0
     """
-    return limit_threads(1 if n_products < _SERIAL_PRODUCTS else None)
+    if n_products >= _SERIAL_PRODUCTS:
+        yield
+        return
+    with _lock:
+        _within.append(_within[0] if _within else limit_threads(1))
+    try:
+        yield
+    finally:
+        with _lock:
+            limit = _within.pop()
+            if not _within:
+                limit.restore_original_limits()
 
 
-def limit_threads(n: int | None) -> AbstractContextManager[Any]:
+def limit_threads(n: int | None) -> Any:
     """Let BLAS use at most ``n`` threads from now on, within a ``with`` statement until its end."""
     return _pools().limit(limits=n)
 
