@@ -157,12 +157,12 @@ def main() -> None:
 
 
 def _draw_nothing() -> None:
-    from matplotlib.figure import Figure
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
 
-    def save(figure: Figure, file: Any, **_: Any) -> None:
+    def print_svg(canvas: FigureCanvasSVG, file: Any, **_: Any) -> None:
         file.write('<svg viewBox="0 0 1 1"></svg>')
 
-    Figure.savefig = save  # type: ignore[method-assign]
+    FigureCanvasSVG.print_svg = print_svg  # type: ignore[method-assign]
 
 
 def _compile_templates() -> None:
