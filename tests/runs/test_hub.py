@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,6 +19,9 @@ from hub_server import TOKEN, serving_hub
 from maple.errors import RunError, UsageError
 from maple.files import load_arrays, save_arrays
 from maple.networks import create_backbone
+from maple.prediction.store import load_predictor
+from maple.reporting.gallery import read_gallery
+from maple.reporting.gallery.write import write_examples
 from maple.runs.folder import RunFolder
 from maple.runs.hub import LIMITS, HubPlace, _outgoing
 from maple.runs.hub_card import write_card
@@ -128,6 +132,10 @@ def test_weights_of_an_earlier_version_lose_the_folder_of_their_network(run_fold
     assert all((again[name] == arrays[name]).all() for name in arrays)
 
 
+def content(sent: dict[str, bytes | str]) -> dict[str, bytes]:
+    return {name: each if isinstance(each, bytes) else Path(each).read_bytes() for name, each in sent.items()}
+
+
 @pytest.mark.parametrize(
     ("origin", "given"),
     [
@@ -141,11 +149,25 @@ def test_no_path_of_this_machine_is_published(origin, given, run_folder, tmp_pat
     stored = metadata | {"origin": origin} | ({"backbone": origin["spec"]} if origin else {})
     save_arrays(folder / "weights.safetensors", arrays, stored)
     (folder / "config.toml").write_text(f'[origin]\nformat = 3\n[model]\nbackbone = "{given}"\n[train]\nseed = 3\n')
-    sent = _outgoing(RunFolder(folder), HubPlace.parse("hf://lab/pictures"), gallery=True)
-    contents = [each if isinstance(each, bytes) else Path(each).read_bytes() for each in sent.values()]
-    assert not any(b"secret" in content for content in contents)
+    sent = content(_outgoing(RunFolder(folder), HubPlace.parse("hf://lab/pictures"), gallery=True))
+    assert not any(b"secret" in each for each in sent.values())
     config = tomllib.loads(sent["config.toml"].decode())
     assert config["model"]["backbone"] == ("net.onnx" if origin else "resnet9") and config["train"]["seed"] == 3
+
+
+def test_the_gallery_goes_without_the_folders_of_its_images(run_folder, tmp_path):
+    folder = shutil.copytree(run_folder, tmp_path / "run")
+    images = replace(pictures(6), files=tuple(f"/secret/place/{i}.png" for i in range(6)))
+    prediction = load_predictor(folder)(images.pixels)
+    for source in ("near", "/secret/set"):  # as --ood near=FOLDER, and as --near FOLDER
+        write_examples(folder / "gallery", "caught", images, prediction, source=source)
+    sent = content(_outgoing(RunFolder(folder), HubPlace.parse("hf://lab/pictures"), gallery=True))
+    assert not any("secret" in name or b"secret" in each for name, each in sent.items())
+    (back := tmp_path / "back").mkdir()
+    for name in (name for name in sent if name.startswith("gallery/")):
+        (back / Path(name).name).write_bytes(sent[name])
+    (examples,) = read_gallery(back).examples
+    assert {each.file for each in examples.images} == {f"{i}.png" for i in range(6)}
 
 
 def test_a_network_with_a_name_keeps_it(run_folder, tmp_path):

@@ -7,19 +7,29 @@ of a run are fetched, after their sizes were checked, and none of them runs code
 
 from __future__ import annotations
 
+import json
 import re
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 from maple import __version__
 from maple.errors import RunError, UsageError, naming_extras
-from maple.files import RunFile, check_finished, check_links, load_arrays, read_metadata, save_arrays, without_paths
+from maple.files import (
+    RunFile,
+    check_finished,
+    check_links,
+    load_arrays,
+    load_json,
+    read_metadata,
+    save_arrays,
+    without_paths,
+)
 from maple.runs.folder import RunFolder, RunOrigin, RunSettings
-from maple.runs.hub_card import write_card
+from maple.runs.hub_card import set_name, write_card
 
 PREFIX = "hf://"
 CARD = "README.md"
@@ -130,11 +140,39 @@ def _outgoing(run: RunFolder, place: HubPlace, gallery: bool) -> dict[str, bytes
         elif (run / RunFile.MANIFEST).is_file():
             files[RunFile.MANIFEST] = str(run / RunFile.MANIFEST)
         files |= {path.name: path.read_bytes() for path in clean.path.iterdir()}
-    folders = (RunFile.NETWORK, RunFile.GALLERY) if gallery else (RunFile.NETWORK,)
-    inside = (path for folder in folders for path in sorted((run / folder).glob("*")))
-    files |= {f"{path.parent.name}/{path.name}": str(path) for path in inside}
+    files |= {f"{RunFile.NETWORK}/{path.name}": str(path) for path in sorted((run / RunFile.NETWORK).glob("*"))}
+    if gallery:
+        files |= {f"{RunFile.GALLERY}/{name}": each for name, each in _outgoing_gallery(run / RunFile.GALLERY).items()}
     files[CARD] = write_card(run.path, str(replace(place, revision=None))).encode()
     return files
+
+
+def _outgoing_gallery(folder: Path) -> dict[str, bytes | str]:
+    """Thumbnails and their descriptions, without the folders of images and without sets that were given as paths."""
+    files: dict[str, bytes | str] = {path.name: str(path) for path in sorted(folder.glob("*"))}
+    for name in [each for each in files if each.endswith(".json")]:
+        said = load_json(folder / name)
+        source = said.get("source", "")
+        if set_name(source) != source:
+            del files[name]
+            files.pop(said.get("sheet", ""), None)
+        else:
+            files[name] = json.dumps(_without_folders(said), indent=1).encode()
+    return files
+
+
+def _without_folders(value: Any) -> Any:
+    """JSON in which files have the last part of their names alone.
+
+    >>> _without_folders({"class": "a/b", "files": ["/home/me/1.png"], "low": [{"file": "/home/me/2.png"}]})
+    {'class': 'a/b', 'files': ['1.png'], 'low': [{'file': '2.png'}]}
+    """
+    if isinstance(value, list):
+        return [_without_folders(each) for each in value]
+    if not isinstance(value, dict):
+        return value
+    named = {"file": lambda name: PurePath(name).name, "files": lambda names: [PurePath(name).name for name in names]}
+    return {key: named.get(key, _without_folders)(each) for key, each in value.items()}
 
 
 # --- and back ---------------------------------------------------------------------------------------------------------

@@ -73,7 +73,7 @@ def _measured(path: Path) -> str:
     results = Results.load(path)
     row: dict[str, Any] = next((each for each in results.rows() if each.get("method") == "maple"), {})
     known = {"accuracy": row.get("accuracy"), "ECE (by chance)": row.get("ece")}
-    known |= {f"AUROC, {_set_name(name)}": row.get(f"auroc/{name}") for name in results.ood_names}
+    known |= {f"AUROC, {set_name(name)}": row.get(f"auroc/{name}") for name in results.ood_names}
     figures = {name: f"{value:.3f}" for name, value in known.items() if value is not None and not math.isnan(value)}
     if "ECE (by chance)" in figures:
         figures["ECE (by chance)"] = add_floor(figures["ECE (by chance)"], [row["ece_floor"]])
@@ -82,10 +82,10 @@ def _measured(path: Path) -> str:
     return "\n".join(["", "## Measured", "", test, "", "| | |", "|---|---|", *lines]) if lines else ""
 
 
-def _set_name(name: str) -> str:
+def set_name(name: str) -> str:
     """The name of a set of unknown images; of one that was given as a path the last part alone.
 
-    >>> _set_name("/home/me/debris"), _set_name("../debris"), _set_name("openood/cifar10-tin")
+    >>> set_name("/home/me/debris"), set_name("../debris"), set_name("openood/cifar10-tin")
     ('debris', 'debris', 'openood/cifar10-tin')
     """
     path = Path(name)
