@@ -25,6 +25,8 @@ from maple.data.decoders import ATTEMPTS, DecoderKilled, DecoderPool, decode_kep
 from maple.errors import DataError, RunError
 from maple.types import Skipped
 
+BESIDE = 256  # images before and after some that are gone: if all are, their folder is
+
 
 class Decoded(NamedTuple):
     """Consecutive images of a source: those that could be decoded, and the others."""
@@ -133,7 +135,8 @@ def decode_chunks(chunks: Iterable[Chunk], how: Decoding, workers: int) -> Gener
 def check_present(source: Source, rows: Iterable[int], decoded: Decoded) -> None:
     """Raise ``DataError`` where no image of ``rows`` is there any more, as when a folder is renamed or a disk removed.
 
-    Images that go one by one are skipped like others that cannot be used.
+    Images that go one by one are skipped like others that cannot be used, so that ``rows`` are to be those of
+    ``decoded`` and ``BESIDE`` before and after them.
     """
     if decoded.skipped and all(map(source.is_gone, rows)):
         raise DataError(

@@ -94,6 +94,20 @@ def test_images_that_vanish_within_a_span_are_not_skipped(folder, monkeypatch):
         span.decode(Decoding(8), 4)
 
 
+def test_an_image_that_goes_alone_is_skipped_also_in_a_span_of_its_own(folder):
+    images = Path(shutil.copytree(folder, folder.parent / "losing"))
+    sources = open_source([str(images)], size=8), open_images(images, labelled=False, size=8, memory_limit=0)
+    spans = [sent(source, len(source) - 1, len(source)) for source in sources]
+    sorted(images.iterdir())[-1].unlink()
+    for span in spans:
+        ((skipped,),) = [chunk.skipped for chunk in span.decode(Decoding(8), 4)]
+        assert skipped.file == span.names[0]
+    shutil.rmtree(images)
+    for span in spans:
+        with pytest.raises(DataError, match="gone"):
+            span.decode(Decoding(8), 4)
+
+
 def test_what_cannot_travel_is_known():
     assert can_cut(ImageSet.from_arrays(np.zeros((2, 8, 8), np.uint8)))
     assert not can_cut(object())

@@ -19,7 +19,7 @@ from maple.data.image_set import ImageSet
 from maple.data.sources.folders import Files
 from maple.data.sources.remote import RemoteFiles
 from maple.data.sources.tables import Table, Tables
-from maple.data.stream import Chunk, Decoded, Source, check_present
+from maple.data.stream import BESIDE, Chunk, Decoded, Source, check_present
 from maple.errors import DataError, RunError
 
 SPAN_BYTES = 2**25  # pixels of a task's images, at most
@@ -36,19 +36,20 @@ class Span:
     source: Source
     rows: Sequence[int]
     names: Sequence[str] | None = None  # of the images, if not those of ``source``
+    beside: Sequence[int] = ()  # where ``source`` has the images of the span and some before and after it
 
     @classmethod
     def cut(cls, source: Source, first: int, stop: int) -> Span:
         """A range of a source: paths and arrays are cut to it, a table is opened again by the worker; names stay."""
         if isinstance(source, _Cuttable):
-            own, rows = source.only(range(first, stop))
-            return cls(first, stop, own, rows, _names(source, first, stop))
+            own, rows, beside = _take(source, range(len(source)), first, stop)
+            return cls(first, stop, own, rows, _names(source, first, stop), beside)
         assert isinstance(source, ImageSet)
         if source.pixels is not None:
             return cls(first, stop, source.subset(np.arange(first, stop)), range(stop - first))
         assert isinstance(source.store, _Cuttable) and source.rows is not None
-        own, rows = source.store.only(source.rows[first:stop].tolist())
-        return cls(first, stop, own, rows, source.files[first:stop])
+        own, rows, beside = _take(source.store, source.rows, first, stop)
+        return cls(first, stop, own, rows, source.files[first:stop], beside)
 
     def __len__(self) -> int:
         return self.stop - self.first
@@ -74,11 +75,21 @@ class Span:
         return [found[row] for row in self.rows if row in found]
 
     def decode(self, how: Decoding, size: int) -> list[Decoded]:
-        """Decode all images, ``size`` at a time; ``DataError`` where none of them is there any more."""
+        """Decode all images, ``size`` at a time; ``DataError`` where none of them is there any more, nor any beside."""
         decoded = [decode_chunk(chunk, how) for chunk in self.chunks(size)]
         for chunk in decoded:
-            check_present(self.source, self.rows, chunk)
+            check_present(self.source, self.beside, chunk)
         return decoded
+
+
+def _take(
+    source: _Cuttable, positions: range | np.ndarray, first: int, stop: int
+) -> tuple[Source, Sequence[int], Sequence[int]]:
+    """What reads some images elsewhere, and where it has these, and these with some before and after them."""
+    begin = max(first - BESIDE, 0)
+    wanted = positions[begin : stop + BESIDE]
+    own, beside = source.only(wanted.tolist() if isinstance(wanted, np.ndarray) else wanted)
+    return own, beside[first - begin : stop - begin], beside
 
 
 def cut_spans(source: Source, images: range, size: int, batch_size: int, at_least: int = 1) -> Iterator[Span]:

@@ -26,7 +26,7 @@ import numpy as np
 from maple import __version__
 from maple.data.decode import Decoding
 from maple.data.sources import open_source
-from maple.data.stream import Decoded, Source, check_present, decode_stream
+from maple.data.stream import BESIDE, Decoded, Source, check_present, decode_stream
 from maple.decisions.conformal import benjamini_hochberg, can_flag, min_calibration_images
 from maple.decisions.sets import min_labelled_images
 from maple.errors import DataError, UsageError
@@ -42,7 +42,6 @@ from maple.runs.requests import PredictRequest
 from maple.text import percent
 from maple.types import DOUBTFUL_PROBABILITY, PREDICTION_COLUMNS, Counts, Skipped
 
-_BESIDE = 256  # images before and after one that is gone: if all are, their folder is
 _NO_SCORE = "its embedding or score is NaN or infinite"
 
 
@@ -141,7 +140,7 @@ class Work:
         self.display.begin("predicting", start, len(self.source))
         with closing(decoded):
             for chunk in decoded:
-                beside = range(max(chunk.first - _BESIDE, 0), min(chunk.stop + _BESIDE, len(self.source)))
+                beside = range(max(chunk.first - BESIDE, 0), min(chunk.stop + BESIDE, len(self.source)))
                 check_present(self.source, beside, chunk)
                 yield predict_chunk(self.predictor, chunk, self.extras)
                 self.display.update(chunk.stop, len(self.source))
