@@ -21,10 +21,10 @@ import numpy as np
 from scipy.special import log_softmax
 
 from maple.errors import FitError
-from maple.stats.arrays import ArrayRecord, as_embeddings, check_rows, norm_factors, row_blocks
+from maple.stats.arrays import BLOCK_ELEMENTS, ArrayRecord, as_embeddings, check_rows, norm_factors, row_blocks
 from maple.stats.covariance import RELATIVE_FLOOR, oas_covariance, principal_axes, shrink_if_few, whitening
 from maple.stats.moments import Moments
-from maple.stats.nearest import Nearest, nearest_centroids
+from maple.stats.nearest import CENTROIDS, Nearest, nearest_centroids
 
 # The smallest number of images for which a cluster gets its own (shrunk) covariance.
 _MIN_IMAGES_FULL = 4
@@ -32,6 +32,7 @@ _MIN_IMAGES_FULL = 4
 FARTHEST = 1e300
 # Largest rounding error of whitened coordinates (standard deviation 1) for which float32 products are used.
 _FLOAT32_ROUNDING = 1e-3
+_SEARCH_ELEMENTS = 2**17  # of the tables of a search: they stay in the cache, and a call of NumPy pays
 
 
 @dataclass(frozen=True, eq=False)
@@ -128,8 +129,10 @@ class Gaussians(ArrayRecord):
         embeddings = as_embeddings(embeddings, self.dim)
         n = len(embeddings)
         found = Nearest(np.empty(n, dtype=np.int64), np.empty(n), np.empty(n))
-        for rows, block in self._projected_blocks(embeddings):
-            part = self._block_nearest(block)
+        width = max(self.n_components, min(self.n_clusters, CENTROIDS))  # of the tables that the search makes
+        step = max(512, BLOCK_ELEMENTS // self.dim)  # whole blocks of the projection, which rounds by block
+        for rows in row_blocks(n, width, elements=_SEARCH_ELEMENTS, min_rows=step):
+            part = self._block_nearest(self.project(embeddings[rows]))
             if not np.isfinite(part.mean).all():
                 part = Nearest.of(self.squared_distances(embeddings[rows]))
             for values, new in zip(found, part):

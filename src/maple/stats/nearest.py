@@ -11,7 +11,7 @@ import numpy as np
 
 from maple.stats.arrays import row_blocks
 
-_CENTROIDS = 1024  # compared with a block of images at a time
+CENTROIDS = 1024  # compared with a block of images at a time
 _UNIT = float(np.finfo(np.float32).eps) / 2  # largest relative error of one rounding to float32
 
 
@@ -46,41 +46,46 @@ def nearest_centroids(projection: np.ndarray, centroids: np.ndarray) -> Nearest:
     (array([0, 1]), array([1., 1.]))
     """
     with np.errstate(over="ignore", invalid="ignore"):
-        cluster, is_open = _search(projection, centroids)
+        norms = np.vecdot(projection, projection)  # (B,) squared
+        cluster, is_open = _search(projection, centroids, norms)
         if is_open.any():
             cluster[is_open] = _search_exactly(projection[is_open], centroids)
         difference = projection - centroids[cluster]  # (B, K)
         least = np.vecdot(difference, difference)
-        mean = np.vecdot(projection, projection) - 2 * (projection @ centroids.mean(axis=0))
+        mean = norms - 2 * (projection @ centroids.mean(axis=0))
         mean += np.vecdot(centroids, centroids).mean()
     return Nearest(cluster, least, np.maximum(mean, least))
 
 
-def _search(projection: np.ndarray, centroids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The nearest centroid of each row by float32 products (B,), and whether it is open which one is nearest (B,)."""
+def _search(projection: np.ndarray, centroids: np.ndarray, norms: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The nearest centroid of each row by float32 products (B,), and whether it is open which one is nearest (B,).
+
+    ``norms`` (B,) are the squared ones of the rows.
+    """
     squares = np.vecdot(centroids, centroids)  # (M,)
-    rows = np.column_stack([projection, np.ones(len(projection))]).astype(np.float32)  # (B, K + 1)
-    margin = _error_bound(projection, squares.max())
-    least = np.full(len(rows), np.inf, dtype=np.float32)
-    cluster = np.zeros(len(rows), dtype=np.int64)
-    is_open = ~np.isfinite(margin)
-    for columns in row_blocks(len(centroids), 1, elements=_CENTROIDS):
+    rows = np.ones((len(projection), projection.shape[1] + 1), dtype=np.float32)  # (B, K + 1)
+    rows[:, :-1] = projection
+    margin = _error_bound(norms, squares.max(), projection.shape[1])
+    for columns in row_blocks(len(centroids), 1, elements=CENTROIDS):
         terms = np.column_stack([-2 * centroids[columns], squares[columns]]).astype(np.float32)  # (c, K + 1)
         found, there, several = _smallest(rows @ terms.T, margin)
+        if columns.start == 0:
+            least, cluster, is_open = found, there, several
+            continue
         is_open = np.where(np.abs(found - least) > margin, np.where(found < least, several, is_open), True)
         cluster = np.where(found < least, there + columns.start, cluster)
         least = np.minimum(found, least)
     return cluster, is_open | ~np.isfinite(least + margin)
 
 
-def _error_bound(projection: np.ndarray, largest: float) -> np.ndarray:
-    """Twice the error of -2 z c' + ||c||² in float32 (B,), for centroids of a squared norm up to ``largest``.
+def _error_bound(norms: np.ndarray, largest: float, n_components: int) -> np.ndarray:
+    """Twice the error of -2 z c' + ||c||² in float32 (B,), for z of squared ``norms`` and ||c||² up to ``largest``.
 
     An inner product of K + 1 terms errs by at most (K + 1) u sum |terms|, and each factor is rounded once; the sum is
     at most 2 ||z|| ||c|| + ||c||².
     """
-    sizes = 2 * np.sqrt(np.vecdot(projection, projection) * largest) + largest
-    return (2 * (projection.shape[1] + 4) * _UNIT * sizes).astype(np.float32)
+    sizes = 2 * np.sqrt(norms * largest) + largest
+    return (2 * (n_components + 4) * _UNIT * sizes).astype(np.float32)
 
 
 def _smallest(values: np.ndarray, margin: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -95,7 +100,7 @@ def _search_exactly(projection: np.ndarray, centroids: np.ndarray) -> np.ndarray
     """The nearest centroid of each row (B,) in float64, in blocks of centroids."""
     least = np.full(len(projection), np.inf)
     cluster = np.zeros(len(projection), dtype=np.int64)
-    for columns in row_blocks(len(centroids), 1, elements=_CENTROIDS):
+    for columns in row_blocks(len(centroids), 1, elements=CENTROIDS):
         part = centroids[columns]
         values = projection @ (-2 * part.T) + np.vecdot(part, part)  # (B, c)
         column = values.argmin(axis=1)
