@@ -48,7 +48,7 @@ def _compare(name: str, outputs: Outputs, few: int, target: float, repeats: int,
     theirs = pytorch_ood_scorer(outputs, few)
     for exponent, kind in ((0.0, "plain"), (1.0, "normalised")):
         options = {"norm_exponent": exponent, "score_by": "normalised"}
-        detector = _with_components(outputs, components, options)
+        detector = with_components(outputs, components, options)
         gaussians = detector.gaussians_
         matrix, centroids = gaussians.matrix.astype(np.float32), gaussians.centroids.astype(np.float32).T
         work = f"score, {name} ({gaussians.dim:,} x {gaussians.n_components} x {gaussians.n_clusters:,}), {kind}"
@@ -71,7 +71,7 @@ def two_products(embeddings: np.ndarray, matrix: np.ndarray, centroids: np.ndarr
     return (embeddings @ matrix) @ centroids
 
 
-def _with_components(outputs: Outputs, components: int, options: dict[str, Any]) -> MapleDetector:
+def with_components(outputs: Outputs, components: int, options: dict[str, Any]) -> MapleDetector:
     """A detector that keeps about ``components`` components."""
     for share in (0.95, 0.97, 0.98, 0.99, 0.995, 0.998):
         detector = MapleDetector(explained_variance=share, **options).fit(outputs)
