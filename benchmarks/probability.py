@@ -167,8 +167,8 @@ SETTINGS: dict[str, Opener] = {
     "densenet-cifar10": open_public("densenet-cifar10", 3_000, 2_000, 2_000),
     "densenet-cifar100": open_public("densenet-cifar100", 4_000, 2_000, 2_000),
     "strong": open_run("strong", refuse),
-    "wrn-cifar10": open_public("wrn-cifar10", 1_000, 1_000, 1_000, "bf16-mixed"),
-    "wrn-cifar100": open_public("wrn-cifar100", 2_000, 1_000, 1_000, "bf16-mixed"),
+    "wrn-cifar10": open_public("wrn-cifar10", 10_000, 5_000, 5_000, "bf16-mixed"),
+    "wrn-cifar100": open_public("wrn-cifar100", 10_000, 5_000, 5_000, "bf16-mixed"),
 }
 
 

@@ -45,25 +45,26 @@ def test_the_best_mean_over_folds_comes_first():
     assert ranked[0]["near"] == pytest.approx(0.8) and ranked[0]["far"] == pytest.approx(0.8)
 
 
-def test_a_sum_that_loses_in_one_fold_is_not_chosen():
+def test_a_sum_that_is_behind_the_former_one_near_is_last():
     former = score_parts.describe(score_parts.FORMER)
 
     def row(**near: float) -> dict:
-        found = [{"parts": name, "left-out": value, "fractals": 0.9} for name, value in near.items()]
+        found = [{"parts": name, "left-out": value, "fractals": far} for name, (value, far) in near.items()]
         return {"mode": "choose", "candidates": found}
 
-    folds = row(**{former: 0.8, "risky": 0.95, "safe": 0.81}), row(**{former: 0.8, "risky": 0.79, "safe": 0.799})
-    assert [found["parts"] for found in score_parts.rank(list(folds))] == ["safe", former, "risky"]
+    rows = [
+        row(**{former: (0.80, 0.9), "behind": (0.82, 1.0), "equal": (0.78, 0.95)}),
+        row(**{former: (0.80, 0.9), "behind": (0.77, 1.0), "equal": (0.82, 0.95)}),
+    ]
+    assert [found["parts"] for found in score_parts.rank(rows)] == ["equal", former, "behind"]
 
 
-def test_of_equal_sums_the_best_that_counts_its_parts_from_0_is_chosen():
-    def row(parts: str, mean: float, loses: bool = False) -> dict:
-        return {"parts": f"{parts} + distance beyond 7", "near": mean, "far": mean, "loses": loses}
+def test_the_best_sum_without_distances_of_raw_embeddings_is_chosen():
+    def row(parts: str, mean: float) -> dict:
+        return {"parts": f"{parts} + distance beyond 7", "near": mean, "far": mean, "loses": False}
 
-    ranked = [row("energy + shallow beyond 2", 0.9), row("energy + 0.5 shallow", 0.8995), row("energy", 0.899)]
-    plain = score_parts.choose_sum([*ranked, row("energy + shallow", 0.95, loses=True)])
-    assert score_parts.describe(plain) == "energy + 0.5 shallow + distance beyond 7"
-    assert score_parts.choose_sum([ranked[0], row("energy", 0.8)])["shallow"] == Part(1.0, beyond=2.0)
+    ranked = [row("energy + 0.5 relative", 0.9), row("energy + shallow beyond 2", 0.89), row("energy", 0.8)]
+    assert score_parts.choose_sum(ranked)["shallow"] == Part(1.0, beyond=2.0)
 
 
 def test_the_default_score_is_the_choice_that_is_stored():

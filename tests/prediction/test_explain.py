@@ -132,14 +132,14 @@ def test_parts_sum_to_the_fused_score(outputs: Outputs, rng: np.random.Generator
     outputs = with_logits(outputs, rng, shallow)
     detector = MapleDetector(norm_exponent=0.0).fit(outputs, outputs[::2])
     described = detector.describe(outputs)
-    weights = {"energy": 1.0, "spread": 0.5} | ({"shallow": 0.5} if shallow else {}) | {"distance": 1.0}
+    weights = {"energy": 1.0, "spread": 0.5} | ({"shallow": 1.0} if shallow else {}) | {"distance": 1.0}
     for i, found in enumerate(explain_outputs(detector, outputs)):
         assert found.score_by == "fused" and list(found.parts) == list(weights)
         assert sum(found.parts.values()) == pytest.approx(found.score, rel=1e-9, abs=1e-9)
         assert found.score == pytest.approx(described.score[i], rel=1e-9, abs=1e-9)
         for name, weight in weights.items():
             surprise = detector.learned_.surprises[name](described.score_named(name)[i : i + 1])[0]
-            surprise = max(surprise - 7, 0) if name == "distance" else surprise
+            surprise = max(surprise - {"shallow": 2, "distance": 7}.get(name, 0), 0)
             assert found.parts[name] == pytest.approx(weight * surprise, rel=1e-9, abs=1e-9)
 
 

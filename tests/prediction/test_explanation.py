@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from maple.detectors.scores import Part
+from maple.detectors.scores import FUSED, Part
 from maple.prediction.components import find_components
 from maple.prediction.explain import name_clusters
 from maple.prediction.explanation import Explanation, Match
@@ -150,7 +150,7 @@ def test_the_fused_score_in_words(plain: Explanation) -> None:
 
 @pytest.mark.parametrize(("surprise", "expected"), [(-np.log(0.051), None), (-np.log(0.049), "shallow")])
 def test_a_part_is_unusual_beyond_most_known_images(plain: Explanation, surprise: float, expected: str | None) -> None:
-    parts = {"energy": 0.1, "spread": 0.2, "shallow": surprise / 2}
+    parts = {"energy": 0.1, "spread": 0.2, "shallow": FUSED["shallow"].add(np.array(surprise))}
     found = replace(plain, score=sum(parts.values()), score_by="fused", parts=parts)
     assert found.most_unusual_part == expected
     assert found.sentences()[-2].endswith(": none of them stands out.") == (expected is None)

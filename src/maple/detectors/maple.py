@@ -181,7 +181,7 @@ class MapleDetector(DetectorOptions, Detector):
         if validation is not None and len(validation) >= (_MIN_VALIDATION if self.score_by == "auto" else 1):
             surprises = _fit_surprises(Description.of(learned, validation))
         if self.score_by == "fused" and not surprises:
-            needs = "validation images, and logits, several clusters or a shallow layer"
+            needs = "validation images, and logits or several clusters"
             raise UsageError(f"score_by 'fused' needs {needs}: give fit(outputs, validation), or use 'normalised'")
         automatic: Score = "fused" if surprises else "normalised"
         score = automatic if self.score_by == "auto" else self.score_by
@@ -288,12 +288,12 @@ class MapleDetector(DetectorOptions, Detector):
 
 
 def _fit_surprises(found: Description) -> dict[Score, Surprise]:
-    """The surprises of the scores that are available; none where only the distance is left, which counts far out only.
+    """The surprises of the scores that are available; none where all count far out only, so that most images would tie.
 
     The spread of a single cluster is constant.
     """
     one = len(found.cluster_to_class) == 1
     names = [name for name in FUSED if name in found.available_scores and not (one and name == "spread")]
-    if set(names) <= {"distance"}:
+    if all(FUSED[name].beyond for name in names):
         return {}
     return {name: fit_surprise(found.score_named(name)) for name in names}

@@ -8,7 +8,7 @@
 ``spread``      smallest over mean squared distance to the clusters, normalised embeddings
 ``energy``      negative log-sum-exp of the logits (Liu et al. 2020)
 ``shallow``     squared distance of the responses of a shallow layer to their background Gaussian
-``fused``       surprise of ``energy`` + 0.5 ``spread`` + 0.5 ``shallow``, plus ``distance`` in its far tail
+``fused``       surprise of ``energy`` + 0.5 ``spread``, plus ``shallow`` and ``distance`` in their far tails
 ==============  ====================================================================================
 
 All are higher for images more out-of-distribution. None is fitted on out-of-distribution images.
@@ -70,14 +70,14 @@ class Part:
         return added / self.weight + self.beyond if added > 0 else 0.0
 
 
-# Energy weighs as much as the two others: low-level statistics alone are weak evidence, and the spread mostly repeats
-# the energy. Logits and directions may miss images far from all training images; the paper's distance does not. It
-# contributes only beyond the range of 999 of 1,000 in-distribution images, since within it ranks worse. Known images
-# alone chose the weights: docs/scores.md.
+# The spread mostly repeats the energy and weighs half. Low-level statistics alone are weak evidence unless they are
+# rare: they contribute beyond the range of 6 of 7 in-distribution images. Logits and directions may miss images far
+# from all training images; the paper's distance does not. It contributes only beyond the range of 999 of 1,000, since
+# within it ranks worse. Known images alone chose the weights: docs/scores.md.
 FUSED: dict[Score, Part] = {
     "energy": Part(1.0),
     "spread": Part(0.5),
-    "shallow": Part(0.5),
+    "shallow": Part(1.0, beyond=2.0),
     "distance": Part(1.0, beyond=7.0),
 }
 

@@ -158,7 +158,7 @@ _SCORES = {
     "spread": "nearest over mean squared distance",
     "energy": "negative log-sum-exp of the logits",
     "shallow": "distance of an intermediate layer's responses to those of all images",
-    "fused": "sum of −log tail probabilities of energy, spread and half of shallow; far out, of distance",
+    "fused": "sum of −log tail probabilities of energy and half of spread; far out, of shallow and distance",
 }
 
 
