@@ -15,7 +15,9 @@ from PIL import Image
 import maple
 from exported import fit_pictures, pictures
 from image_files import encode
+from maple.deploy.mlflow import _copy_run
 from maple.errors import MapleError, RunError, UsageError
+from maple.files import load_arrays, save_arrays
 from maple.networks import create_backbone
 from maple.types import PREDICTION_COLUMNS
 
@@ -115,6 +117,18 @@ def test_models_of_every_kind_are_saved(predictor, images, table, tmp_path):
         assert native.runtime == ("torch" if number == 0 else "onnxruntime")
         said = mlflow.pyfunc.load_model(str(tmp_path / str(number))).predict(table[:5])
         np.testing.assert_allclose(said["score"], native.predict_pixels(images[:5]).score)
+
+
+def test_weights_of_an_earlier_version_lose_the_folder_of_their_network(predictor, tmp_path):
+    predictor.save(tmp_path / "run")
+    arrays, metadata = load_arrays(tmp_path / "run" / "weights.safetensors")
+    named = metadata | {"backbone": "/secret/vit", "origin": {"kind": "huggingface", "spec": "/secret/vit"}}
+    save_arrays(tmp_path / "run" / "weights.safetensors", arrays, named)
+    (stored := tmp_path / "stored").mkdir()
+    _copy_run(tmp_path / "run", stored)
+    assert not any(b"secret" in path.read_bytes() for path in stored.iterdir())
+    again, found = load_arrays(stored / "weights.safetensors")
+    assert found["backbone"] == "vit" and all((again[name] == arrays[name]).all() for name in arrays)
 
 
 def test_links_of_a_run_are_not_stored(predictor, tmp_path):

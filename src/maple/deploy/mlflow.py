@@ -22,7 +22,15 @@ from maple import __version__
 from maple.data.decoders import decode_image
 from maple.decisions.conformal import check_rate
 from maple.errors import UsageError, naming_extras
-from maple.files import RunFile, check_finished, check_links
+from maple.files import (
+    RunFile,
+    check_finished,
+    check_links,
+    load_arrays,
+    read_metadata,
+    save_arrays,
+    without_paths,
+)
 from maple.options import as_dict
 from maple.prediction.base import BasePredictor
 from maple.prediction.onnx import OnnxPredictor
@@ -140,6 +148,10 @@ def _copy_run(run: Path, folder: Path) -> None:
     for name in (RunFile.WEIGHTS, RunFile.DETECTOR, RunFile.MANIFEST):
         if name != RunFile.MANIFEST or (run / name).is_file():
             shutil.copyfile(run / name, folder / name)
+    described = read_metadata(weights := folder / RunFile.WEIGHTS)
+    if (public := without_paths(described)) != described:  # of a run that an earlier version wrote
+        save_arrays(weights, load_arrays(weights)[0], public)
+        (folder / RunFile.MANIFEST).unlink(missing_ok=True)  # has their former digest
     if (run / RunFile.NETWORK).is_dir():
         shutil.copytree(run / RunFile.NETWORK, folder / RunFile.NETWORK)
 
