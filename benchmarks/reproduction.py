@@ -5,8 +5,8 @@
 
 A claim is a change between two rows of a table of the paper. It holds if ours has the same sign and at least half of
 the size; it is called small below that, and none within a tenth of the size. Each figure is of one network: small
-differences are not significant (docs/reproduction.md states the difference between two seeds). Suites that were not run
-with a profile have empty cells.
+differences are not significant (docs/reproduction.md states the difference between two seeds). Profiles of which
+no suite was run are left out, other suites that were not run have empty cells.
 """
 
 from __future__ import annotations
@@ -175,8 +175,9 @@ def main() -> None:
     parser.add_argument("--results", type=Path, default=Path("results"), help="folder with suites/ and recipes.json")
     parser.add_argument("--profiles", nargs="+", default=["cpu", "resnet9"])
     arguments = parser.parse_args()
-    results, names = arguments.results, arguments.profiles
-    profiles = [read_suites(results, name) for name in names]
+    results = arguments.results
+    found = {name: suites for name in arguments.profiles if (suites := read_suites(results, name))}
+    names, profiles = list(found), list(found.values())
     claims = [claim_line(claim, profiles) for claim in CLAIMS if any(claim.suite in suites for suites in profiles)]
     events = relabel_lines(json.loads((results / "recipes.json").read_text(encoding="utf-8")))
     readings = [f"{name}, {reading}" for name in names for reading in ("raw embeddings", "normalised")]
