@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+import torch
 
 import maple.prediction.fit as fit
 import maple.training.loop as loop
@@ -18,6 +19,7 @@ from image_files import write_digits
 from maple.errors import DataError, RunError, UsageError
 from maple.training.options import TrainOptions
 from maple.training.processes import count_processes, make_fabric
+from maple.training.processes.launch import share_threads
 from processes import in_processes, run_processes
 
 SHORT = ("--epochs", 1, "--batch-size", 64, "--backbone", "resnet9", "--recipe", "triplet", "--accelerator", "cpu")
@@ -191,3 +193,18 @@ def test_fabric_does_not_name_its_precision(environment, caplog):
     with caplog.at_level("INFO"):
         make_fabric(TrainOptions(precision="bf16-mixed", accelerator="cpu"))
     assert not caplog.records
+
+
+def test_processes_of_a_machine_share_its_processors(monkeypatch):
+    before = torch.get_num_threads()
+    monkeypatch.setattr(os, "cpu_count", lambda: 8)
+    try:
+        for said, n_processes, threads in ((None, 2, 4), (None, 1, 6), (None, 100, 1), ("6", 2, 6)):
+            torch.set_num_threads(6)
+            monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+            if said is not None:
+                monkeypatch.setenv("OMP_NUM_THREADS", said)
+            share_threads(n_processes)
+            assert torch.get_num_threads() == threads
+    finally:
+        torch.set_num_threads(before)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from maple.errors import UsageError
-from maple.networks import bfloat16_is_fast, use_fast_allocator
+from maple.networks import bfloat16_is_fast, use_fast_allocator, use_threads
 from maple.training.options import TrainOptions
 from maple.training.processes.children import start_children
 
@@ -33,8 +33,10 @@ def make_fabric(options: TrainOptions) -> Fabric:
         logging.getLogger(name).setLevel(logging.WARNING)
     devices, nodes = check_processes(options)
     on_cpu = options.accelerator == "cpu" or not (torch.cuda.is_available() or torch.backends.mps.is_available())
-    if options.allocator and on_cpu:
-        use_fast_allocator()
+    if on_cpu:
+        share_threads(devices)
+        if options.allocator:
+            use_fast_allocator()
     precision = options.precision
     if precision == "auto":
         precision = "bf16-mixed" if bfloat16_is_fast("cpu" if on_cpu else None) else "32-true"
@@ -61,6 +63,15 @@ def make_fabric(options: TrainOptions) -> Fabric:
             start_children(devices)
         fabric.launch()
     return fabric
+
+
+def share_threads(n_processes: int) -> None:
+    """Divide the processors among the processes of this machine, unless ``OMP_NUM_THREADS`` says how many each has.
+
+    With a thread of every process on every processor, processes wait for each other in loops.
+    """
+    if n_processes > 1 and "OMP_NUM_THREADS" not in os.environ:
+        use_threads(max(1, min(torch.get_num_threads(), (os.cpu_count() or 1) // n_processes)))
 
 
 def check_processes(options: TrainOptions) -> tuple[int, int]:
