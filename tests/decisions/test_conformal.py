@@ -137,6 +137,7 @@ def test_interval_is_the_beta_distribution():
     found = false_alarm_interval(1000, 0.05, 0.9, share=0.8)
     assert found == pytest.approx(beta(k + 1, 1000 - k).ppf([0.1, 0.9]))
     assert found[1] <= 0.05  # 90 % of the sets lie below the upper end, and 90 % keep the level
+    assert false_alarm_interval(19, 0.05) == pytest.approx(beta(1, 19).ppf([0.05, 0.95]))  # none above the threshold
     assert false_alarm_interval(18, 0.05) == (0, 0)
 
 
