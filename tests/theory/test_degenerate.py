@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from clusters import moments_of
@@ -61,6 +61,7 @@ def test_shrinkage_keeps_fresh_images_of_small_classes_near(seed, n):
     assert unseen < 40 * seen
 
 
+@example(147082, 29)  # condition 4e7
 @given(SEEDS, st.integers(1, 30))
 def test_clusters_of_one_image_among_others(seed, n_single):
     embeddings, labels = draw_clusters(seed)
@@ -72,7 +73,8 @@ def test_clusters_of_one_image_among_others(seed, n_single):
     distances = gaussians.squared_distances(alone)
     assert np.isfinite(distances).all()
     np.testing.assert_array_equal(distances.argmin(1), 4 + np.arange(n_single))
-    np.testing.assert_allclose(distances.min(1), 0, atol=1e-6)  # each is its own mean
+    rounding = 1e-12 * distances.max()  # a thin direction makes distances large: the condition may be 1e7
+    np.testing.assert_allclose(distances.min(1), 0, atol=rounding)  # each is its own mean
     assert measure_conditioning(moments, gaussians).smallest_cluster == 1
 
 

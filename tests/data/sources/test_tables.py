@@ -155,6 +155,14 @@ def test_names_may_be_of_any_bytes_or_numbers(tmp_path: Path, rng: np.random.Gen
         assert open_images(path, labelled=False).files == files
 
 
+def test_names_of_columns_that_are_no_text_are_a_sentence(tmp_path: Path, rng: np.random.Generator) -> None:
+    path = write_parquet(tmp_path / "a.parquet", {"image": [encode(noise(rng))]})
+    whole = path.read_bytes()
+    path.write_bytes(whole.replace(b"image", b"\xecmage"))
+    with pytest.raises(DataError, match=r"a\.parquet"):
+        open_images(str(path), size=8)
+
+
 def test_long_names_take_the_memory_of_each_once(tmp_path: Path) -> None:
     """Not that of each row: two names for 20,000 rows would take 800 MB as an array."""
     n = 20_000

@@ -125,7 +125,7 @@ class Table(Source):
             how: Any = {"metadata": found, "read_dictionary": _find_repeatable(found, limit)}
             with pq.ParquetFile(source, buffer_size=_READ_BYTES, pre_buffer=False, **how) as file:
                 yield file
-        except (pa.ArrowException, OSError) as error:
+        except (pa.ArrowException, OSError, UnicodeDecodeError) as error:  # the last of names of columns
             reason = str(error).splitlines()[0]
             raise DataError(f"cannot read '{self.where}' as Parquet: {reason}; write it again") from None
 
