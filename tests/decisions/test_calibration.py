@@ -131,6 +131,8 @@ def test_bad_images_are_refused(rng):
         Calibration(np.zeros(3), np.zeros(2, dtype=int), 2)
     with pytest.raises(UsageError, match="class ids"):
         Calibration(np.zeros(3), np.array([0, 1, 2]), 2)
+    with pytest.raises(UsageError, match="class ids"):
+        Calibration(np.zeros(3), np.array([1, -1, 0]), 2)
     with pytest.raises(DataError, match="NaN"):
         Calibration(np.array([np.nan, 1.0]), np.array([0, 1]), 2)
     decision = uneven_calibration(rng, [30, 40]).decide()

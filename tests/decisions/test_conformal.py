@@ -220,8 +220,9 @@ def test_batches_at_the_edges():
     assert benjamini_hochberg([0.0, 1.0], 0.1).tolist() == [True, False]
     with pytest.raises(UsageError, match="NaN"):
         benjamini_hochberg([0.5, np.nan], 0.1)
-    with pytest.raises(UsageError, match="p-values"):
-        benjamini_hochberg([0.5, 12.0], 0.1)
+    for value in (12.0, 1.001, -0.001):
+        with pytest.raises(UsageError, match="p-values"):
+            benjamini_hochberg([0.5, value], 0.1)
 
 
 @pytest.mark.parametrize("n", [1, 20, 99])

@@ -166,6 +166,14 @@ def test_share_is_the_minimum_of_the_stated_loss(rng):
     assert loss(fit_share(one, other, labels)) <= min(loss(s) for s in np.linspace(0, 1, 1001)) + 1e-6
 
 
+@pytest.mark.parametrize("share", [0.0, 1.0])
+def test_a_share_at_the_end_of_its_range_is_exact(rng, share):
+    """0 is the network alone, for which the Gaussians need not be computed."""
+    right = log_softmax(2 * rng.normal(size=(200, 3)), axis=1)
+    wrong, labels = log_softmax(-right, axis=1), right.argmax(axis=1)
+    assert fit_share(*((right, wrong) if share else (wrong, right)), labels) == share
+
+
 @pytest.mark.parametrize("prior_weight", [0.0, 0.6, 1.0])
 def test_planted_weights_of_the_network_are_recovered(rng, prior_weight):
     network, log_priors = log_softmax(3 * rng.normal(size=(8000, 4)), axis=1), np.log([0.6, 0.3, 0.08, 0.02])
@@ -244,6 +252,23 @@ def test_planted_exponent_is_recovered(rng, exponent):
     right = raise_odds(logs, fit_odds(logs, labels))
     confidence, correct = np.exp(right.max(axis=1)), right.argmax(axis=1) == labels
     assert expected_calibration_error(confidence, correct) < 2 * calibration_floor(confidence)
+
+
+@pytest.mark.parametrize("n_classes", [2, 3])
+def test_exponent_is_the_minimum_of_the_stated_loss(rng, n_classes):
+    """Few images: the prior decides as much as one of them."""
+    logs = log_softmax(4 * rng.normal(size=(6, n_classes)), axis=1)
+    labels = np.r_[logs.argmin(axis=1)[:2], logs.argmax(axis=1)[2:]]
+    right, p = labels == logs.argmax(axis=1), np.exp(logs.max(axis=1))
+
+    def loss(exponent):
+        odds = (p / (1 - p)) ** exponent
+        return -np.log(np.where(right, odds, 1) / (1 + odds)).sum() + (np.log(exponent) / np.log(2)) ** 2 / 2
+
+    exponents = np.geomspace(0.05, 1, 4000)
+    best = exponents[np.argmin([loss(each) for each in exponents])]
+    assert 0.06 < best < 0.9
+    assert fit_odds(logs, labels) == pytest.approx(best, rel=2e-3)
 
 
 def test_nobody_is_made_surer_than_they_are(rng):

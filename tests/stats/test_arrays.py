@@ -12,10 +12,12 @@ from sklearn.preprocessing import normalize
 
 from maple.errors import DataError, UsageError
 from maple.stats.arrays import (
+    BLOCK_ELEMENTS,
     ArrayRecord,
     add_prefix,
     as_array,
     as_embeddings,
+    broken_rows,
     check_finite,
     check_ids,
     check_lengths,
@@ -37,6 +39,22 @@ def test_row_blocks_cover_every_row_once(n, d):
     )
     assert sum(block.stop - block.start for block in blocks) == n
     assert not blocks or (blocks[0].start == 0 and blocks[-1].stop == n)
+
+
+@given(d=st.integers(1, 5_000_000), elements=st.none() | st.integers(1, 2**22), min_rows=st.integers(1, 2048))
+def test_row_blocks_are_as_long_as_their_limit_allows(d, elements, min_rows):
+    limit = max(min_rows, (elements or BLOCK_ELEMENTS) // d)  # rows
+    step = next(row_blocks(2**23, d, elements=elements, min_rows=min_rows)).stop
+    assert step.bit_count() == 1 and step <= limit < 2 * step  # the largest power of two
+
+
+@pytest.mark.parametrize("shape", [(6,), (6, 3), (6, 2, 4)])
+def test_broken_rows_are_counted_in_rows(shape):
+    values = np.zeros(shape)
+    values[2] = -np.inf
+    values.reshape(6, -1)[4, -1] = np.nan
+    assert broken_rows(values).tolist() == [2, 4]
+    assert broken_rows(np.zeros(shape)).tolist() == []
 
 
 def test_normalise_equals_scikit_learn(rng):

@@ -25,6 +25,7 @@ from maple.stats.gaussians import (
     class_maximum,
     fit_gaussians,
     fit_ridged_gaussians,
+    float32_suffices,
     log_posterior,
     squared_distances,
     with_full_covariances,
@@ -50,6 +51,15 @@ def test_tight_clusters_are_scored_in_float64(rng):
     assert not fitted.float32
     own = fitted.squared_distances(embeddings)[np.arange(1000), labels]
     assert own.mean() == pytest.approx(fitted.n_components, rel=1e-3)
+
+
+@pytest.mark.parametrize(("centre", "deviation"), [(1.0, 0.0), (-1.0, 0.0), (0.0, 1.0), (0.6, 0.8)])
+def test_float32_suffices_up_to_a_thousandth_of_rounding(centre, deviation):
+    """|e| eps is 1e-3 at a typical |e| of 8,389."""
+    for size, suffices in ((8000.0, True), (8800.0, False)):
+        x = size * (centre + deviation * np.array([[-1.0], [1.0]]))
+        assert float32_suffices(Moments(1, 1).update(x, [0, 0]), np.eye(1)) == suffices
+        assert not float32_suffices(Moments(1, 1).update(x, [0, 0]), -1.2 * np.eye(1))
 
 
 def test_projection_keeps_the_stated_variance(rng):
@@ -174,6 +184,12 @@ def test_what_cannot_be_fitted_says_why(embeddings, labels, options, message):
         fit_gaussians(moments_of(embeddings, np.array(labels)), **options)
 
 
+@pytest.mark.parametrize(("labels", "message"), [([0, 0, 2], "cluster 1"), ([0, 1, 2], "3 images in 3 clusters")])
+def test_a_ridge_does_not_replace_images(labels, message):
+    with pytest.raises(FitError, match=message):
+        fit_ridged_gaussians(moments_of(np.arange(6.0).reshape(3, 2), np.array(labels)), ridge=0.1)
+
+
 def test_one_image_per_cluster_is_enough_without_covariance():
     moments = Moments(3, 2).update([[0.0, 1.0], [2.0, 5.0], [4.0, 4.0]], [0, 1, 2])
     for options in ({"covariance": "global"}, {"distance": "euclidean"}):
@@ -237,6 +253,19 @@ def test_full_covariances_equal_the_long_way(blobs):
     posterior = np.exp(densities - np.logaddexp.reduce(densities, axis=1, keepdims=True))
     ours = log_posterior(distances, full.log_weights, np.arange(4))
     np.testing.assert_allclose(np.exp(ours), posterior, atol=1e-9)
+
+
+@pytest.mark.parametrize("covariance", ["tied", "full"])
+def test_the_nearest_cluster_is_that_of_all_distances(blobs, rng, covariance):
+    embeddings, labels = blobs
+    gaussians = fit_gaussians(moments_of(embeddings, labels))
+    if covariance == "full":
+        scatter = rng.normal(size=(4, gaussians.n_components, 20))
+        gaussians = with_full_covariances(gaussians, scatter @ scatter.swapaxes(1, 2), np.full(4, 20))
+    found, table = gaussians.nearest(embeddings), gaussians.squared_distances(embeddings)
+    np.testing.assert_array_equal(found.cluster, table.argmin(axis=1))
+    np.testing.assert_allclose(found.squared_distance, table.min(axis=1), rtol=1e-8)
+    np.testing.assert_allclose(found.mean, table.mean(axis=1), rtol=1e-8)
 
 
 def test_full_needs_images_in_every_cluster(blobs):

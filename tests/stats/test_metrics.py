@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from inspect import signature
 
 import numpy as np
 import pytest
@@ -22,6 +23,8 @@ DETECTION = [
     metrics.fpr95_ood_positive,
     metrics.fpr95_ind_positive,
 ]
+
+FUNCTIONS_WITH_BINS = [metrics.reliability_curve, metrics.expected_calibration_error, metrics.calibration_floor]
 
 # Small integers make ties likely; the exact arithmetic of integers keeps transforms monotone.
 scores = st.lists(st.integers(-20, 20), min_size=1, max_size=60).map(lambda values: np.array(values, dtype=float))
@@ -155,6 +158,11 @@ def test_calibration_floor_knows_no_order_and_falls_with_the_root_of_the_images(
     assert metrics.calibration_floor([1.0, 1.0, 0.0]) == 0.0  # certainty leaves nothing to chance
 
 
+def test_calibration_error_and_its_floor_have_the_same_bins():
+    bins = [signature(each).parameters["bins"].default for each in FUNCTIONS_WITH_BINS]
+    assert bins == [15] * len(bins)  # as most publications
+
+
 def test_confidence_a_rounding_error_above_one_is_clipped_and_a_logit_refused():
     assert metrics.expected_calibration_error([1.0000001], [1]) == pytest.approx(0)
     with pytest.raises(DataError, match="confidence"):
@@ -188,6 +196,14 @@ def test_likelihood_of_tails_stays_finite_far_away():
 
 def test_likelihood_of_certainty_is_plain_zero():
     assert str(metrics.negative_log_likelihood([[1.0, 0.0]], [0])) == "0.0"
+
+
+@pytest.mark.parametrize("log", [False, True])
+@pytest.mark.parametrize("labels", [[0], [0, 1, 1]])
+def test_likelihood_takes_one_label_per_row(log, labels):
+    table = np.full((2, 2), 0.5)
+    with pytest.raises(UsageError, match="labels"):
+        metrics.negative_log_likelihood(np.log(table) if log else table, labels, log=log)
 
 
 def test_likelihood_refuses_logits_for_log_probabilities():

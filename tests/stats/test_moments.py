@@ -100,6 +100,24 @@ def test_merge_sums_over_processes_with_different_shifts(blobs):
     assert Moments(2, 3).merge(lambda array: array).n_images == 0
 
 
+def test_merging_far_from_zero_does_not_cancel(rng):
+    """The common shift lies among the images of all processes: around any other, digits are lost."""
+    x, ids = rng.normal(size=(400, 3)), np.arange(400) % 2
+    ranks = [Moments(2, 3).update(x[i::2] + 1e7, ids[i::2]) for i in range(2)] + [Moments(2, 3)]
+    all_reduce = AllReduce(3)
+    with ThreadPoolExecutor(3) as pool:
+        merged, *_ = pool.map(lambda rank: ranks[rank].merge(partial(all_reduce, rank)), range(3))
+    np.testing.assert_allclose(merged.total_covariance, np.cov((x + 1e7 - 1e7).T, bias=True), rtol=1e-6, atol=1e-7)
+    assert np.abs(merged.shift - 1e7).max() < 10
+
+
+@pytest.mark.parametrize("constant", [0.0, 0.1, -1e6])
+def test_constant_features_have_no_deviation(rng, constant):
+    x = np.column_stack([rng.normal(size=50), np.full(50, constant)])
+    found = moments_of(x, np.arange(50) % 2).deviation
+    assert found[1] == 0 and found[0] == pytest.approx(x[:, 0].std())
+
+
 @pytest.mark.parametrize("cut", [0, 1, 200, 600])
 def test_moments_absorb_others_around_their_means(cut):
     """Sorted by class and far from zero; one part may be empty, or know fewer clusters."""
@@ -121,7 +139,7 @@ def test_moments_absorb_others_around_their_means(cut):
 
 
 def test_centred_moments_are_the_same_around_the_mean(blobs):
-    moments = moments_of(*blobs[:2])
+    moments = moments_of(*blobs[:2], shift=np.arange(6.0))  # far from the mean
     centred = moments.copy().centre()
     np.testing.assert_allclose(centred.shift, moments.mean)
     np.testing.assert_allclose(centred.within_covariance, moments.within_covariance, rtol=1e-9, atol=1e-12)

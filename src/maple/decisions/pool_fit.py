@@ -252,8 +252,11 @@ def choose_odds(log_probabilities: np.ndarray, labels: np.ndarray) -> float:
 def fit_odds(log_probabilities: np.ndarray, labels: np.ndarray) -> float:
     """The exponent b of :func:`raise_odds`, at most 1, that calibrates the most probable class on validation images.
 
-    With z its log odds, the most probable class is correct with probability 1 / (1 + exp(-b z)); b minimises the
-    negative log-likelihood of that model plus a prior of the weight of one image. Logs (N, C), labels (N,).
+    With z its log odds, the most probable class is correct with probability 1 / (1 + exp(-b z)); b minimises
+
+        sum over images of -log p(correct or not | b) + (log b)² / 2 s²,  s = log 2.
+
+    The prior has the weight of one image. Log probabilities (N, C), labels (N,).
 
     >>> rng = np.random.default_rng(0)
     >>> logs = np.log(rng.dirichlet(np.ones(3), size=20000))

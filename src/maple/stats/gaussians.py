@@ -250,7 +250,7 @@ def fit_ridged_gaussians(moments: Moments, ridge: float) -> Gaussians:
     )
 
 
-def principal_components(moments: Moments, explained: float, standardise: bool = True) -> tuple[np.ndarray, np.ndarray]:
+def principal_components(moments: Moments, explained: float, standardise: bool) -> tuple[np.ndarray, np.ndarray]:
     """Variances (K,) of the principal components of scaled embeddings, and the map (D, K) onto them."""
     scale = feature_scale(moments, standardise)  # (D,)
     correlation = moments.total_covariance * np.outer(scale, scale)  # (D, D)

@@ -90,9 +90,23 @@ def test_structure_that_the_leading_components_of_all_points_leave_out_is_found(
     places[np.arange(n_directions), np.arange(n_directions)] = 200.0
     origins = np.repeat(np.arange(n_directions), 40)
     points = places[origins] + 0.5 * rng.standard_normal((len(origins), 80))
-    points[:20, 79] += 40.0  # half of the first cluster
+    points[:20, 79] += 20.0  # half of the first cluster
+    points[20:40, 79] -= 20.0  # the mean of which stays, and with it the components of all points
     model = XMeans(max_clusters=40, random_state=0).fit(points)
     assert not set(model.labels_[:20]) & set(model.labels_[20:])
+
+
+def test_one_far_point_is_a_cluster_of_its_own_by_default(rng):
+    points = np.concatenate([rng.standard_normal((40, 2)), [[500.0, 0.0]]])
+    assert sorted(np.bincount(XMeans(max_clusters=2, random_state=0).fit(points).labels_)) == [1, 40]
+
+
+def test_the_corners_of_a_square_are_found_where_four_clusters_are_allowed(rng):
+    """No single cut pays; whether two do is looked up only if there is room for four."""
+    corners = np.array([[0.0, 0.0], [9.0, 0.0], [0.0, 9.0], [9.0, 9.0]])
+    points, origins = spherical_blobs(corners, [50] * 4, rng)
+    assert XMeans(max_clusters=3, random_state=0).fit(points).n_clusters_ == 1
+    assert adjusted_rand_score(origins, XMeans(max_clusters=4, random_state=0).fit(points).labels_) == 1
 
 
 @parametrize_with_checks([XMeans(), GMeans(), TMeans()])

@@ -27,6 +27,13 @@ def test_anderson_darling_equals_the_definition(rng):
     assert_allclose(anderson_darling(sample), by_hand, rtol=1e-12)
 
 
+def test_points_without_spread_between_the_centres_are_no_evidence(rng):
+    fitted = np.repeat([[0.0, 0.0], [9.0, 0.0]], 20, axis=0)
+    tested = np.column_stack([np.full(40, 3.0), rng.exponential(size=40)])  # spread across, none along
+    assert GMeans()._statistic(fitted, tested, np.random.RandomState(0)) == 0
+    assert GMeans()._statistic(fitted, tested[:, ::-1], np.random.RandomState(0)) > 0
+
+
 def test_anderson_darling_ignores_shift_and_scale_and_survives_outliers(rng):
     sample = rng.standard_normal(100)
     assert_allclose(anderson_darling(1e4 - 3 * sample), anderson_darling(-sample), rtol=1e-9)

@@ -40,6 +40,21 @@ def test_centres_found_with_the_components_are_the_nearest(dtype, dimension, sca
     assert_allclose(ours, theirs, rtol=1e-5)
 
 
+@pytest.mark.parametrize("n_open", [40, 160])  # of 200 points
+def test_points_that_the_components_leave_open_are_decided_in_all_dimensions(n_open, rng):
+    basis = np.eye(30)[:, :2]
+    places = np.array([[9.0, 0.0], [-9.0, 0.0], [-9.0, 0.0]])
+    centers = places @ basis.T
+    centers[1:, 29] = [2.0, -2.0]  # the last two differ outside the components
+    labels = np.r_[np.zeros(200 - n_open, np.int64), 1 + np.arange(n_open) % 2]
+    order = rng.permutation(200)
+    points, labels = (centers[labels] + 0.1 * rng.standard_normal((200, 30)))[order], labels[order]
+    inside = points @ basis
+    outside = np.linalg.norm(points - inside @ basis.T, axis=1)
+    leading = Leading(points, (points**2).sum(axis=1), basis, inside, outside)
+    assert_array_equal(leading.nearest(centers), labels)
+
+
 def test_clear_clusters_are_told_apart_without_reading_the_points(rng):
     places = 5 * rng.standard_normal((4, 300))
     labels = np.arange(2000) % 4

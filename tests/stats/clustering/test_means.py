@@ -52,9 +52,16 @@ def test_lloyd_stops_after_the_given_iterations(rng):
     points = rng.standard_normal((2000, 40))
     leading = Leading.of(points - points.mean(axis=0), np.random.RandomState(0))
     labels = np.arange(2000) % 5
-    found = [lloyd(leading, labels, cluster_sums(leading.points, labels), max_iter=m) for m in (2, 100)]
-    assert found[0].n_iter == 2 < found[1].n_iter
-    assert not np.array_equal(found[0].labels, found[1].labels)
+    found = [lloyd(leading, labels, cluster_sums(leading.points, labels), max_iter=m) for m in (1, 2, 3, 100)]
+    assert [each.n_iter for each in found[:3]] == [1, 2, 3] and found[3].n_iter > 3
+    assert not np.array_equal(found[1].labels, found[3].labels)
+
+
+def test_clusters_that_stay_take_one_iteration():
+    points = np.array([[-9.0], [-8.0], [8.0], [9.0]])
+    labels = np.array([0, 0, 1, 1])
+    found = lloyd(Leading.of(points, np.random.RandomState(0)), labels, cluster_sums(points, labels), max_iter=10)
+    assert found.n_iter == 1 and found.labels.tolist() == [0, 0, 1, 1]
 
 
 def test_a_cluster_without_points_keeps_its_centre():

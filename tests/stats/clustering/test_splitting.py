@@ -157,6 +157,19 @@ def test_k_means_merges_clusters_that_are_too_small(rng):
     assert len(set(cluster_points(points, Clustering("kmeans", max_clusters=3, min_cluster_size=1)))) == 3
 
 
+def test_k_means_makes_no_more_clusters_than_have_enough_points():
+    points = np.array([[0.0], [0.1], [9.0], [9.1]])
+    labels = cluster_points(points, Clustering("kmeans", max_clusters=5, min_cluster_size=2))
+    assert adjusted_rand_score([0, 0, 1, 1], labels) == 1
+
+
+@pytest.mark.parametrize("method", ["xmeans", "kmeans"])
+def test_one_far_image_is_a_cluster_unless_a_size_is_asked_for(method, rng):
+    points = np.concatenate([rng.standard_normal((40, 2)), [[500.0, 0.0]]])
+    sizes = np.bincount(cluster_points(points, Clustering(method, max_clusters=2)))
+    assert sorted(sizes) == [1, 40]
+
+
 def test_merging_takes_the_nearest_big_cluster_not_a_nearer_small_one():
     points = np.array([[0.0], [0.0], [0.0], [3.5], [5.5], [9.0], [9.0], [9.0]])
     assert merge_small_clusters(points, np.array([0, 0, 0, 1, 2, 3, 3, 3]), 3).tolist() == [0, 0, 0, 0, 1, 1, 1, 1]

@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from numpy.testing import assert_array_equal
-from sklearn.cluster import KMeans
+from scipy.spatial.distance import cdist
+from sklearn.cluster import KMeans, kmeans_plusplus
 
 from maple.stats.clustering._means import cluster_means, within_sum_of_squares
-from maple.stats.clustering._starts import draw_centers, many_means, two_means
+from maple.stats.clustering._starts import bisect_points, draw_centers, many_means, two_means
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
@@ -66,3 +67,39 @@ def test_centres_are_drawn_far_apart():
 
 def test_two_centres_of_equal_points_are_equal():
     assert_array_equal(draw_centers(np.ones((5, 2)), 2, np.random.RandomState(0)), np.ones((2, 2)))
+
+
+@pytest.mark.parametrize("n_init", [1, 3])
+def test_a_bisection_tells_two_clusters_apart_from_any_start(n_init, rng):
+    points = np.concatenate([rng.normal(0, 1, (30, 3)), rng.normal(20, 1, (50, 3))])
+    for seed in range(5):
+        labels = bisect_points(points, n_init=n_init, random_state=seed)
+        assert_array_equal(labels, np.arange(80) >= 30)  # the first point has the label 0
+
+
+def test_one_iteration_assigns_points_to_the_given_centres(rng):
+    centered = rng.normal(size=(60, 2))
+    centered -= centered.mean(axis=0)
+    centers = np.array([[0.3, 0.1], [1.0, -0.5]])
+    assert_array_equal(two_means(centered, centers[None], max_iter=1), cdist(centered, centers).argmin(axis=1))
+    once = KMeans(2, init=centers, n_init=1, max_iter=1).fit(centered).cluster_centers_
+    found = many_means(centered, centers, 0, 1, np.random.RandomState(0))
+    assert_array_equal(found, cdist(centered, once).argmin(axis=1))
+
+
+def test_drawn_centres_are_nearer_to_the_points_than_those_of_one_draw():
+    """The better of two draws by squared distance, as scikit-learn makes them with two trials."""
+    rng = np.random.default_rng(0)
+    points = 5 * rng.normal(size=(8, 2))[rng.integers(8, size=150)] + rng.normal(size=(150, 2))
+
+    def inertia(centers: np.ndarray) -> float:
+        return (cdist(points, centers).min(axis=1) ** 2).sum()
+
+    ours = np.mean([inertia(draw_centers(points, 6, np.random.RandomState(seed))) for seed in range(300)])
+    theirs = {
+        trials: np.mean(
+            [inertia(kmeans_plusplus(points, 6, random_state=seed, n_local_trials=trials)[0]) for seed in range(300)]
+        )
+        for trials in (1, 2)
+    }
+    assert ours == pytest.approx(theirs[2], rel=0.08) and ours < theirs[1]
