@@ -144,14 +144,9 @@ class Gaussians(ArrayRecord):
             return nearest_centroids(projection, self.centroids)
         return Nearest.of(_full_squared_distances(projection, self.centroids, self.whitenings))
 
-    @cached_property
-    def _single_matrix(self) -> np.ndarray:
-        """The matrix (D, K) in float32."""
-        return self.matrix.astype(np.float32)
-
     def _projected_blocks(self, embeddings: np.ndarray) -> Iterator[tuple[slice, np.ndarray]]:
         single = self.float32 and embeddings.dtype == np.float32
-        matrix = self._single_matrix if single else self.matrix
+        matrix = self.matrix.astype(np.float32) if single else self.matrix
         for rows in row_blocks(*embeddings.shape):
             block = embeddings[rows]
             with np.errstate(over="ignore", invalid="ignore"):
