@@ -90,6 +90,9 @@ RECIPES: dict[str, dict[str, Any]] = {
     "outliers, logit length": {"recipe": "cross-entropy", "outlier_share": 0.2, "logit_norm": "length"},
     "outliers, prototypes": {"recipe": "triplet", "triplet_weight": 0.0, "outlier_share": 0.2},
     "rotations": {"recipe": "cross-entropy", "rotation_share": 0.25},
+    "rotations, half": {"recipe": "cross-entropy", "rotation_share": 0.5},
+    "mix, rotations": {"recipe": "cross-entropy", "augment": MIX, "rotation_share": 0.25},
+    "cutout, rotations": {"recipe": "cross-entropy", "augment": CUTOUT, "rotation_share": 0.25},
     "prototypes, rotations": {"recipe": "triplet", "triplet_weight": 0.0, "rotation_share": 0.25},
     "maple, rotations": {"recipe": "maple", "rotation_share": 0.25},
     "all triplets, rotations": {

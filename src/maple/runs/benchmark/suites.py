@@ -127,7 +127,7 @@ def collect(suite: Suite, jobs: Sequence[Job], command: str) -> tuple[SuiteResul
     """Train and evaluate missing networks and read the figures of a suite; also the networks of the first seed."""
     profile = jobs[0].profile
     seeds = tuple(dict.fromkeys(job.seed for job in jobs))
-    found = {(job.training, job.seed): _evaluate(suite, job) for job in jobs}
+    found = {(job.training, job.seed): evaluate_job(suite, job) for job in jobs}
     floors = floor_columns(suite.columns)
     rows = [
         TableRow(
@@ -154,7 +154,8 @@ def collect(suite: Suite, jobs: Sequence[Job], command: str) -> tuple[SuiteResul
     return SuiteResults(suite, profile, seeds, rows, provenance, jobs[0].changes), networks
 
 
-def _evaluate(suite: Suite, job: Job) -> _Evaluated:
+def evaluate_job(suite: Suite, job: Job) -> _Evaluated:
+    """Everything that a suite reads of a network: found, or evaluated now."""
     others: set[Images] = {split_images(name)[0] for name in suite.columns} - {"test"}
     if not job.protocol.corrupted:
         others.discard("corrupted")

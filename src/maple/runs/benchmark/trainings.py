@@ -17,7 +17,7 @@ from maple.errors import RunError
 from maple.evaluation.paper.columns import Images
 from maple.evaluation.paper.rows import STANDARD_DETECTORS
 from maple.evaluation.results import Results
-from maple.files import RunFile, take_lock, write_atomic
+from maple.files import RunFile, load_record, save_json, take_lock, write_atomic
 from maple.prediction.store import load_backbone
 from maple.progress import is_first_process, say
 from maple.runs.benchmark.jobs import Job, digest, digest_source
@@ -28,7 +28,7 @@ from maple.runs.setup.request import LEFT_OUT
 from maple.runs.train import train_run
 
 FACTS = ("minutes", "parameters")  # columns read from the training, not from the results
-_EVALUATIONS = "evaluations"
+EVALUATIONS = "evaluations"
 
 
 @contextmanager
@@ -130,12 +130,15 @@ def _evaluate(job: Job, folder: Path, detectors: Sequence[str], images: Images) 
     decides: list[Any] = [ind, ood, sorted(asked), files] + (["training"] if images == "training" else [])
     decides += [[near, far]] if near or far else []
     key = digest(json.dumps(decides, sort_keys=True).encode())
-    path = folder / _EVALUATIONS / f"{key}.json"
+    path = folder / EVALUATIONS / f"{key}.json"
     if path.exists():
         try:
             return Results.load(path)
         except RunError:
             path.unlink()  # of another format: once more
+    if not RunFolder(folder).is_finished():  # only its figures were kept, and other ones are asked for
+        (folder / RunFile.RESULTS).unlink()
+        folder = _train(job)
     say(f"evaluating: {job.title}{'' if images == 'test' else f', {images} images'}")
     request = EvaluateRequest(
         run=folder,
@@ -158,8 +161,14 @@ def _evaluate(job: Job, folder: Path, detectors: Sequence[str], images: Images) 
 
 
 def training_facts(job: Job) -> dict[str, float]:
-    """Figures of a training: its minutes, and the parameters of the network."""
+    """Figures of a training: its minutes, and the parameters of the network; kept beside the evaluations."""
+    path = job.folder / EVALUATIONS / "facts.json"
+    if path.exists():
+        return load_record(path, lambda facts: {name: float(facts[name]) for name in FACTS})
     with (job.folder / RunFile.HISTORY).open(encoding="utf-8", newline="") as lines:
         seconds = sum(float(row["seconds"]) for row in csv.DictReader(lines))
     backbone = load_backbone(job.folder / RunFile.WEIGHTS)
-    return {"minutes": seconds / 60, "parameters": float(sum(p.numel() for p in backbone.parameters()))}
+    facts = {"minutes": seconds / 60, "parameters": float(sum(p.numel() for p in backbone.parameters()))}
+    path.parent.mkdir(exist_ok=True)
+    save_json(path, facts)
+    return facts
