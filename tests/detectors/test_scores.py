@@ -264,6 +264,20 @@ def test_one_exponent_alone_costs_no_plain_gaussians(train, new):
         _ = detector.describe(new).distance
 
 
+@pytest.mark.parametrize(("n", "accumulated"), [(None, (0.0, 1.0)), (39, (0.0, 1.0)), (40, (0.0, 0.5, 1.0))])
+def test_exponents_that_cannot_be_chosen_are_not_accumulated(train, monkeypatch, n, accumulated):
+    """A choice takes 20 wrong and 20 right validation images; the product of an exponent is a third of a fit."""
+    updated = []
+    update = Moments.update
+    monkeypatch.setattr(Moments, "update", lambda self, *given: updated.append(self) or update(self, *given))
+    plain = Outputs(train.embeddings, labels=train.labels)
+    detector = MapleDetector().fit(plain, None if n is None else plain[np.arange(n)])
+    assert tuple(moments.norm_exponent for moments in updated) == accumulated
+    assert detector.exponent_ == 1.0 and list(detector.learned_.densities.moments.by_exponent) == [0.0, 1.0]
+    added = MapleDetector().partial_fit(plain)
+    np.testing.assert_allclose(added.score(plain), detector.score(plain), rtol=1e-12)
+
+
 def test_exponent_is_chosen_where_distance_finds_errors():
     """Norms that vary at random within a class make plain distances useless, and do nothing to normalised ones."""
     rng = np.random.default_rng(5)

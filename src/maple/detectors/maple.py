@@ -66,7 +66,7 @@ class MapleDetector(DetectorOptions, Detector):
             remedy = "give Outputs, a list, or a function that starts a generator"
             raise FitError(f"covariance='full' reads the images twice, but a generator ends after one pass: {remedy}")
         self._learned = None
-        moments = batches.accumulate(partial(ClusterMoments.start, exponents=self._exponents()))
+        moments = batches.accumulate(partial(ClusterMoments.start, exponents=self._exponents(validation)))
         densities = self._learn_densities(moments, validation)
         if self._is_full:
             densities = densities.with_full_covariances(batches)
@@ -82,7 +82,7 @@ class MapleDetector(DetectorOptions, Detector):
         if learned is None:
             self._check_options()
             exponent = self._default_exponent
-            moments = ClusterMoments.start(outputs, self._exponents()).only({0.0, exponent})
+            moments = ClusterMoments.start(outputs, self._exponents(None))
             learned = self._learn_score(Learned(Densities(self._options(), moments, exponent)), None)
         self._learned = replace(learned, densities=learned.densities.add(outputs))
         self.fitted_ = True
@@ -139,10 +139,10 @@ class MapleDetector(DetectorOptions, Detector):
     def _options(self) -> DetectorOptions:
         return DetectorOptions(**as_dict(self))
 
-    def _exponents(self) -> tuple[float, ...]:
+    def _exponents(self, validation: Outputs | None) -> tuple[float, ...]:
         """The exponents of the norm to accumulate: those to choose from, and 0 where a score needs it."""
         if self.norm_exponent == "auto":
-            return _EXPONENTS
+            return _EXPONENTS if _may_choose(validation) else (0.0, _DEFAULT_EXPONENT)
         plain = self.score_by in ("auto", "fused", *NEEDS_PLAIN)
         return tuple(sorted({float(self.norm_exponent), 0.0} if plain else {float(self.norm_exponent)}))
 
@@ -162,8 +162,10 @@ class MapleDetector(DetectorOptions, Detector):
         Misclassified images are the only in-distribution stand-in for unknown ones. On real networks, the order of the
         exponents by this criterion is their order in detecting unknown images.
         """
-        if self.norm_exponent != "auto" or validation is None or validation.labels is None:
+        if self.norm_exponent != "auto" or not _may_choose(validation):
             return self._default_exponent
+        assert validation is not None
+        assert validation.labels is not None
         densities, classes = Densities(self._options(), moments, _DEFAULT_EXPONENT), moments.cluster_to_class
         known = validation[np.isin(validation.labels, classes)]
         separation = {}
@@ -285,6 +287,11 @@ class MapleDetector(DetectorOptions, Detector):
         detector = super().from_state({}, {"options": metadata["options"]})
         detector._learned = Learned.from_state(detector._options(), arrays, metadata)
         return detector
+
+
+def _may_choose(validation: Outputs | None) -> bool:
+    """Whether validation images may decide on the exponent: if not, those that are not in use need no moments."""
+    return validation is not None and validation.labels is not None and len(validation) >= 2 * _MIN_ERRORS
 
 
 def _fit_surprises(found: Description) -> dict[Score, Surprise]:
