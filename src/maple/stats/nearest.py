@@ -89,11 +89,15 @@ def _error_bound(norms: np.ndarray, largest: float, n_components: int) -> np.nda
 
 
 def _smallest(values: np.ndarray, margin: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Of each row of (B, c): the smallest value, its column, and whether another lies within ``margin`` (B,)."""
+    """Of each row of (B, c): the smallest value, its column, and whether another lies within ``margin`` (B,).
+
+    The smallest is overwritten, since to ask for any other takes half the time of counting all.
+    """
     column = values.argmin(axis=1)
-    least = np.take_along_axis(values, column[:, None], axis=1)[:, 0]
-    several = np.count_nonzero(values <= (least + margin)[:, None], axis=1) > 1
-    return least, column, several
+    place = np.arange(len(values)), column
+    least = values[place]
+    values[place] = np.inf
+    return least, column, (values <= (least + margin)[:, None]).any(axis=1)
 
 
 def _search_exactly(projection: np.ndarray, centroids: np.ndarray) -> np.ndarray:
