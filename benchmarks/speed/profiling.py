@@ -19,7 +19,7 @@ from threadpoolctl import threadpool_limits
 
 from maple.types import Outputs
 from speed.clustering import DIMENSION, MAX_CLUSTERS, POINTS, simulated_classes, x_means
-from speed.fitting import CLUSTERS, bare_product, fit, make_stream
+from speed.fitting import CLUSTERS, bare_product, fit, make_stream, validation_images
 from speed.measure import Effort
 from speed.scoring import CIFAR, simulated_outputs, two_products, with_components
 
@@ -38,7 +38,8 @@ def run(effort: Effort) -> dict[str, Any]:
     works |= scores(effort)
     works["bare product"] = partial(bare_product, stream)
     works["fit, one exponent"] = partial(fit, stream, norm_exponent=1.0, score_by="normalised")
-    works["fit, default"] = partial(fit, stream)
+    works["fit, default, no validation images"] = partial(fit, stream)
+    works["fit, default, validation images"] = partial(fit, stream, validation_images(stream))
     import torch
 
     torch.set_num_threads(1)
