@@ -18,7 +18,7 @@ from PIL import Image, features
 from maple import __version__
 from maple.text import duration, join_names, number, percent, plural, shorten_list, shorten_middle
 
-_PIECES = re.compile(r"[^\s_\-/.]{1,18}[\s_\-/.]*|[\s_\-/.]+")  # of names, each on one line
+_PIECES = re.compile(r"[^\s_\-/.+]{1,18}[\s_\-/.+]*|[\s_\-/.+]+")  # of names, each on one line
 LONG = 20  # letters; longer words of a sentence are names that may be broken
 CRISP = 16  # images of so few pixels a side are shown as pixels, not blurred
 # File names may hold anything; these characters are forbidden in HTML and XML, however escaped.
@@ -58,7 +58,7 @@ def _environment() -> Environment:
 
 
 def breakable(name: str) -> Markup:
-    """A name that breaks after ``_``, ``-``, ``/`` and ``.``, and elsewhere only within very long words.
+    """A name that breaks after ``_``, ``-``, ``/``, ``.`` and ``+``, and elsewhere only within very long words.
 
     >>> breakable("copepod_calanoid")
     Markup('copepod_<wbr/>calanoid')

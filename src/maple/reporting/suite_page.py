@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
+from itertools import count, groupby
 from pathlib import Path
 from typing import NamedTuple
 
-from maple.evaluation.paper.columns import describe_columns, figure_kind, split_images
+from maple.evaluation.paper.columns import GROUPS, describe_columns, figure_kind, split_images
 from maple.evaluation.paper.rows import Row, Training
 from maple.evaluation.paper.suites import PAPER
 from maple.evaluation.paper.tables import SuiteResults, best_cells, made_with, table_cells
@@ -18,10 +20,25 @@ from maple.reporting.record import read_run
 from maple.reporting.sections import draw_projections
 from maple.text import join_names
 
+_TOPICS = {
+    "classes": ("accuracy", "softmax_accuracy", "ece", "nll", "share"),
+    "unknown": ("auroc", "mean_auroc", "fused_auroc", "aupr", "fpr95_ood_positive", "fpr95_ind_positive"),
+    "cost": ("parameters", "minutes", "latency_ms"),
+    "gaussians": ("gaussian_error", "gaussian_error_per_component", "components", "clusters"),
+}
 _PLOTTED = ("accuracy", "ece", "auroc", "gaussian_error")  # kinds of figures that get a panel
 _MAX_PANELS = 5
 
-Drawing = tuple[str, Plot]  # caption and plot
+_MAX_CELLS = 4  # beside the name of a row: what a window of 420 pixels has room for
+_PIXELS_PER_POINT = 1.5  # the largest a drawing gets on the page
+
+
+class Drawing(NamedTuple):
+    """A drawing of a suite; ``narrow`` takes its place where the window is too narrow for it."""
+
+    caption: str
+    plot: Plot
+    narrow: Plot | None = None
 
 
 class Network(NamedTuple):
@@ -36,10 +53,10 @@ def draw_suite(found: SuiteResults, networks: Mapping[Training, Network]) -> lis
     drawn: dict[str, Drawing] = {}
     titles: dict[str, list[str]] = {}  # of the rows that share a network, by drawing
     for row in found.suite.rows(found.profile):
-        for about, plot in _draw_row(found, row, networks):
-            drawn[plot.svg] = about, plot
-            titles.setdefault(plot.svg, []).append(row.title)
-    once = [(join_names(titles[svg]) + about, plot) for svg, (about, plot) in drawn.items()]
+        for each in _draw_row(found, row, networks):
+            drawn[each.plot.svg] = each
+            titles.setdefault(each.plot.svg, []).append(row.title)
+    once = [each._replace(caption=join_names(titles[svg]) + each.caption) for svg, each in drawn.items()]
     return [*once, *_draw_rows(found)]
 
 
@@ -48,12 +65,12 @@ def _draw_row(found: SuiteResults, row: Row, networks: Mapping[Training, Network
     figure, (folder, results) = found.suite.figure, networks[row.training]
     if figure in ("latent", "clusters"):
         plots = draw_projections(read_run(folder))
-        return [(f": {plot.alt}", plot) for plot in (plots if figure == "clusters" else plots[-1:])]
+        return [Drawing(f": {plot.alt}", plot) for plot in (plots if figure == "clusters" else plots[-1:])]
     if figure == "calibration" and (judged := results.methods[row.method].classification):
-        return [("", plot_reliability([(Line(row.title, BLUE, "-"), judged.reliability)]))]
+        return [Drawing("", plot_reliability([(Line(row.title, BLUE, "-"), judged.reliability)]))]
     if figure == "qq":
         plot = plot_quantiles(results.qq_theoretical, results.qq_observed, results.n_components)
-        return [(f", {results.n_components} components", plot)]
+        return [Drawing(f", {results.n_components} components", plot)]
     return []
 
 
@@ -76,7 +93,50 @@ def _draw_rows(found: SuiteResults) -> list[Drawing]:
     theirs = "the paper" if found.suite.reference == PAPER else found.suite.reference
     has_theirs = any(math.isfinite(value) for panel in panels for value in panel.others)
     caption = f"Dots: ours. Rings: {theirs}." if has_theirs else "Our figures; the table has the same ones."
-    return [(caption, plot_rows([row.title for row in rows], panels, "ours", theirs))]
+    wide, narrow = (
+        plot_rows([row.title for row in rows], panels, "ours", theirs, stacked) for stacked in (False, True)
+    )
+    return [Drawing(caption, wide, narrow if len(panels) > 1 else None)]
+
+
+def split_table(found: SuiteResults) -> list[list[int]]:
+    """Cells of the table that are shown beside each other, so that no window hides any of them.
+
+    Columns of one topic stay together as far as there is room, and a published figure beside ours.
+    """
+    compared = {name for row in found.rows for name in row.paper}
+    widths = {name: 1 + (name in compared) for name in describe_columns(found.suite.columns)}
+    if sum(widths.values()) <= _MAX_CELLS:
+        return [list(range(1, 1 + sum(widths.values())))]
+    cells, blocks = count(1), []
+    for _, topic in groupby(widths, _topic):
+        for block in _share_out([widths[name] for name in topic]):
+            blocks.append([next(cells) for _ in range(sum(block))])
+    return blocks
+
+
+def _topic(column: str) -> str:
+    """What a column is about: columns with the same answer belong together."""
+    kind, detail = figure_kind(column)
+    if kind in GROUPS:
+        kind = detail
+    return next((topic for topic, kinds in _TOPICS.items() if kind in kinds), kind)
+
+
+def _share_out(widths: list[int]) -> list[list[int]]:
+    """Neighbours in as few parts as there must be, of about the same width.
+
+    >>> _share_out([2, 2]), _share_out([1, 2, 2, 2]), _share_out([2, 2, 2])
+    ([[2, 2]], [[1, 2], [2, 2]], [[2, 2], [2]])
+    """
+    mean = sum(widths) / math.ceil(sum(widths) / _MAX_CELLS)
+    parts: list[list[int]] = [[]]
+    for width in widths:
+        filled = sum(parts[-1])
+        if filled and (filled + width > _MAX_CELLS or filled + width / 2 > mean):
+            parts.append([])
+        parts[-1].append(width)
+    return parts
 
 
 def render_suite(found: SuiteResults, drawings: list[Drawing]) -> str:
@@ -87,13 +147,15 @@ def render_suite(found: SuiteResults, drawings: list[Drawing]) -> str:
         {
             "title": found.suite.title,
             "subtitle": found.suite.subtitle,
-            "headings": headings if found.suite.columns else [],
+            "headings": headings,
+            "blocks": split_table(found) if found.suite.columns else [],
             "lines": lines,
             "best": best_cells(found),
             "reference": found.suite.reference,
             "has_aupr": any("AUPR" in heading for heading in headings),
             "simulated": found.profile.simulated,
-            "plots": [{"caption": caption, "svg": plot.svg} for caption, plot in drawings],
+            "drawings": drawings,
+            "widths": [_width(drawing.plot) for drawing in drawings],
             "profile": f"{found.profile_text}.",
             "seeds": ", ".join(map(str, found.seeds)),
             "made": made_with(found.provenance),
@@ -101,3 +163,10 @@ def render_suite(found: SuiteResults, drawings: list[Drawing]) -> str:
             "trainings": found.provenance.trainings,
         },
     )
+
+
+def _width(plot: Plot) -> int:
+    """The largest width of a drawing in pixels: with few panels its letters would be those of a headline."""
+    box = re.search(r'viewBox="[\d.]+ [\d.]+ ([\d.]+)', plot.svg)
+    assert box is not None  # Matplotlib writes it
+    return round(_PIXELS_PER_POINT * float(box[1]))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import xml.etree.ElementTree as ElementTree
 
 import numpy as np
 import pytest
@@ -117,6 +118,26 @@ def test_coverage_ignores_the_error_rate_of_a_handful_of_images() -> None:
     shares = [float(text.split()[0]) for text in words(check_plot(plot)) if text.endswith("%")]
     assert sorted(shares)[-1] == 100 and "MAPLE" in words(check_plot(plot))
     assert max(share for share in shares if share < 20) <= 11  # of the error rates
+
+
+def test_the_legend_of_the_coverage_is_above_all_lines() -> None:
+    """A method that is often wrong has a line at the top, where the legend would cover it."""
+    lines = [Line(name, BLUE, "-") for name in ("MAPLE", "softmax", "MAPLE, chi-square tail")]
+    drawing = check_plot(plot_coverage([(line, [0.5, 1.0], [0.1, 0.1]) for line in lines]))
+    ticks = [place for text, place in _places(drawing) if text.endswith("%")]
+    legend = [place for text, place in _places(drawing) if text in {line.label for line in lines}]
+    assert len(legend) == 3 and max(legend) < min(ticks)
+
+
+def _places(drawing: ElementTree.Element) -> list[tuple[str, float]]:
+    """Each text with the y of its baseline, which grows downwards."""
+    found = []
+    for text in drawing.iter("text"):
+        if (moved := re.search(r"translate\([-\d.]+ ([-\d.]+)\)", text.attrib.get("transform", ""))) is not None:
+            found.append(("".join(text.itertext()), float(moved[1])))
+        elif "y" in text.attrib:
+            found.append(("".join(text.itertext()), float(text.attrib["y"])))
+    return found
 
 
 def test_rows_with_and_without_a_reference() -> None:

@@ -90,7 +90,7 @@ def _draw_bins(axes: Axes, line: Line, curve: Reliability, share: np.ndarray, zo
 @as_plot
 def plot_coverage(curves: Sequence[Curve]) -> tuple[Figure, str]:
     """Error rate among the images kept, most certain first, against their share (x: share kept, y: accuracy)."""
-    figure, axes = make_axes(4.6, 3.9)
+    figure, axes = make_axes(4.6, 3.7 + LEGEND_ROW * len(curves))
     top = 0.0
     for order, (line, kept, accuracy) in enumerate(curves):
         rows = spaced_rows(len(kept), MAX_VERTICES)
@@ -100,7 +100,7 @@ def plot_coverage(curves: Sequence[Curve]) -> tuple[Figure, str]:
         top = max(top, float(bulk.max(initial=0.0)))
     axes.set(xlim=(0, 1), ylim=(0, 1.08 * top or 1), xlabel="coverage: share of images kept, most certain first")
     axes.set_ylabel("error rate of the images kept")
-    axes.legend(loc="upper left")
+    legend_above(axes, n_columns=1)
     percent_axes(axes)
     return figure, f"Error rate against coverage, of {', '.join(line.label for line, *_ in curves)}"
 
@@ -191,13 +191,18 @@ class Panel(NamedTuple):
 
 
 @as_plot
-def plot_rows(rows: Sequence[str], panels: Sequence[Panel], ours: str, other: str) -> tuple[Figure, str]:
-    """One dot per row in each panel, with its spread, and a ring for the reference."""
-    figure = Figure(figsize=(1.9 + 2.0 * len(panels), 0.7 + 0.27 * len(rows)))
+def plot_rows(
+    rows: Sequence[str], panels: Sequence[Panel], ours: str, other: str, stacked: bool = False
+) -> tuple[Figure, str]:
+    """One dot per row in each panel, with its spread, and a ring for the reference; ``stacked``: below each other."""
+    down, across = (len(panels), 1) if stacked else (1, len(panels))
+    names = shorten_names(rows, 20 if stacked else 26)
+    room = 2.9 + 0.065 * max(map(len, names)) if stacked else 1.9 + 2.0 * across
+    figure = Figure(figsize=(room, 0.35 + (0.35 + 0.27 * len(rows)) * down))
     figure.set_layout_engine(ConstrainedLayoutEngine(wspace=0.08))  # so that labels of neighbours stay apart
     places = np.arange(len(rows), dtype=float)
     has_others = any(np.isfinite(panel.others).any() for panel in panels)
-    for axes, panel in zip(figure.subplots(1, len(panels), sharey=True, squeeze=False)[0], panels):
+    for axes, panel in zip(figure.subplots(down, across, sharey=True, squeeze=False).flat, panels):
         values, others = np.array(panel.values, float), np.array(panel.others, float)
         axes.hlines(places, np.fmin(values, others), np.fmax(values, others), color=REST, linewidth=1.2)
         axes.errorbar(values, places, xerr=panel.spreads, fmt="o", color=BLUE, markersize=5, elinewidth=1.6, label=ours)
@@ -207,10 +212,9 @@ def plot_rows(rows: Sequence[str], panels: Sequence[Panel], ours: str, other: st
         axes.margins(x=0.12)
         axes.xaxis.set_major_locator(MaxNLocator(3))
         axes.tick_params(axis="y", length=0)
-    axes.set_yticks(places, shorten_names(rows, 26))
+    axes.set_yticks(places, names)
     axes.set_ylim(len(rows) - 0.5, -0.5)
-    names = ", ".join(panel.title for panel in panels)
-    about = f"{names} of {', '.join(rows)}: {ours} as dots"
+    about = f"{', '.join(panel.title for panel in panels)} of {', '.join(rows)}: {ours} as dots"
     if not has_others:
         return figure, about
     figure.legend(*axes.get_legend_handles_labels(), loc="outside lower right", ncols=2, frameon=False)

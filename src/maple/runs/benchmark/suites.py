@@ -173,8 +173,8 @@ def write_suite(folder: Path, found: SuiteResults, networks: dict[Training, Netw
     write_atomic(folder / "table.tex", sheet.to_latex(f"tab:{found.suite.name}"))
     write_atomic(folder / "table.csv", to_csv(found))
     save_json(folder / "results.json", to_dict(found))
-    for i, (_, plot) in enumerate(drawings, start=1):
-        write_atomic(folder / f"{found.suite.name}-{i}.svg", standalone_svg(plot))
+    for i, drawing in enumerate(drawings, start=1):
+        write_atomic(folder / f"{found.suite.name}-{i}.svg", standalone_svg(drawing.plot))
     page = folder / "report.html"
     write_atomic(page, render_suite(found, drawings))
     return page
