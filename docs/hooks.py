@@ -3,6 +3,7 @@
 - ``$...$`` and ``$$...$$`` become MathML, which browsers render without a script.
 - ``<!-- commands -->``, ``<!-- options -->``, ``<!-- names -->`` and ``<!-- torture -->`` in a page are replaced by
   tables of the command line, the options, the public names and the tally of ``make torture``.
+- Options such as ``--time-limit`` stay on one line.
 - Pages may link to any file of the repository. Linked files outside ``docs/`` are copied into the site at their path.
 """
 
@@ -28,6 +29,8 @@ ROOT = Path(__file__).parents[1]
 DOCS = "docs/"
 LINK = re.compile(r"(\]\()([^)#\s]+)")
 FORMULA = re.compile(r'<(span|div) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>', flags=re.DOTALL)
+CODE = re.compile(r"<code\b[^>]*>.*?</code>", flags=re.DOTALL)
+OPTION = re.compile(r"(?<![\w-])(--[a-z][a-z-]*)(?![^<>]*>)")  # in the text, not within a tag
 MADE_OF = {"MapleCallback": "MapleHooks"}  # public names created on first use, and the class behind them
 NAV_ONLY = ("results/README.md", "CHANGELOG.md")  # pages outside docs/ in the navigation
 
@@ -87,8 +90,18 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 
 def on_page_content(content: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Formulas as MathML."""
-    return FORMULA.sub(lambda match: to_mathml(html.unescape(match[2]), match[1] == "div"), content)
+    """Formulas as MathML, and options that stay on one line."""
+    content = FORMULA.sub(lambda match: to_mathml(html.unescape(match[2]), match[1] == "div"), content)
+    return CODE.sub(lambda match: keep_options(match[0]), content)
+
+
+def keep_options(code: str) -> str:
+    """Options are not broken at their hyphens where a line of code is wrapped.
+
+    >>> keep_options("<code>maple train slides --time-limit 20m</code>")
+    '<code>maple train slides <span class="option">--time-limit</span> 20m</code>'
+    """
+    return OPTION.sub(r'<span class="option">\1</span>', code)
 
 
 def to_mathml(formula: str, block: bool) -> str:

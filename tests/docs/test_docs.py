@@ -46,6 +46,7 @@ import pytest
 import typer
 
 import maple.cli
+from browser import open_browser
 from commands import run
 from maple.cli.app import app
 from maple.decisions.options import DecisionOptions
@@ -485,6 +486,25 @@ def test_the_site_builds(site):
     described = "".join(text for name, text in pages.items() if name.startswith("reference/"))
     for place in places():
         assert f'id="{place}"' in described
+
+
+CUT = """() => [document.documentElement, ...document.querySelectorAll('pre code')]
+  .filter(box => box.scrollWidth > box.clientWidth + 1).map(box => box.innerText.slice(0, 80))"""
+BROKEN = """() => [...document.querySelectorAll('code .option')]
+  .filter(option => option.getClientRects().length > 1).map(option => option.innerText)"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("width", [420, 1400])
+def test_no_command_is_cut(width, site):
+    """Long lines of code are wrapped, but not within an option."""
+    with open_browser() as browser:
+        page = browser.new_page(viewport={"width": width, "height": 900})
+        for name in ("index", "decisions", "howto/evaluate", "howto/pretrained", "tutorials/biologist"):
+            page.goto((site / f"{name}.html").as_uri())
+            assert page.evaluate(CUT) == [], name
+            assert page.evaluate(BROKEN) == [], name
+        assert page.locator("pre .option").count() > 0
 
 
 def test_the_table_of_extras_is_complete():

@@ -163,7 +163,7 @@ class RelativeMahalanobisDetector(_ClassDistanceDetector):
     """
 
     about = _ABOUT(
-        "distance to the nearest class less that to all images as one Gaussian",
+        "distance to the nearest class minus the distance to one Gaussian over all images",
         *_REN,
         adds="a mean per class, two covariances",
     )
