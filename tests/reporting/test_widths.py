@@ -115,6 +115,19 @@ def test_class_names_break_between_words(page: Any) -> None:
         assert page.evaluate(BROKEN, cells) == [], cells
 
 
+def test_short_names_of_sets_are_not_broken(browser: Any, tmp_path: Path) -> None:
+    """Not even beside the descriptions of all scores, which take what room there is."""
+    run = build_run(tmp_path / "run", NAMES, ("unknown", "far"))
+    results = Results.load(run / RunFile.RESULTS)
+    scores = {name: {"unknown": 0.9, "far": 0.8} for name in ("distance", "shallow", "fused")}
+    (run / RunFile.RESULTS).write_text(replace(results, scores=scores).to_json())
+    page = browser.new_page(viewport={"width": 420, "height": 900})
+    page.goto(write_report(run, run / "report.html").as_uri())
+    assert page.locator("#unknown th.set").first.inner_text().startswith("unknown")
+    assert page.evaluate(BROKEN, "th.set") == []
+    page.close()
+
+
 def test_a_table_without_pictures_has_no_column_for_them(page: Any) -> None:
     tables = page.locator("table.predictions").evaluate_all(
         "all => all.map(each => [each.querySelectorAll('.preview').length, each.querySelectorAll('img').length])"
