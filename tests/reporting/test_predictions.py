@@ -22,6 +22,13 @@ from run_folders import HOSTILE, Page, check_page, write_predictions
 pytestmark = pytest.mark.usefixtures("no_plots")
 
 
+def test_a_folder_of_images_holds_no_predictions(tmp_path: Path) -> None:
+    (tmp_path / "new").mkdir()
+    Image.new("RGB", (8, 8)).save(tmp_path / "new" / "a.png")
+    with pytest.raises(DataError, match="maple predict"):
+        read_predictions(tmp_path / "new")
+
+
 @pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".parquet"])
 def test_predictions_are_counted_and_sorted(suffix: str, tmp_path: Path) -> None:
     found = read_predictions(write_predictions(tmp_path / f"p{suffix}", rows=30), keep=7)

@@ -135,7 +135,7 @@ def iterate_predictions(path: Path) -> Iterator[PredictionRow]:
 def _read_rows(path: Path) -> Iterator[Any]:
     try:
         if path.suffix.lower() == ".parquet" or path.is_dir():
-            for part in sorted(path.glob("part-*.parquet")) if path.is_dir() else [path]:
+            for part in _find_parts(path) if path.is_dir() else [path]:
                 yield from _read_parquet(part)
             return
         with path.open(encoding="utf-8-sig", newline="") as file:
@@ -151,6 +151,13 @@ def _read_rows(path: Path) -> Iterator[Any]:
         ) from None
     except (ValueError, RecursionError, csv.Error, pa.ArrowException) as error:
         raise DataError(f"'{path}' is not CSV, JSON lines or Parquet ({error}): write it with maple predict") from None
+
+
+def _find_parts(folder: Path) -> list[Path]:
+    """The parts that ``maple predict --engine ray`` wrote; a folder of images must not pass for no predictions."""
+    if parts := sorted(folder.glob("part-*.parquet")):
+        return parts
+    raise DataError(f"'{folder}' is a folder without predictions: give the file that maple predict wrote")
 
 
 def _read_parquet(path: Path) -> Iterator[Any]:
