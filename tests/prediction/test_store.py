@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from importlib.util import find_spec
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -89,6 +90,8 @@ def test_a_folder_without_a_run_is_refused(tmp_path):
 
 
 def test_folders_without_a_finished_run_are_told_apart(tmp_path):
+    with pytest.raises(RunError, match=r"'hf://me/plankton@v1' is on the hub.*--revision v1 --local-dir plankton"):
+        load_predictor(Path("hf://me/plankton@v1"))
     with pytest.raises(RunError, match=rf"'{tmp_path}' is not a run folder.*config\.toml"):
         load_predictor(tmp_path)
     (tmp_path / "config.toml").touch()

@@ -15,7 +15,7 @@ class DecisionOptions:
     """When an image is flagged as out-of-distribution."""
 
     false_alarm: Annotated[float, Interval(ge=1e-9, lt=1)] = option(
-        0.05, "largest share of in-distribution images to flag, on average"
+        0.05, "largest share of in-distribution images to flag, on average: 0.05 for 5 %"
     )
     confidence: Annotated[Annotated[float, Interval(gt=0, lt=1)] | None, NoneByName] = option(
         None, "confidence that the share holds for this calibration set, such as 0.95, or 'none' (on average over sets)"

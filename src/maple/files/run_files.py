@@ -43,6 +43,11 @@ def no_run(folder: Path, name: str) -> RunError:
 
 def check_finished(folder: Path) -> None:
     """Raise :class:`RunError` if a folder lacks a file without which a run cannot predict; nothing is loaded."""
+    if not folder.exists() and folder.parts[:1] == ("hf:",) and len(folder.parts) > 2:  # Path makes hf:/ of hf://
+        place = folder.relative_to("hf:").as_posix()
+        name, _, revision = place.partition("@")
+        fetch = f"hf download {name}{revision and f' --revision {revision}'} --local-dir {name.split('/')[-1]}"
+        raise RunError(f"'hf://{place}' is on the hub, and this needs a folder: fetch it with {fetch}")
     if folder.is_file():
         raise RunError(f"'{folder}' is a file, not a run: give the folder of a run, or an exported .onnx file")
     if not folder.is_dir():
