@@ -6,12 +6,17 @@
     python benchmarks/mutate.py run --only stats/moments --again
     python benchmarks/mutate.py report
 
-Each mutant (``mutants.py``) of ``stats/``, ``decisions/`` and ``training/relabel.py`` runs in a forked process, in
-which its module is imported with the fault; the tests of the module that reach the line run, quickest first, until one
-fails. Survivors then meet all tests that reach the line.
+Each mutant (``mutants.py``) of ``stats/``, ``decisions/`` and ``training/relabel.py`` runs in a forked process that has
+collected the tests (``judge.py``); the tests of the module that reach the line run, quickest first, until one fails.
+Survivors then meet the quick tests of other modules that reach the line, as many as fit into a minute. Which lines a
+file of tests reaches is kept in ``build/mutation`` until the file or the package changes.
 
-``sample`` draws the same share of the mutants of each module; the seed fixes which. It gives the share caught with a
-confidence interval. Modules take turns, so that a sample that was stopped early is one with a smaller share.
+``sample`` draws the same share of the mutants of each module; the seed fixes which. Samples are kept side by side:
+one leaves out what those with smaller seeds have drawn. It gives the share caught with a confidence interval. Modules
+take turns, so that a sample that was stopped early is one with a smaller share.
+
+``equivalent_mutants.toml`` lists mutants that no input tells from the original, each with the reason; the share
+is given of all mutants and of the others. One that a test catches is reported: the list is wrong then.
 
 Property tests draw the same examples each time. A mutant that takes five times as long as the tests is caught. Mutants
 of functions whose code has not changed are not run again, unless ``--again`` asks for those with survivors. Doctests do
@@ -28,55 +33,26 @@ import os
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before NumPy is imported: processes are forked
 
 import argparse
-import gc
 import hashlib
-import importlib
-import importlib.machinery
-import importlib.util
 import json
 import math
-import resource
-import sys
-import tempfile
 import time
-from collections.abc import Callable, Sequence
-from functools import cache
+import tomllib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import pytest
-
+from judge import CAUGHT, ROOT, Judge, name_of, preload, target_files
 from mutants import Mutant, find_units
 
-ROOT = Path(__file__).resolve().parents[1]
-PACKAGE = ROOT / "src" / "maple"
-TARGETS = ("stats/**/*.py", "decisions/*.py", "training/relabel.py")
-TESTS = (
-    "tests/stats",
-    "tests/decisions",
-    "tests/theory",
-    "tests/training/test_relabel.py",
-    "tests/detectors/test_maple.py",
-)
-PRELOAD = (
-    "numpy", "scipy.special", "scipy.stats", "scipy.linalg", "scipy.sparse", "scipy.optimize", "scipy.spatial.distance",
-    "sklearn.cluster", "sklearn.metrics", "sklearn.decomposition", "sklearn.discriminant_analysis",
-    "sklearn.covariance", "hypothesis", "pydantic", "rich.progress", "torch", "lightning_fabric", "PIL.Image",
-    "safetensors.numpy",
-)  # fmt: skip
-OPTIONS = (
-    "-x", "-q", "-o", "addopts=", "--import-mode=importlib", "-p", "no:cacheprovider", "-p", "pytest_timeout",
-    "-m", "not slow and not shared",
-)  # fmt: skip
-CAUGHT, SURVIVED, UNREACHED = "caught", "survived", "unreached"
+EQUIVALENT = Path(__file__).with_name("equivalent_mutants.toml")
 
-Results = dict[str, dict[str, Any]]  # file -> function -> digest, mutants, survived
-Reached = dict[str, dict[str, list[str]]]  # file -> line -> tests
+Results = dict[str, Any]  # file -> function -> digest, mutants, survived
+Outcomes = dict[str, dict[str, Any]]  # of a sample: key -> outcome, mutant, fault, wider tests
 Drawn = tuple[str, Path, Mutant]  # a key, the file and the mutant of a sample
 
 
 def main() -> None:
-    os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # each process would import them again
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("command", choices=("run", "sample", "report"))
     parser.add_argument("--json", type=Path, default=ROOT / "results" / "mutation.json")
@@ -89,8 +65,8 @@ def main() -> None:
     arguments = parser.parse_args()
     until = time.monotonic() + 60 * arguments.minutes
     if arguments.command == "sample":
-        sampled = arguments.json.with_name("mutation_sample.json")
-        run_sample(sampled, arguments.share, arguments.seed, until, arguments.again, arguments.narrow)
+        sample = Sample(arguments.json.with_name("mutation_sample.json"), arguments.share, arguments.seed)
+        sample.run(until, arguments.again, arguments.narrow)
         return
     if arguments.command == "run":
         run_all(arguments.json, arguments.only, until, arguments.again)
@@ -102,20 +78,10 @@ def main() -> None:
 # --- running ---------------------------------------------------------------------------------------------------------
 
 
-def target_files(only: str = "") -> list[Path]:
-    return [path for pattern in TARGETS for path in sorted(PACKAGE.glob(pattern)) if only in name_of(path)]
-
-
-def name_of(path: Path) -> str:
-    return path.relative_to(PACKAGE).as_posix()
-
-
 def run_all(results_file: Path, only: str, until: float, again: bool) -> None:
     """Run the mutants of functions without results with the tests of their module; save after each function."""
-    for name in PRELOAD:
-        importlib.import_module(name)
-    gc.freeze()  # forked processes share what is loaded
-    results = load(results_file)
+    preload()
+    results, judge = load(results_file), Judge()
     files = {path: find_units(path.read_text(encoding="utf-8")) for path in target_files(only)}
     for path, units in files.items():
         done = results.setdefault(name_of(path), {})
@@ -126,15 +92,13 @@ def run_all(results_file: Path, only: str, until: float, again: bool) -> None:
             for unit in units
             if done.get(unit.name, {}).get("digest") != unit.digest or (again and done[unit.name]["survived"])
         ]
-        tests = reach([own_tests(path)]) if due else None
         for unit in due:
             if time.monotonic() > until:
                 return
-            assert tests is not None
             known = done.get(unit.name, {})
             left = known["survived"] if known.get("digest") == unit.digest else None
             chosen = [mutant for mutant in unit.mutants if left is None or mutant.key in left]
-            found = run_mutants(path, chosen, tests)
+            found = run_mutants(path, chosen, judge)
             done[unit.name] = {
                 "digest": unit.digest,
                 "mutants": len(unit.mutants),
@@ -145,82 +109,120 @@ def run_all(results_file: Path, only: str, until: float, again: bool) -> None:
 
 
 def run_survivors(results_file: Path, only: str, until: float) -> None:
-    """Run survivors again, with all tests."""
-    results, tests = load(results_file), None
+    """Run survivors again, with the wider tests."""
+    results, judge = load(results_file), Judge()
     for path in target_files(only):
         for unit in find_units(path.read_text(encoding="utf-8")):
             known = results.get(name_of(path), {}).get(unit.name, {"survived": {}})
             if not known["survived"] or known["all tests"]:
                 continue
-            tests = tests or reach(TESTS)
             if time.monotonic() > until:
                 return
             left = tuple(mutant for mutant in unit.mutants if mutant.key in known["survived"])
-            known |= {"survived": run_mutants(path, left, tests), "all tests": True}
+            known |= {"survived": run_mutants(path, left, judge, wider=True), "all tests": True}
             save(results_file, results)
+
+
+def run_mutants(path: Path, mutants: Sequence[Mutant], judge: Judge, wider: bool = False) -> dict[str, str]:
+    """The faults that no test notices, by key."""
+    outcomes = {mutant.key: judge.judge(path, mutant, wider) for mutant in mutants}
+    faults = {mutant.key: f"line {mutant.lines.start}: {mutant.fault}" for mutant in mutants}
+    left = {key: faults[key] for key, outcome in outcomes.items() if outcome != CAUGHT}
+    name = mutants[0].key.rpartition(":")[0]
+    print(f"{name_of(path)} {name}: {len(outcomes) - len(left)} of {len(outcomes)} caught", flush=True)
+    return left
 
 
 # --- a random sample -------------------------------------------------------------------------------------------------
 
 
-def draw(share: float, seed: int, only: str = "") -> tuple[list[Drawn], int]:
+def draw(share: float, seed: int, only: str = "", without: Sequence[Outcomes] = ()) -> tuple[list[Drawn], int]:
     """The same share of the mutants of each module, at least one, in an order in which modules take turns; of how many.
 
-    The random order of the mutants of a module depends on the seed and their code alone.
+    The random order of the mutants of a module depends on the seed and their code alone. ``without`` are the samples
+    with the seeds 0, 1, .., whose mutants are left out.
     """
     chosen, total = list[tuple[float, Drawn]](), 0
     for path in target_files(only):
-        shuffled = sorted(
-            (hashlib.sha256(f"{seed} {name_of(path)} {unit.digest} {mutant.key}".encode()).hexdigest()[:16], mutant)
-            for unit in find_units(path.read_text(encoding="utf-8"))
-            for mutant in unit.mutants
-        )
-        n, total = len(shuffled), total + len(shuffled)
-        places = enumerate(shuffled[: math.ceil(share * n)])
+        units = find_units(path.read_text(encoding="utf-8"))
+        texts = [(f"{name_of(path)} {unit.digest} {each.key}", each) for unit in units for each in unit.mutants]
+        fresh = [each for each in texts if not any(_key(i, each[0]) in drawn for i, drawn in enumerate(without))]
+        shuffled = sorted((_key(seed, text), mutant) for text, mutant in fresh)
+        n, total = len(shuffled), total + len(texts)
+        places = enumerate(shuffled[: math.ceil(share * len(texts))])
         chosen += [((i + 0.5) / n, (key, path, mutant)) for i, (key, mutant) in places]
     return [drawn for _, drawn in sorted(chosen, key=lambda each: (each[0], each[1][0]))], total
 
 
-def run_sample(results_file: Path, share: float, seed: int, until: float, again: bool, narrow: bool) -> None:
-    """Run a sample, go on where it stopped, and print the share caught; survivors then meet all tests.
+def _key(seed: int, text: str) -> str:
+    return hashlib.sha256(f"{seed} {text}".encode()).hexdigest()[:16]
 
-    Mutants of functions that have changed since are run again, with ``again`` those that survived, too.
-    """
-    for name in PRELOAD:
-        importlib.import_module(name)
-    gc.freeze()
-    found: dict[str, Any] = load(results_file)
-    chosen, total = draw(share, seed)
-    before = found.get("outcomes", {}) if found.get("seed") == seed else {}
-    if again:
-        before = {key: each for key, each in before.items() if each["outcome"] == CAUGHT}
-    outcomes = {key: before[key] for key, _, _ in chosen if key in before}
 
-    def run(due: list[Drawn], tests_of: Callable[[Path], tuple[Reached, dict[str, float]]], all_tests: bool) -> None:
-        for key, path, mutant in due:
+class Sample:
+    """A random sample of the mutants; the file holds all samples, by seed."""
+
+    def __init__(self, file: Path, share: float, seed: int) -> None:
+        self.file, self.seed = file, str(seed)
+        self.samples: dict[str, Outcomes] = load(file).get("samples", {})
+        self.chosen, self.total = draw(share, seed, without=[self.samples.get(str(i), {}) for i in range(seed)])
+        before = self.samples.get(self.seed, {})
+        self.outcomes = {key: before[key] for key, _, _ in self.chosen if key in before}
+
+    def run(self, until: float, again: bool, narrow: bool) -> None:
+        """Run the sample, go on where it stopped, and print the share caught; survivors then meet wider tests.
+
+        Mutants of functions that have changed since are run again, with ``again`` those that survived, too.
+        """
+        preload()
+        due = [key for key, _, _ in self.chosen if not self._is_caught(key) and (again or key not in self.outcomes)]
+        self._run(due, False, until)
+        left = [key for key, each in self.outcomes.items() if each["outcome"] != CAUGHT and not each["all tests"]]
+        if left and not narrow and time.monotonic() < until:
+            self._run(left, True, until)
+        report_sample(self.outcomes)
+
+    def _is_caught(self, key: str) -> bool:
+        return self.outcomes.get(key, {}).get("outcome") == CAUGHT
+
+    def _run(self, due: list[str], wider: bool, until: float) -> None:
+        judge = Judge()
+        for key, path, mutant in self.chosen:
+            if key not in due:
+                continue
             if time.monotonic() > until:
                 return
-            outcome = run_mutant(path, mutant, *tests_of(path))
+            outcome = judge.judge(path, mutant, wider)
             fault = f"{name_of(path)} line {mutant.lines.start}: {mutant.fault}"
-            outcomes[key] = {"outcome": outcome, "fault": fault, "all tests": all_tests}
-            print(f"{len(outcomes)} of {len(chosen)}: {outcome}: {fault}", flush=True)
-            save(results_file, {"seed": seed, "all mutants": total, "outcomes": outcomes})
-
-    run([each for each in chosen if each[0] not in outcomes], cache(lambda path: reach([own_tests(path)])), False)
-    left = [each for each in chosen if outcomes.get(each[0], {}).get("outcome", CAUGHT) != CAUGHT]
-    left = [each for each in left if not outcomes[each[0]]["all tests"]]
-    if left and not narrow and time.monotonic() < until:
-        everything = reach(TESTS)
-        run(left, lambda path: everything, True)
-    report_sample(outcomes)
+            self.outcomes[key] = {"outcome": outcome, "mutant": mutant.key, "fault": fault, "all tests": wider}
+            print(f"{len(self.outcomes)} of {len(self.chosen)}: {outcome}: {mutant.key}: {fault}", flush=True)
+            self.samples[self.seed] = self.outcomes
+            save(self.file, {"all mutants": self.total, "samples": self.samples})
 
 
-def report_sample(outcomes: dict[str, dict[str, Any]]) -> None:
-    """Print the survivors, and the share caught with its interval."""
-    survived, n = [each["fault"] for each in outcomes.values() if each["outcome"] != CAUGHT], len(outcomes)
-    print("", *survived, sep="\n    ")
-    low, high = wilson(n - len(survived), n)
-    print(f"{n - len(survived)} of {n} caught: {1 - len(survived) / n:.1%}, 95 % interval {low:.1%} to {high:.1%}")
+def report_sample(outcomes: Outcomes) -> None:
+    """Print the survivors, and the share caught with its interval: of all, and of those that are not equivalent."""
+    listed = {(each["file"], each["mutant"], each["fault"]): each["reason"] for each in equivalent_mutants()}
+    reasons = {key: reason for key, each in outcomes.items() if (reason := listed.get(_identity(each)))}
+    for key, each in outcomes.items():
+        if (each["outcome"] == CAUGHT) == (key in reasons):
+            print(f"    {each['fault']}" + (f": LISTED AS EQUIVALENT: {reasons[key]}" if key in reasons else ""))
+    caught = sum(each["outcome"] == CAUGHT for each in outcomes.values())
+    own = sum(each["outcome"] == CAUGHT and not each["all tests"] for each in outcomes.values())
+    print(f"{own} of {len(outcomes)} caught by the tests of their module, {caught - own} by wider ones")
+    for what, n in ("mutants", len(outcomes)), ("mutants that are not equivalent", len(outcomes) - len(reasons)):
+        low, high = wilson(caught, n)
+        print(f"{caught} of {n} {what} caught: {caught / n:.1%}, 95 % interval {low:.1%} to {high:.1%}")
+
+
+def equivalent_mutants() -> list[dict[str, str]]:
+    """The mutants that no input tells from the original: file, mutant, fault and reason of each."""
+    return tomllib.loads(EQUIVALENT.read_text(encoding="utf-8")).get("equivalent", [])
+
+
+def _identity(outcome: dict[str, Any]) -> tuple[str, str, str]:
+    """The file, the key and the fault of a mutant, without its line."""
+    file, _, rest = outcome["fault"].partition(" line ")
+    return file, outcome.get("mutant", ""), rest.partition(": ")[2]
 
 
 def wilson(successes: int, n: int, z: float = 1.96) -> tuple[float, float]:
@@ -232,136 +234,6 @@ def wilson(successes: int, n: int, z: float = 1.96) -> tuple[float, float]:
     centre = (successes + z**2 / 2) / (n + z**2)
     half = z / (n + z**2) * (successes * (n - successes) / n + z**2 / 4) ** 0.5
     return centre - half, centre + half
-
-
-def own_tests(path: Path) -> str:
-    return f"tests/{path.relative_to(PACKAGE).parent}/test_{path.stem.lstrip('_')}.py"
-
-
-def run_mutants(path: Path, mutants: Sequence[Mutant], tests: tuple[Reached, dict[str, float]]) -> dict[str, str]:
-    """The faults that no test notices, by key."""
-    outcomes = {mutant.key: run_mutant(path, mutant, *tests) for mutant in mutants}
-    faults = {mutant.key: f"line {mutant.lines.start}: {mutant.fault}" for mutant in mutants}
-    left = {key: faults[key] for key, outcome in outcomes.items() if outcome != CAUGHT}
-    name = mutants[0].key.rpartition(":")[0]
-    print(f"{name_of(path)} {name}: {len(outcomes) - len(left)} of {len(outcomes)} caught", flush=True)
-    return left
-
-
-def run_mutant(path: Path, mutant: Mutant, reached: Reached, seconds: dict[str, float]) -> str:
-    """Whether a test notices the fault."""
-    lines = reached.get(name_of(path), {})
-    chosen = {test for line in mutant.lines for test in lines.get(str(line), ())}
-    if not chosen or mutant.key.startswith("<module>"):  # computed when the module is imported
-        chosen |= {test for found in lines.values() for test in found}
-        chosen = chosen or {test for test in seconds if test.startswith(own_tests(path))}  # it has no functions
-    if not chosen:
-        return UNREACHED
-    ordered = sorted(chosen, key=lambda test: (own_tests(path) not in test, seconds.get(test, 0.0)))
-    limit = 10 + 5 * sum(seconds.get(test, 0.0) for test in ordered)
-    code = in_child(lambda: run_tests(ordered, path, mutant.source), limit)
-    return SURVIVED if code in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED) else CAUGHT
-
-
-def run_tests(tests: list[str], path: Path, source: str, plugins: tuple[object, ...] = ()) -> int:
-    """The exit code of pytest for these tests, with ``source`` in the place of a module."""
-    os.environ["MAPLE_SAME_EXAMPLES"] = "1"  # for tests/conftest.py
-    sys.path.insert(0, str(ROOT / "src"))
-    sys.meta_path.insert(0, Replaced(path, source))
-    os.chdir(ROOT)
-    return int(pytest.main([*OPTIONS, *tests], plugins=list(plugins)))
-
-
-class Replaced(importlib.machinery.PathFinder):
-    """Finds one module of the package, with another source."""
-
-    def __init__(self, path: Path, source: str) -> None:
-        self.path, self.source = path, source
-        self.name = ".".join(["maple", *path.relative_to(PACKAGE).with_suffix("").parts]).removesuffix(".__init__")
-
-    def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> Any:  # type: ignore[override]
-        if fullname != self.name:
-            return None
-        source = self.source
-
-        class Loader(importlib.machinery.SourceFileLoader):
-            def get_code(self, fullname: str) -> Any:
-                return compile(source, self.path, "exec", dont_inherit=True)
-
-        return importlib.util.spec_from_file_location(fullname, self.path, loader=Loader(fullname, str(self.path)))
-
-
-def in_child(work: Callable[[], int], cpu_seconds: float) -> int:
-    """The exit code of ``work`` in a forked process; minus the signal that ended it, such as for too much CPU time."""
-    child = os.fork()
-    if child == 0:
-        code = 70
-        try:
-            soft = int(cpu_seconds + sum(os.times()[:2])) + 1
-            resource.setrlimit(resource.RLIMIT_CPU, (soft, soft + 1))
-            silence()
-            code = work()
-        finally:
-            os._exit(code)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-
-
-def silence() -> None:
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    for stream in (1, 2):
-        os.dup2(nowhere, stream)
-
-
-# --- which tests reach a line ----------------------------------------------------------------------------------------
-
-
-class Listener:
-    """A plugin of pytest that notes which lines each test reaches, and its time."""
-
-    def __init__(self) -> None:
-        import coverage
-
-        self.coverage = coverage.Coverage(
-            data_file=None, config_file=False, include=[str(path) for path in target_files()]
-        )
-        self.coverage.start()
-        self.seconds: dict[str, float] = {}
-
-    @pytest.hookimpl(wrapper=True)
-    def pytest_runtest_protocol(self, item: pytest.Item) -> Any:
-        self.coverage.switch_context(item.nodeid)
-        started = time.process_time()
-        try:
-            return (yield)
-        finally:
-            self.seconds[item.nodeid] = time.process_time() - started
-
-    def reached(self) -> Reached:
-        self.coverage.stop()
-        data = self.coverage.get_data()
-        found: Reached = {}
-        for path in target_files():
-            lines = data.contexts_by_lineno(str(path))
-            found[name_of(path)] = {str(line): [test for test in tests if test] for line, tests in lines.items()}
-        return found
-
-
-def reach(tests: Sequence[str]) -> tuple[Reached, dict[str, float]]:
-    """The tests that reach each line, and their CPU seconds; an error if the tests fail without a fault."""
-    path = target_files()[0]
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "reached.json"
-
-        def listen() -> int:
-            listener = Listener()
-            code = run_tests(list(tests), path, path.read_text(encoding="utf-8"), (listener,))
-            file.write_text(json.dumps([listener.reached(), listener.seconds]))
-            return code
-
-        if code := in_child(listen, 36_000):
-            raise SystemExit(f"the tests fail without a fault (exit code {code}): run pytest {' '.join(tests)}")
-        reached, seconds = json.loads(file.read_text())
-    return reached, seconds
 
 
 # --- results ---------------------------------------------------------------------------------------------------------
