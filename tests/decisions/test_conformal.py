@@ -159,6 +159,15 @@ def test_bad_rates(rate):
             ask()
 
 
+@pytest.mark.parametrize("confidence", [None, 0.95])
+def test_rates_that_no_number_of_images_attains(confidence):
+    expected = 1e9 - 1 if confidence is None else np.log(0.05) / np.log1p(-1e-9)
+    assert min_calibration_images(1e-9, confidence) == pytest.approx(expected, rel=1e-9, abs=1)
+    for rate in (1e-16, 1e-30, 5e-324):
+        with pytest.raises(UsageError, match="false-alarm rate"):
+            min_calibration_images(rate, confidence)
+
+
 def test_bad_scores():
     with pytest.raises(DataError, match="NaN"):
         conformal_p_values([1.0], [np.nan, 2.0])

@@ -73,3 +73,13 @@ def test_a_damaged_list_is_named(tmp_path, content):
     (tmp_path / "labels.csv").write_text(content, encoding="utf-8")
     with pytest.raises(RunError, match=r"labels\.csv"):
         read_labels(tmp_path / "labels.csv")
+
+
+@pytest.mark.parametrize("n", [3, 5, 7, 10])
+def test_equal_images_are_as_confident_as_their_class(n):
+    """The mean of n equal probabilities may be rounded up: none of them is then below its own threshold."""
+    for percent in range(51, 100):
+        sure = percent / 100
+        p = np.array([[sure, 1 - sure]] * n + [[(1 + sure) / 2, (1 - sure) / 2]])  # the other class takes little
+        issues, confident = find_label_issues(p, np.array([0] * n + [1]))
+        assert not issues[:n].any() and not confident[:n].any()

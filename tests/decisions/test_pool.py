@@ -106,3 +106,9 @@ def test_frequencies_are_mixed_in(logits, share):
     for row, before in zip(mixed, np.exp(logs)):
         np.testing.assert_allclose(row, [(1 - share) * p + share * q for p, q in zip(before, priors)], atol=1e-12)
         assert row.sum() == pytest.approx(1)
+
+
+def test_a_class_without_clusters_has_no_probability(rng):
+    found = class_probabilities(rng.normal(size=(4, 3)), np.array([2, 0, 2]))
+    assert found.shape == (4, 3) and not found[:, 1].any()
+    np.testing.assert_allclose(found.sum(axis=1), 1)

@@ -69,3 +69,14 @@ def test_bad_coverage(coverage):
     for ask in (lambda: prediction_sets(np.zeros((1, 2)), [0.5], coverage), lambda: min_labelled_images(coverage)):
         with pytest.raises(UsageError, match="coverage"):
             ask()
+
+
+@given(percent=st.integers(1, 99))
+def test_the_least_number_of_labelled_images_is_exact(percent):
+    """A set can leave a class out from n with n / (n + 1) >= coverage, in whole numbers."""
+    n = min_labelled_images(percent / 100)
+    assert 100 * n >= percent * (n + 1) and (n == 1 or 100 * (n - 1) < percent * n)
+    logs, scores = np.log([[0.99, 0.01]]), np.linspace(0, 1, n)
+    assert not prediction_sets(logs, scores, percent / 100).all()
+    if n > 1:
+        assert prediction_sets(logs, scores[1:], percent / 100).all()

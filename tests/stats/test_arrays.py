@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
+import mpmath
 import numpy as np
 import pytest
 from hypothesis import given
@@ -24,6 +26,7 @@ from maple.stats.arrays import (
     check_rows,
     check_unit,
     check_values,
+    list_rows,
     normalise,
     row_blocks,
     row_norms,
@@ -120,6 +123,7 @@ def test_prefixes_are_added_and_removed():
         (check_finite, [np.inf], DataError),
         (check_unit, [1.1], DataError),
         (check_ids, [0.5], DataError),
+        (check_ids, [np.inf], DataError),
         (lambda values, name: check_ids(values, name, 3), [3], DataError),
         (check_rows, np.array([[0.0], [np.inf]]), DataError),
     ],
@@ -136,3 +140,17 @@ def test_checks_pass_what_can_be_used():
     check_lengths(a=np.zeros(2), b=np.ones(2))
     with pytest.raises(UsageError, match="a 2, b 3"):
         check_lengths(a=np.zeros(2), b=np.zeros(3))
+
+
+@pytest.mark.parametrize("n", [1, 2, 5, 6, 1005])
+def test_the_first_rows_are_listed_and_the_others_counted(n):
+    numbers = [int(each.replace(",", "")) for each in re.findall(r"[\d,]*\d", list_rows(np.arange(10, 10 + n)))]
+    assert numbers == [*range(10, 10 + min(n, 5)), *([n - 5] if n > 5 else []), 0]  # counted from 0
+
+
+def test_a_norm_of_large_or_small_entries_is_that_of_mpmath():
+    rows = np.array([[3e200, 4e200], [3e-200, 4e-200], [0.0, 0.0], [3.0, -4.0], [5e-324, 0.0], [1e308, 1e308]])
+    expected = [float(mpmath.sqrt(sum(mpmath.mpf(float(each)) ** 2 for each in row))) for row in rows]
+    np.testing.assert_allclose(row_norms(rows), expected, rtol=1e-15)
+    small = np.array([[3e-30, 4e-30], [3e30, 4e30]], dtype=np.float32)  # squares leave float32
+    np.testing.assert_allclose(row_norms(small), np.hypot(*small.astype(np.float64).T), rtol=1e-15)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from clusters import moments_of
 from maple.stats.background import fit_background
 from maple.stats.gaussians import FARTHEST
 from maple.stats.moments import Moments
@@ -40,3 +41,12 @@ def test_distances_and_residuals_by_explicit_algebra():
 def test_an_embedding_that_is_not_finite_is_as_far_as_can_be():
     background = fit_background(Moments(1, 2).update([[0.0, 1.0], [1.0, 0.0], [2.0, 2.0]], [0, 0, 0]))
     assert background.squared_distances([[np.nan, 0.0], [np.inf, 0.0]]).tolist() == [FARTHEST, FARTHEST]
+
+
+def test_the_background_does_not_depend_on_the_units(blobs):
+    embeddings, labels = blobs
+    units = 10.0 ** np.arange(-3, 3)
+    plain, scaled = (fit_background(moments_of(embeddings * factor, labels)) for factor in (1.0, units))
+    for measure in ("squared_distances", "residuals"):
+        found, expected = getattr(scaled, measure)(embeddings * units), getattr(plain, measure)(embeddings)
+        np.testing.assert_allclose(found, expected, rtol=1e-8, atol=1e-10)

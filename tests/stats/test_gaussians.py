@@ -279,6 +279,33 @@ def test_full_needs_images_in_every_cluster(blobs):
         with_full_covariances(tied, covariances, np.array([9, 9, 9, 9]))
 
 
+@pytest.mark.parametrize("scale", [1e-8, 1e-4, 1.0, 1e6])
+def test_a_cluster_with_its_own_covariance_is_measured_in_its_own_units(blobs, scale):
+    """s^2 times the covariance: 1 / s^2 times the squared distance, and 2 K log s more of log determinant."""
+    embeddings, labels = blobs
+    tied = fit_gaussians(moments_of(embeddings, labels))
+    covariances = np.stack([np.diag(np.arange(1.0, tied.n_components + 1))] * 4)
+    counts = np.full(4, 200)
+    one, other = (with_full_covariances(tied, factor * covariances, counts) for factor in (1.0, scale))
+    distances = one.squared_distances(embeddings) / scale
+    np.testing.assert_allclose(other.squared_distances(embeddings), distances, rtol=1e-8)
+    change = other.log_determinants - one.log_determinants
+    np.testing.assert_allclose(change, tied.n_components * np.log(scale), atol=1e-8)
+
+
+def test_a_cluster_whose_images_are_equal_has_no_covariance_of_its_own(blobs):
+    embeddings, labels = blobs
+    tied = fit_gaussians(moments_of(embeddings, labels))
+    k = tied.n_components
+    for mean_variance in (0.9e-10, 1.1e-10):  # of the tied covariance, which the projection makes 1
+        covariances = np.stack([np.eye(k), mean_variance * np.eye(k), np.eye(k), np.eye(k)])
+        if mean_variance > 1e-10:
+            assert with_full_covariances(tied, covariances, np.full(4, 200)).whitenings is not None
+            continue
+        with pytest.raises(FitError, match="cluster 1"):
+            with_full_covariances(tied, covariances, np.full(4, 200))
+
+
 def test_squared_distances_equal_loops(rng):
     points, centroids = rng.normal(size=(40, 7)), rng.normal(size=(5, 7))
     expected = [[sum((a - b) ** 2 for a, b in zip(p, c)) for c in centroids] for p in points]

@@ -456,6 +456,22 @@ def test_wilson_interval_equals_scipy(successes, n):
     assert (low, high) == (pytest.approx(expected.low, abs=1e-12), pytest.approx(expected.high))
 
 
+def test_one_bin_and_the_ends_of_the_levels():
+    """In one bin the error is that of the mean confidence; to catch all, or hardly any, are levels like others."""
+    confidence, correct = [0.2, 0.5, 0.9, 1.0], [0, 1, 1, 0]
+    assert metrics.expected_calibration_error(confidence, correct, bins=1) == pytest.approx(0.15)
+    with pytest.raises(UsageError, match="bins"):
+        metrics.reliability_curve(confidence, correct, bins=0)
+    ind, ood = [0.0, 1.0, 2.0, 3.0], [0.5, 2.5, 4.0]
+    assert metrics.fpr95_ood_positive(ind, ood, level=1.0) == 0.75
+    assert metrics.fpr95_ood_positive(ind, ood, level=1e-12) == 0.0
+    assert metrics.fpr95_ind_positive(ood, ind, level=1e-12) == 0.25
+    assert metrics.coverage_at([0.5, 1.0], [1.0, 0.0], error=1.0) == 1.0
+    for level in (0.0, 1.01):
+        with pytest.raises(UsageError, match="level"):
+            metrics.fpr95_ood_positive(ind, ood, level=level)
+
+
 def test_spaced_rows_have_both_ends():
     assert metrics.spaced_rows(5, 5).tolist() == [0, 1, 2, 3, 4] == metrics.spaced_rows(5, 100).tolist()
     assert metrics.spaced_rows(101, 5).tolist() == [0, 25, 50, 75, 100]

@@ -100,6 +100,20 @@ def test_merge_sums_over_processes_with_different_shifts(blobs):
     assert Moments(2, 3).merge(lambda array: array).n_images == 0
 
 
+@pytest.mark.parametrize("dim", [1, 2, 3])
+def test_features_that_are_zero_merge_like_others(dim):
+    """The common shift is then zero in them, which must not be taken for no shift at all."""
+    points = np.zeros((6, dim))
+    points[:, -1] = [-3.0, -1.0, 0.0, 1.0, 1.0, 2.0]
+    ranks = [Moments(1, dim).update(part, [0, 0]) for part in np.split(points, 3)]
+    all_reduce = AllReduce(3)
+    with ThreadPoolExecutor(3) as pool:
+        merged = list(pool.map(lambda rank: ranks[rank].merge(partial(all_reduce, rank)), range(3)))
+    for moments in merged:
+        assert moments.n_images == 6
+        np.testing.assert_allclose(moments.total_covariance, np.cov(points.T, bias=True).reshape(dim, dim), atol=1e-15)
+
+
 def test_merging_far_from_zero_does_not_cancel(rng):
     """The common shift lies among the images of all processes: around any other, digits are lost."""
     x, ids = rng.normal(size=(400, 3)), np.arange(400) % 2
@@ -282,6 +296,7 @@ def test_huge_but_finite_embeddings():
         (np.zeros((2, 2)), [0], "cluster_ids"),
         (np.zeros((2, 2)), [0, -1], "1 of 2"),
         (np.zeros((2, 2)), [0, 2], "1 of 2"),
+        (np.zeros((5, 2)), [0, -1, 2, 1, -7], "3 of 5"),
         (np.zeros((2, 2)), [0.0, 1.0], "cluster_ids"),
     ],
 )

@@ -75,6 +75,9 @@ def test_extreme_input() -> None:
         mean_difference([1, 0], [1])
     with pytest.raises(UsageError, match="first"):
         calibration_difference(([0.5, 0.6], [1, 0]), ([0.5], [1]))
+    for correct in ([1], [1, 0, 1]):
+        with pytest.raises(UsageError, match="correct"):
+            calibration_difference(([0.5, 0.6], correct), ([0.5, 0.6], [1, 0]))
     for first, second in ((([0, 1], [2]), ([0], [2])), (([0], [2, 3]), ([0], [2]))):
         with pytest.raises(UsageError, match="first"):
             auroc_difference(first, second)

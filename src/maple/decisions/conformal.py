@@ -26,6 +26,7 @@ from maple.stats.arrays import as_array, check_values, list_rows
 # Tolerance for rounding: conformal p-values lie on a grid, often exactly on the line of Benjamini and Hochberg, and the
 # beta distribution is accurate to about this many digits.
 _ROUNDING = 1e-12
+_MOST_IMAGES = 1e15  # up to which numbers of images are exact as floats
 
 
 def conformal_p_values(scores: ArrayLike, calibration_scores: ArrayLike) -> np.ndarray:
@@ -72,6 +73,8 @@ def min_calibration_images(false_alarm: float, confidence: float | None = None) 
     _check_rates(false_alarm, confidence)
     # No calibration score lies above the threshold: 1 / (n + 1) <= a, or 1 - (1 - a)^n >= confidence.
     guess = 1 / false_alarm - 1 if confidence is None else log1p(-confidence) / log1p(-false_alarm)
+    if guess > _MOST_IMAGES:
+        raise UsageError(f"false-alarm rate {false_alarm}: give one that fewer than {_MOST_IMAGES:.0e} images attain")
     numbers = range(ceil(guess) + 2)  # rounding moves the guess by one at most
     return bisect_left(numbers, True, key=lambda n: count_allowed(n, false_alarm, confidence) >= 0)
 

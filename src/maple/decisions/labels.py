@@ -16,6 +16,7 @@ import numpy as np
 from maple.files import naming_damage, to_csv
 
 GIVEN = "given"  # split of images that are not the run's
+_ROUNDING = 1e-9  # of the mean of up to a million probabilities, and to spare
 
 
 def class_thresholds(probabilities: np.ndarray, labels: np.ndarray) -> np.ndarray:
@@ -42,7 +43,8 @@ def find_label_issues(probabilities: np.ndarray, labels: np.ndarray) -> tuple[np
     >>> issues.tolist(), confident.tolist()
     ([False, False, False, True], [0, 0, 1, 1])
     """
-    reached = np.where(probabilities >= class_thresholds(probabilities, labels), probabilities, -np.inf)  # (N, C)
+    thresholds = class_thresholds(probabilities, labels) * (1 - _ROUNDING)  # the mean of equal values may exceed them
+    reached = np.where(probabilities >= thresholds, probabilities, -np.inf)  # (N, C)
     has_any = np.isfinite(reached).any(axis=1)
     confident = np.where(has_any, reached.argmax(axis=1), labels)
     return confident != labels, confident

@@ -115,6 +115,8 @@ def class_probabilities(logits: np.ndarray, cluster_to_class: np.ndarray, rule: 
     """
     probabilities = softmax(logits.astype(np.float64), axis=1)  # (N, M)
     order = np.argsort(cluster_to_class, kind="stable")
-    starts = np.flatnonzero(np.diff(cluster_to_class[order], prepend=-1))
+    classes, starts = np.unique(cluster_to_class[order], return_index=True)
     reduce = np.add if rule == "sum" else np.maximum
-    return reduce.reduceat(probabilities[:, order], starts, axis=1)  # (N, C)
+    found = np.zeros((len(probabilities), int(classes[-1]) + 1))  # 0 for a class without clusters
+    found[:, classes] = reduce.reduceat(probabilities[:, order], starts, axis=1)
+    return found

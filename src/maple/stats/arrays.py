@@ -207,7 +207,7 @@ def check_unit(values: Any, name: str, ndim: int = 1) -> np.ndarray:
 
 def check_ids(values: Any, name: str, n_classes: int | None = None) -> np.ndarray:
     """Integer ids; with ``n_classes``, ids of those classes."""
-    array = check_values(values, name)
+    array = check_finite(values, name)
     ids = array.astype(np.int64)
     if not np.array_equal(ids, array):
         raise DataError(f"{name} holds values that are not whole numbers: give class ids")

@@ -13,7 +13,7 @@ from maple.stats.arrays import check_finite
 
 
 def log_chi_square_tail(squared_distances: ArrayLike, degrees_of_freedom: int) -> np.ndarray:
-    """log P(X >= d²) of a chi-square variable, finite and strictly decreasing for any d².
+    """log P(X >= d²) of a chi-square variable, finite for any d², and strictly decreasing where P(X < d²) > 1e-308.
 
     With a = k/2 and z = d²/2 the tail is Q(a, z). Up to its mean, Q = 1 - P with P from SciPy. Beyond, the finite sum
     exp(-z) sum_i z^i / Gamma(i + 1) over i = a-1, a-2, ... down to 0 (even k) or 1/2 (odd k, plus erfc(sqrt z)): its

@@ -333,7 +333,7 @@ def fpr95_ood_positive(ind_scores: Any, ood_scores: Any, *, level: float = 0.95)
     """
     _check_level(level, "level")
     ind, ood = _check_scores(ind_scores, ood_scores)
-    caught = math.ceil(level * len(ood) - 1e-9)  # 1e-9: 0.55 * 100 rounds to just above 55
+    caught = max(1, math.ceil(level * len(ood) - 1e-9))  # 1e-9: 0.55 * 100 rounds to just above 55
     threshold = np.sort(ood)[len(ood) - caught]
     return float((ind >= threshold).mean())
 

@@ -167,7 +167,9 @@ class Moments:
         return self
 
     def absorb(self, other: Moments) -> Moments:
-        """Add the moments of other images, in place: both are centred then, and no third D x D matrix is made.
+        """Add the moments of other images, in place, without a third D x D matrix.
+
+        Do not use ``other`` afterwards: it may share its arrays with the sum.
 
         Chan, Golub and LeVeque (1983): S = S1 + S2 + n1 n2 / (n1 + n2) (m1 - m2)(m1 - m2)'. Returns itself.
 

@@ -64,8 +64,9 @@ def calibration_difference(
 
 def _binned_gaps(confidence: Any, correct: Any, bins: int) -> tuple[np.ndarray, np.ndarray]:
     """The bin of each image (N,) and its correctness minus its confidence (N,)."""
-    confidence = check_unit(confidence, "confidence")
-    return bin_index(confidence, bins), check_values(correct, "correct") - confidence
+    confidence, correct = check_unit(confidence, "confidence"), check_values(correct, "correct")
+    check_lengths(confidence=confidence, correct=correct)
+    return bin_index(confidence, bins), correct - confidence
 
 
 def _calibration_error(index: np.ndarray, gaps: np.ndarray, bins: int) -> float:

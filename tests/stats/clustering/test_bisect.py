@@ -163,6 +163,13 @@ def test_no_cluster_is_smaller_than_allowed(estimator, rng):
     assert estimator(min_cluster_size=200, random_state=0).fit(points).n_clusters_ == 1
 
 
+@ALL
+@pytest.mark.parametrize(("least", "clusters"), [(30, 2), (31, 1)])
+def test_a_cluster_may_be_as_small_as_allowed(estimator, least, clusters, rng):
+    points, _ = spherical_blobs(40 * np.eye(2), [30, 50], rng)
+    assert estimator(min_cluster_size=least, random_state=0).fit(points).n_clusters_ == clusters
+
+
 def test_a_cluster_that_k_means_makes_too_small_is_dissolved():
     """K-Means over all points leaves two of them alone: their cluster goes, and its neighbour takes them."""
     points = np.concatenate([np.linspace(0, 1, 30), np.linspace(10, 11, 30), [30.0, 30.1]])[:, None]

@@ -71,3 +71,11 @@ def test_g_means_finds_clusters_in_many_dimensions(rng):
 def test_wrong_significance(value):
     with pytest.raises(UsageError, match="significance"):
         GMeans(significance=value).fit(np.eye(5))
+
+
+@pytest.mark.parametrize(("n", "clusters"), [(15, 1), (16, 2)])
+def test_fewer_than_16_points_are_too_few_for_a_test(n, clusters):
+    """However far the two halves are apart, and at the largest significance."""
+    points = np.where(np.arange(n) % 2 == 0, 1e3, -1e3)[:, None] + np.linspace(0, 1, n)[:, None]
+    found = {GMeans(2, significance=0.1, random_state=seed).fit(points).n_clusters_ for seed in range(20)}
+    assert max(found) == clusters

@@ -177,6 +177,12 @@ def test_merging_takes_the_nearest_big_cluster_not_a_nearer_small_one():
     assert merge_small_clusters(points, np.array([0, 0, 0, 2, 2, 5, 5, 5]), 1).tolist() == [0, 0, 0, 1, 1, 2, 2, 2]
 
 
+def test_a_cluster_of_just_the_size_that_is_asked_for_is_big():
+    points = np.array([[0.0], [0.5], [8.5], [9.0], [7.0]])
+    assert merge_small_clusters(points, np.array([0, 0, 1, 1, 2]), 2).tolist() == [0, 0, 1, 1, 1]
+    assert merge_small_clusters(points, np.array([0, 0, 1, 1, 1]), 2).tolist() == [0, 0, 1, 1, 1]
+
+
 def test_cluster_points_refuses_what_it_cannot_use():
     points = np.eye(4)
     with pytest.raises(UsageError, match="'xmean'"):

@@ -9,7 +9,7 @@ from scipy.spatial.distance import cdist
 from sklearn.cluster import KMeans, kmeans_plusplus
 
 from maple.stats.clustering._means import cluster_means, within_sum_of_squares
-from maple.stats.clustering._starts import bisect_points, draw_centers, many_means, two_means
+from maple.stats.clustering._starts import bisect_components, bisect_points, draw_centers, many_means, two_means
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
@@ -103,3 +103,15 @@ def test_drawn_centres_are_nearer_to_the_points_than_those_of_one_draw():
         for trials in (1, 2)
     }
     assert ours == pytest.approx(theirs[2], rel=0.08) and ours < theirs[1]
+
+
+def test_equal_points_are_not_bisected(rng):
+    assert bisect_components(np.full((7, 2), 0.1), 4, 100, np.random.RandomState(0)) is None
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1e-12, 1e-3, 1e6])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_points_of_two_values_are_bisected_at_any_scale(scale, dtype):
+    values = (scale * np.array([0.25, 1.0, 0.25, 0.25, 1.0])[:, None]).astype(dtype)
+    sides = bisect_components(values, 4, 100, np.random.RandomState(0))
+    assert_array_equal(sides, [0, 1, 0, 0, 1])
