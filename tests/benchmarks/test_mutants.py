@@ -14,8 +14,9 @@ FOLDER = Path(__file__).parents[2] / "benchmarks"
 if not FOLDER.exists():
     pytest.skip("the benchmarks are not part of a source distribution", allow_module_level=True)
 sys.path.insert(0, str(FOLDER))
+from judge import PACKAGE, module_of  # noqa: E402
 from mutants import find_units  # noqa: E402
-from mutate import draw, target_files  # noqa: E402
+from mutate import draw, equivalent_mutants, name_of, target_files  # noqa: E402
 
 SOURCE = '''
 """A module."""
@@ -81,6 +82,66 @@ def test_a_sample_has_the_same_share_of_each_module():
         assert 0 <= n - 0.1 * n_all < 1
     assert {key for key, _, _ in drawn} < {key for key, _, _ in everything}
     assert {key for key, _, _ in draw(0.1, 1, only)[0]} != {key for key, _, _ in drawn}
+
+
+@pytest.mark.parametrize(
+    ("file", "unit", "fault"),
+    [
+        ("decisions/sets.py", "min_labelled_images", ("return n", "return -1")),
+        ("decisions/drift.py", "compare_scores", ("level: float=0.01", "level: float=0.5")),
+        ("decisions/calibration.py", "Decision.kind", ("else 'confidence'", "else 'fault'")),  # a property
+        ("stats/gaussians.py", "Gaussians.map_axes", (":2].T", ":1].T")),  # a cached property
+        ("stats/moments.py", "Moments.from_arrays", ("cls(0, 0,", "cls(1, 1,")),  # a class method
+        ("stats/_blas.py", "one_thread", ("limit_threads(1)", "limit_threads(2)")),  # a context manager
+        ("stats/_blas.py", "_pools", ("user_api='blas'", "user_api='openmp'")),  # cached
+    ],
+)
+def test_a_fault_takes_the_place_of_the_code_of_its_function(file, unit, fault):
+    """In a process of its own, which also shows that the source without a fault leaves the code as it is."""
+    path = PACKAGE / file
+    source = ast.unparse(ast.parse(path.read_text("utf-8")))
+    assert fault[0] in source
+    script = f"""
+import sys; sys.path[:0] = [{str(FOLDER)!r}, {str(PACKAGE.parent)!r}]
+import importlib, judge; from pathlib import Path
+path, source = Path({str(path)!r}), sys.stdin.read()
+module = importlib.import_module({module_of(path)!r})
+found = judge._function(module, {unit!r})
+def code(): return found.__code__.co_code, found.__code__.co_consts, found.__code__.co_names, found.__defaults__
+assert not judge.replace_code(path, '<module>', source)
+assert judge.replace_code(path, {unit!r}, source)
+before = [str(each).split(' at ')[0] for each in code()]
+assert judge.replace_code(path, {unit!r}, source.replace(*{fault!r}))
+assert before != [str(each).split(' at ')[0] for each in code()]
+"""
+    subprocess.run([sys.executable, "-c", script], input=source, text=True, check=True)
+
+
+def test_listed_equivalent_mutants_exist_and_say_why():
+    """An entry whose function has changed must be looked at again."""
+    faults = {
+        (name_of(path), mutant.key): mutant.fault
+        for path in target_files()
+        for unit in find_units(path.read_text("utf-8"))
+        for mutant in unit.mutants
+    }
+    listed = equivalent_mutants()
+    assert len({(each["file"], each["mutant"]) for each in listed}) == len(listed) > 0
+    for each in listed:
+        assert faults[each["file"], each["mutant"]] == each["fault"] and len(each["reason"]) > 10
+
+
+def test_a_sample_leaves_out_what_earlier_ones_drew():
+    only = "stats/co"
+    first, total = draw(0.3, 0, only)
+    second, _ = draw(0.3, 1, only, without=[{key: {} for key, _, _ in first}])
+    rest, _ = draw(1.0, 1, only, without=[{key: {} for key, _, _ in first}])
+
+    def places(drawn):
+        return {(path, mutant.key) for _, path, mutant in drawn}
+
+    assert len(second) == len(first) and len(rest) == total - len(first)
+    assert not places(second) & places(first) and places(second) <= places(rest)
 
 
 @pytest.mark.torture
