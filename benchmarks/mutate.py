@@ -202,14 +202,18 @@ class Sample:
 def report_sample(outcomes: Outcomes) -> None:
     """Print the survivors, and the share caught with its interval: of all, and of those that are not equivalent."""
     listed = {(each["file"], each["mutant"], each["fault"]): each["reason"] for each in equivalent_mutants()}
-    reasons = {key: reason for key, each in outcomes.items() if (reason := listed.get(_identity(each)))}
-    for key, each in outcomes.items():
-        if (each["outcome"] == CAUGHT) == (key in reasons):
-            print(f"    {each['fault']}" + (f": LISTED AS EQUIVALENT: {reasons[key]}" if key in reasons else ""))
+    n_equivalent = 0
+    for each in outcomes.values():
+        is_caught, reason = each["outcome"] == CAUGHT, listed.get(_identity(each))
+        n_equivalent += not is_caught and reason is not None
+        if is_caught and reason:
+            print(f"    caught, though listed as equivalent: {each['fault']}")
+        if not is_caught and not reason:
+            print(f"    {each['mutant']}: {each['fault']}")
     caught = sum(each["outcome"] == CAUGHT for each in outcomes.values())
     own = sum(each["outcome"] == CAUGHT and not each["all tests"] for each in outcomes.values())
     print(f"{own} of {len(outcomes)} caught by the tests of their module, {caught - own} by wider ones")
-    for what, n in ("mutants", len(outcomes)), ("mutants that are not equivalent", len(outcomes) - len(reasons)):
+    for what, n in ("mutants", len(outcomes)), ("mutants that are not equivalent", len(outcomes) - n_equivalent):
         low, high = wilson(caught, n)
         print(f"{caught} of {n} {what} caught: {caught / n:.1%}, 95 % interval {low:.1%} to {high:.1%}")
 
