@@ -36,7 +36,9 @@ TARGETS = ("stats/**/*.py", "decisions/*.py", "training/relabel.py")
 WIDER = (
     "tests/stats",
     "tests/decisions",
-    "tests/theory",
+    "tests/theory/test_degenerate.py",
+    "tests/theory/test_invariance.py",
+    "tests/theory/test_rounding.py",
     "tests/training/test_relabel.py",
     "tests/detectors/test_maple.py",
     "tests/detectors/test_distance.py",

@@ -22,7 +22,13 @@ from torture import Torture, share
 # examples, make torture many.
 SAME = "MAPLE_SAME_EXAMPLES" in os.environ
 EXAMPLES = int(os.environ.get("MAPLE_EXAMPLES", 100 if SAME else 30))
-hypothesis.settings.register_profile("maple", deadline=None, derandomize=SAME, max_examples=EXAMPLES)
+hypothesis.settings.register_profile(
+    "maple",
+    deadline=None,
+    derandomize=SAME,
+    max_examples=EXAMPLES,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],
+)
 hypothesis.settings.load_profile("maple")
 
 

@@ -86,6 +86,15 @@ def test_flagged_images_are_a_draw_without_replacement(m, n, k):
     np.testing.assert_allclose(tails, expected, rtol=1e-8)
 
 
+@given(m=st.integers(0, 50), n=st.integers(0, 50), k=st.integers(-1, 49))
+def test_numbers_of_flagged_images_have_a_distribution(m, n, k):
+    """Its mean is m (k + 1) / (n + 1); none is flagged where even k = 0 would be too many."""
+    k = min(k, n - 1)
+    chances = flagged_distribution(m, n, k)
+    assert chances.shape == (m + 1,) and chances.sum() == pytest.approx(1) and (chances >= 0).all()
+    assert chances @ np.arange(m + 1) == pytest.approx(m * (k + 1) / (n + 1), abs=1e-9)
+
+
 def test_flagged_images_by_enumeration():
     """Every order of two new images and four calibration images, the second highest of which is the threshold."""
     counts = np.zeros(3)

@@ -271,6 +271,14 @@ def test_exponent_is_the_minimum_of_the_stated_loss(rng, n_classes):
     assert fit_odds(logs, labels) == pytest.approx(best, rel=2e-3)
 
 
+def test_the_exponent_goes_down_to_a_twentieth(rng):
+    """Of a model that is very sure and hardly better than chance."""
+    logs = log_softmax(300 * rng.normal(size=(3000, 2)), axis=1)
+    labels = draw(rng, raise_odds(logs, 0.06))
+    assert fit_odds(logs, labels) == pytest.approx(0.06, rel=0.1)
+    assert fit_odds(logs, draw(rng, 1e-6 * logs)) == pytest.approx(0.05, rel=0.01)
+
+
 def test_nobody_is_made_surer_than_they_are(rng):
     logs = log_softmax(rng.normal(size=(5000, 3)), axis=1)
     labels = (4 * logs + rng.gumbel(size=logs.shape)).argmax(axis=1)  # right more often than they say

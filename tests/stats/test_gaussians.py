@@ -23,6 +23,7 @@ from maple.stats.gaussians import (
     add_scatter,
     class_logsumexp,
     class_maximum,
+    feature_scale,
     fit_gaussians,
     fit_ridged_gaussians,
     float32_suffices,
@@ -60,6 +61,12 @@ def test_float32_suffices_up_to_a_thousandth_of_rounding(centre, deviation):
         x = size * (centre + deviation * np.array([[-1.0], [1.0]]))
         assert float32_suffices(Moments(1, 1).update(x, [0, 0]), np.eye(1)) == suffices
         assert not float32_suffices(Moments(1, 1).update(x, [0, 0]), -1.2 * np.eye(1))
+
+
+def test_scaled_features_have_the_deviation_one_and_constant_ones_drop_out(blobs):
+    embeddings = np.column_stack([blobs[0] * [1, 1e-6, 1e6, 1, 1, 1], np.full(800, 7.0)])
+    scale = feature_scale(moments_of(embeddings, blobs[1]))
+    np.testing.assert_allclose((embeddings * scale).std(axis=0), [1, 1, 1, 1, 1, 1, 0], atol=1e-12)
 
 
 def test_projection_keeps_the_stated_variance(rng):

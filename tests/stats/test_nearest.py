@@ -53,11 +53,19 @@ def test_float64_decides_between_centroids_that_float32_cannot_tell_apart(apart)
     assert nearest_centroids(projection, centroids).cluster.tolist() == [500 + apart, 500]
 
 
-def test_float64_orders_centroids_that_float32_puts_in_another_order():
+@pytest.mark.parametrize("k", [1, 2, 3, 8])
+def test_float64_orders_centroids_that_float32_puts_in_another_order(k):
     rng = np.random.default_rng(0)
-    centroids = 100 + 1e-5 * rng.normal(size=(300, 8))
-    projection = centroids[:100] + 1e-6 * rng.normal(size=(100, 8))
+    centroids = 100 + 1e-5 * np.arange(300)[:, None] + 1e-7 * rng.normal(size=(300, k))
+    projection = centroids[:100] + 1e-7 * rng.normal(size=(100, k))
     assert nearest_centroids(projection, centroids).cluster.tolist() == list(range(100))
+
+
+def test_clear_images_do_not_keep_close_ones_from_float64():
+    centroids = np.array([[100.0, 100.0], [100.0, 100.0 + 1e-6], [-100.0, 0.0]])
+    projection = np.array([[100.0, 100.0 - 1e-3], [-100.0, 1.0], [100.0, 100.0 + 1e-3]])
+    assert nearest_centroids(projection, centroids).cluster.tolist() == [0, 2, 1]
+    assert nearest_centroids(projection[::-1], centroids).cluster.tolist() == [1, 2, 0]
 
 
 def test_images_so_far_that_float32_overflows_are_exact():
