@@ -137,3 +137,9 @@ def test_the_record_survives_plain_values():
     record = Probability(2.0, 0.5, 0.8, 1.5, "max", 0.3, 0.2, 0.1)
     values = record.to_dict()
     assert Probability.from_dict({**values, "class_names": ["a"]}) == record
+
+
+def test_without_a_fit_the_posterior_of_the_gaussians_is_the_probability(found):
+    described, _ = found
+    expected = log_posterior(described.squared_distances, WEIGHTS, CLUSTERS)
+    np.testing.assert_allclose(Probability().log_probabilities(described), expected, rtol=1e-12)
