@@ -281,6 +281,7 @@ def test_full_needs_images_in_every_cluster(blobs):
     covariances = np.stack([np.eye(tied.n_components)] * 4)
     with pytest.raises(FitError, match="cluster 2"):
         with_full_covariances(tied, covariances, np.array([9, 9, 3, 9]))
+    assert with_full_covariances(tied, covariances, np.full(4, 4)).whitenings is not None
     covariances[1] = 0
     with pytest.raises(FitError, match="cluster 1"):
         with_full_covariances(tied, covariances, np.array([9, 9, 9, 9]))

@@ -109,6 +109,18 @@ def test_equal_points_are_not_bisected(rng):
     assert bisect_components(np.full((7, 2), 0.1), 4, 100, np.random.RandomState(0)) is None
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_a_bisection_from_one_start_is_one_of_two_means(seed):
+    """Each point is on the side of the nearer mean, which the signs along the first component are not."""
+    points = np.random.default_rng(seed).gamma(0.3, size=(400, 2)) * [3, 1]
+    sides = bisect_components(points, 1, 300, np.random.RandomState(0))
+    nearer = cdist(points, cluster_means(points, sides)).argmin(axis=1)
+    assert (nearer != sides).mean() < 0.01
+    centred = points - points.mean(axis=0)
+    signs = centred @ np.linalg.svd(centred, full_matrices=False)[2][0] > 0
+    assert 0.05 < (signs != sides).mean() < 0.95
+
+
 @pytest.mark.parametrize("scale", [1e-30, 1e-12, 1e-3, 1e6])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_points_of_two_values_are_bisected_at_any_scale(scale, dtype):

@@ -11,7 +11,8 @@ from scipy import stats
 from sklearn.metrics import adjusted_rand_score
 
 from clusters import spherical_blobs
-from maple.stats.clustering._means import cluster_means
+from maple.stats.clustering._bisect import Cut
+from maple.stats.clustering._means import cluster_means, cluster_sums
 from maple.stats.clustering._starts import bisect_points
 from maple.stats.clustering.gmeans import GMeans
 from maple.stats.clustering.tmeans import TMeans
@@ -89,6 +90,16 @@ def test_x_means_looks_beyond_a_cut_that_does_not_pay(rng):
     whole = np.zeros_like(sides)
     assert bic(points, sides, cluster_means(points, sides)) < bic(points, whole, cluster_means(points, whole))
     assert adjusted_rand_score(origins, XMeans(random_state=0).fit(points).labels_) == 1
+
+
+def test_looking_ahead_cuts_every_cluster_in_two(rng):
+    """Each of three clusters of two values becomes both of them."""
+    points = np.repeat([[0.0], [1.0], [10.0], [12.0], [30.0], [33.0]], 4, axis=0)
+    labels = np.repeat([2, 0, 1], 8)
+    cut = Cut(points, points, float((points**2).sum()), labels, cluster_sums(points, labels))
+    finer = XMeans()._bisect_each(cut, np.random.RandomState(0))
+    parts = np.unique(np.column_stack([finer, points[:, 0]]), axis=0)
+    assert len(parts) == 6 == len(np.unique(finer)) and finer.max() == 5
 
 
 def test_x_means_returns_the_model_with_the_best_criterion_not_the_last(rng):
